@@ -1,4 +1,4 @@
-"""Training: the trainer and what belongs to it."""
+"""Training of networks: trainer, configuration, checkpoints, logging and reports."""
 
 from __future__ import annotations
 

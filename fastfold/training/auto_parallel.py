@@ -1,4 +1,4 @@
-"""``parallel=auto``: the fastest plan for the processes that torchrun started."""
+"""``parallel=auto``: choice of the fastest plan for the processes that torchrun started."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fastfold.training.config import TrainConfig
 
 
 def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
-    """The configuration of a run that asks for it (``parallel.auto``) with the best plan; the same on every process.
+    """Return a configuration with the fastest plan for ``parallel.auto``, equal on every process.
 
-    To be called before the processes join each other: plans are traced on ranks that are not there.
+    Call before the process group is initialised, because plans are traced with simulated ranks.
 
     Args:
         config: The run's configuration.
-        tree: The network's.
+        tree: Config tree of the network.
 
     Returns:
-        The configuration, and a line about the plan.
+        The configuration, and one line that describes the plan.
 
     Raises:
-        ConfigError: There is no GPU to plan for, no table of it, or no plan.
+        ConfigError: The machine has no GPU, the GPU is unknown to the cost model, or no plan fits.
     """
     parallel = config.parallel
     cost = best_plans(
@@ -50,7 +50,7 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
 
 
 def workload_of(config: TrainConfig, tree: Any) -> Any:
-    """A run's optimisation step as something to be planned."""
+    """Return the workload of one optimisation step, the planner's input."""
     if is_multimer(tree):
         trunk = tree.model.embeddings_and_evoformer
         msa, extra = trunk.num_msa, trunk.num_extra_msa
@@ -68,10 +68,10 @@ def workload_of(config: TrainConfig, tree: Any) -> Any:
 
 
 def _own_gpu() -> str:
-    """The table's name of this process's GPU."""
+    """Return the cost model's name of this process's GPU."""
     if not torch.cuda.is_available():
         raise ConfigError(
-            "parallel=auto plans for a GPU, and there is none here; name one: parallel.gpu=h200, or choose a plan"
+            "parallel=auto found no GPU on this machine; name one (parallel.gpu=h200), or choose a plan"
         )
     name = torch.cuda.get_device_name().lower()
     found = [known for known in ACCELERATORS if known.partition("-")[0] in name]
@@ -82,5 +82,5 @@ def _own_gpu() -> str:
             f"parallel.gpu={close}"
         )
     memory = torch.cuda.get_device_properties(0).total_memory
-    # The same chip is sold with different memories.
+    # The same chip is sold with different memory sizes.
     return min(found, key=lambda known: abs(accelerator(known).memory - memory))

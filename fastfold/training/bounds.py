@@ -1,4 +1,4 @@
-"""What a setting may be, declared where the setting is."""
+"""Bounds of settings, declared with the fields of their dataclasses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _KEY = "bounds"
 
 @dataclass(frozen=True)
 class Bounds:
-    """The values that a setting may have; null is one of them where its type has it.
+    """Allowed values of a setting; null is always allowed.
 
     Attributes:
-        least: The smallest one.
-        above: All are larger than this.
-        most: The largest one.
-        below: All are smaller than this.
-        choices: All that there are.
+        least: Smallest allowed value.
+        above: Exclusive lower bound.
+        most: Largest allowed value.
+        below: Exclusive upper bound.
+        choices: All allowed values.
     """
 
     least: float | None = None
@@ -33,10 +33,10 @@ class Bounds:
     choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: object) -> None:
-        """See that a value is one of them.
+        """Check a value against the bounds.
 
         Raises:
-            ConfigError: It is not; names the setting and what it may be.
+            ConfigError: The value is not allowed; the message names the setting and its bounds.
         """
         if value is None or value == NOT_SET:
             return
@@ -59,30 +59,30 @@ class Bounds:
 
 
 def bounded(default: Any = MISSING, **bounds: Any) -> Any:
-    """A dataclass field with the attributes of :class:`Bounds`.
+    """Return a dataclass field with bounds.
 
     Args:
-        default: The setting's default.
-        bounds: See there.
+        default: Default of the setting.
+        **bounds: Attributes of :class:`Bounds`.
     """
     return field(default=default, metadata={_KEY: Bounds(**bounds)})
 
 
 def share(default: float | None) -> Any:
-    """A field from 0 to 1."""
+    """Return a dataclass field for a share from 0 to 1."""
     return bounded(default, least=0.0, most=1.0)
 
 
 def check_bounds(group: str, schema: Any, values: Mapping[str, object]) -> None:
-    """See that all settings of a group are within their bounds.
+    """Check all settings of a group against their bounds.
 
     Args:
-        group: Its name.
-        schema: A dataclass whose fields may be :func:`bounded`.
-        values: Its settings by name; those that are not set yet (``???``) are left out.
+        group: Name of the group.
+        schema: A dataclass with :func:`bounded` fields.
+        values: Settings by name; unset ones (``???``) are not checked.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: A setting is outside of its bounds.
     """
     for one in fields(schema):
         if _KEY in one.metadata:

@@ -1,4 +1,4 @@
-"""The network of a run: built or loaded, with frozen parts, adapters, plan and precision put on from outside."""
+"""Construction of a run's network: weights, frozen parts, adapters, parallel plan and precision."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fastfold.training.offload import check_memory
 
 
 def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
-    """The network to train with its first weights, on the CPU.
+    """Build the network to train with its initial weights, on the CPU.
 
     Args:
         config: The run's configuration.
         tree: Config tree of the network.
 
     Raises:
-        WeightsError: The weights to start from cannot be read or are of another network.
+        WeightsError: The initial weights cannot be read or belong to another network.
         ConfigError: A pattern of parameters to freeze matches none.
     """
     torch.manual_seed(config.trainer.seed)
@@ -42,7 +42,7 @@ def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
 
 
 def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -> Parallel:
-    """The network to train under the run's plan, on its device and in training mode.
+    """Build the network to train under the run's plan, on its device and in training mode.
 
     Args:
         config: The run's configuration.
@@ -50,18 +50,18 @@ def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -
         context: The run's processes.
 
     Raises:
-        WeightsError: The weights to start from cannot be read or are of another network.
-        ConfigError: A pattern of parameters to freeze matches none, or the plan does not go with the network.
+        WeightsError: The initial weights cannot be read or belong to another network.
+        ConfigError: A pattern of parameters to freeze matches none, or the plan does not fit the network.
     """
     check_memory(config, context)
     managed = config.memory.policy is not None
     model = plain_network(config, tree)
-    # What is managed stays on the host, and comes to the device piece by piece.
+    # A memory manager keeps parameters on the host and moves them to the device in chunks.
     if not managed:
         model.to(context.device)
-    # A memory manager decides block by block, unless it leaves activations alone.
+    # Memory managers choose recomputation block by block, except with the policy cuda.
     model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
-    # Before what wraps forward.
+    # parallelize must precede autocast_trunk, which wraps forward.
     parallel = parallelize(model, context.mesh, dap=alphafold.shard)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":

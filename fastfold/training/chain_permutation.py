@@ -1,4 +1,4 @@
-"""Labels of equal chains are exchanged until they fit the prediction."""
+"""Exchange of the labels of equal chains to fit the prediction."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 def exchange_chains(
     predicted_ca: Tensor, batch: Mapping[str, Tensor], copies: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The labels of a sample with those of equal chains exchanged (Evans et al. 2021, section 7.3).
+    """Exchange the labels of a sample's equal chains to fit the prediction (Evans et al. 2021, section 7.3).
 
     Args:
-        predicted_ca: ``[n, 3]`` in Å; no gradient flows.
+        predicted_ca: ``[n, 3]`` in Å; detached from the graph.
         batch: The sample's features of one iteration and its labels.
-        copies: What the sample brings along of other copies
+        copies: Atoms of the sample's other copies
             (:func:`fastfold.data.training.complex_sample.complex_sample`); may be empty.
 
     Returns:
-        The batch; where another order fits better, with all labels of that order.
+        The batch, with the labels of the order of chains that fits best.
     """
     if not copies:
         return dict(batch)
@@ -43,13 +43,13 @@ def exchange_chains(
 def exchanged_atoms(
     predicted_ca: Tensor, asym_id: Tensor, entity_id: Tensor, copies: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """``all_atom_positions [n, 37, 3]`` (Å) and ``all_atom_mask [n, 37]`` of the chains that fit best.
+    """Return ``all_atom_positions [n, 37, 3]`` (Å) and ``all_atom_mask [n, 37]`` of the chains that fit best.
 
     Args:
-        predicted_ca: ``[n, 3]`` in Å; no gradient flows.
+        predicted_ca: ``[n, 3]`` in Å; detached from the graph.
         asym_id: ``[n]`` chain of each residue.
         entity_id: ``[n]``, equal for chains of one sequence.
-        copies: As of :func:`exchange_chains`, not empty.
+        copies: As in :func:`exchange_chains`, not empty.
     """
     atoms = ("all_atom_positions", "all_atom_mask")
     whole = {name: copies[name] for name in (*atoms, "asym_id", "entity_id", "residue_index")}

@@ -1,4 +1,4 @@
-"""From the command line's overrides to a checked configuration, by Hydra."""
+"""Composition of a checked configuration from the command line's overrides, by Hydra."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OPEN = (
     "model.overrides",
     "data.oversample",
     "data.depth_weights",
-)  # the keys below these are not known beforehand
+)  # settings with free keys
 _SIZE = re.compile(
     r"(channels?|dim|bins|heads?|layers?|factor|_qk|_v|size|clusters|extra_msa|in_transition)$"
 )
-"""Keys of the network's configuration whose values are sizes; numbers of blocks and of templates may be none."""
+"""Keys of the network's configuration that hold sizes; numbers of blocks and of templates may be 0."""
 _OTHER_NAMES = {
     "accumulate_grad_batches": "optim.batch_size",
     "alignment_dir": "data.alignments",
@@ -80,19 +80,19 @@ _OTHER_NAMES = {
     "warmup_iters": "optim.warmup_steps",
     "wd": "optim.weight_decay",
 }
-"""What settings are called in other programs for training."""
+"""Our settings by their names in other training programs."""
 _GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
 
 
 def compose_tree(overrides: Sequence[str]) -> DictConfig:
-    """The whole configuration as Hydra composes it; settings without a default may be missing (``???``).
+    """Compose the whole configuration; settings without a default may be missing (``???``).
 
     Args:
         overrides: As on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
 
     Raises:
-        ConfigError: A key, a choice or a value that does not exist, has another type or is out of range; the nearest
-            valid key or choice is named.
+        ConfigError: A key, choice or value does not exist, has a wrong type or is out of range; the message names the
+            closest valid one.
     """
     store = ConfigStore.instance()
     for group, factory in _GROUPS.items():
@@ -113,7 +113,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """The configuration of a run, complete and checked.
+    """Compose the complete and checked configuration of a run.
 
     Args:
         overrides: As :func:`compose_tree`.
@@ -124,24 +124,25 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
     tree = compose_tree(overrides)
     missing = sorted(OmegaConf.missing_keys(tree))
     if missing:
-        raise ConfigError(f"{missing[0]} is not set; give {missing[0]}=VALUE")
+        raise ConfigError(f"{missing[0]} is not set; pass {missing[0]}=VALUE")
     config = OmegaConf.to_object(tree)
     assert isinstance(config, TrainConfig)
     return config
 
 
 def to_yaml(config: TrainConfig | DictConfig) -> str:
-    """The whole configuration as YAML, every key with its value."""
+    """Return the whole configuration as YAML, every key with its value."""
     return OmegaConf.to_yaml(
         config if isinstance(config, DictConfig) else OmegaConf.structured(config), resolve=True
     )
 
 
 def network_config(model: ModelConfig) -> ConfigDict:
-    """AlphaFold's configuration tree of a run's network.
+    """Return the configuration tree of a run's network, with AlphaFold's keys.
 
     Raises:
-        ConfigError: The preset, or a key of the overrides, does not exist; or a value has another type or is no size.
+        ConfigError: The preset, or a key of the overrides, does not exist; or a value has a wrong type or is not a
+            valid size.
     """
     tree = model_config(model.preset)
     _update(tree, model.overrides, "model.overrides")
@@ -169,7 +170,7 @@ def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
 
 
 def _check_names(overrides: Sequence[str]) -> list[Override]:
-    """Return the overrides parsed; refuse unknown keys and choices, naming the nearest that exist."""
+    """Return the overrides parsed; refuse unknown keys and choices, and name the closest."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
@@ -183,7 +184,7 @@ def _check_names(overrides: Sequence[str]) -> list[Override]:
             names = sorted({*valid, *_GROUPS, "preset"})
             meant = _OTHER_NAMES.get(key.rpartition(".")[2].lower())
             hint = f"; did you mean {meant}?" if meant else _nearest(key, names)
-            raise ConfigError(f"there is no setting {key!r}{hint}")
+            raise ConfigError(f"found no setting {key!r}{hint}")
     return parsed
 
 
@@ -211,10 +212,10 @@ def _check_choice(override: Override, group: str) -> None:
     choice = override.value()
     if choice not in choices:
         raise ConfigError(
-            f"{group}={choice}: there are {', '.join(choices)}{_nearest(str(choice), choices, group + '=')}"
+            f"expected {group}={'|'.join(choices)}, found {choice}{_nearest(str(choice), choices, group + '=')}"
         )
     if group == "preset" and override.type is not None and not override.is_add():
-        raise ConfigError(f"presets are added: write +preset={choice}")
+        raise ConfigError(f"presets need a plus sign: write +preset={choice}")
 
 
 def _keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -233,7 +234,7 @@ def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def _first_lines(error: BaseException) -> str:
-    """The message of an error of Hydra or OmegaConf without its internals."""
+    """Return the message of an error of Hydra or OmegaConf, without its internals."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     place = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")

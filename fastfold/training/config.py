@@ -1,7 +1,6 @@
-"""The configuration of a training run: Hydra's groups with their types and ranges.
+"""Configuration of a training run: Hydra's groups with types and ranges.
 
-The YAML files in ``fastfold/configs`` hold the values; the classes here say which keys there are, what they mean and
-what they may be.
+The YAML files in ``fastfold/configs`` hold the values. The classes here define the keys, their meaning and bounds.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ class ModelConfig:
     """Group ``model``: the network.
 
     Attributes:
-        preset: Official name that the configuration starts from.
-        overrides: Changes of the official tree, nested as it is.
+        preset: Official name of the configuration to start from.
+        overrides: Changes of the official tree, with its nesting.
         name: Name of the trained network.
-        weights: Weights to start from (any format that ``fastfold infer`` takes), or null.
+        weights: Initial weights (any format that ``fastfold infer`` reads), or null.
     """
 
     preset: str = "model_1_ptm"
@@ -34,54 +33,59 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Group ``data``: what is trained on.
+    """Group ``data``: training data and samples.
 
     Attributes:
         directory: Folder of structures and alignments, or a packed set (``fastfold data build``).
         layout: ``folder`` (structure files, ``msas/``, optional ``index.tsv``) or ``openfold`` (``mmcifs/``,
             ``alignments/``, ``chain_data_cache.json``).
-        alignments: Folder of alignments, or the index (JSON) of an alignment database; null for the folder that belongs
-            to the layout.
+        alignments: Folder of alignments, or the index (JSON) of an alignment database; null for the layout's
+            folder.
         duplicates: Layout ``openfold``: table of chains that share alignments, or null for
             ``duplicate_pdb_chains.txt`` of the folder.
-        train_split: Split to train on, where the folder has splits.
+        train_split: Split to train on, if the folder has splits.
         valid_split: Split to validate on, or null.
         distillation: A second folder of the same layout with predicted structures, or null.
         distillation_alignments: As ``alignments``, for that folder.
-        distillation_probability: Share of samples taken from it.
-        distillation_min_plddt: Residues of it under this pLDDT are masked.
-        distillation_max_rows: Rows that are drawn evenly of the deeper ones of its alignments, or null for all rows.
-        template_mmcif_dir: Folder of the PDB's mmCIF files, which makes hits beside the alignments templates; or null.
+        distillation_probability: Share of samples from the distillation folder.
+        distillation_min_plddt: Residues of predicted structures under this pLDDT are masked.
+        distillation_max_rows: Rows to draw evenly from deeper alignments of predicted structures, or null for all
+            rows.
+        template_mmcif_dir: Folder of the PDB's mmCIF files, from which template hits next to the alignments are read;
+            or null for no templates.
         obsolete_pdbs: The PDB's list of obsolete entries, or null for ``obsolete.dat`` in that folder or next to it.
-        template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null: dates are then
-            read from the mmCIF files.
-        max_template_date: ``YYYY-MM-DD``; no template is newer, whatever the chain's own date. Null for any.
-        index: Folder that keeps what the scan of the data found, so that large sets are scanned once; or null.
+        template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null to read dates
+            from the mmCIF files.
+        max_template_date: ``YYYY-MM-DD``, the newest date of templates, in addition to the chain's own date. Null for
+            any.
+        index: Folder for the results of scanning the data, so that large sets are scanned once; or null.
         cache: Folder for parsed structures and alignments, or null.
         crop_size: Residues of a training sample.
         spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
             interface; the others are cropped chain by chain.
-        max_chains: Multimer networks: maximum number of chains of a complex; of larger ones neighbouring chains are
-            taken.
-        min_length: Shorter chains (complexes, for a multimer network: all chains of a file together) are left out.
-        max_length: Longer ones are left out, or null.
+        max_chains: Multimer networks: maximum number of chains of a complex; larger ones are cut to neighbouring
+            chains.
+        min_length: Shorter chains are left out; for a multimer network complexes with fewer residues in all chains.
+        max_length: Longer chains (or complexes) are left out; null for no limit.
         max_resolution: Resolution in Å; chains of worse structures are left out.
-        unknown_resolution: Resolution in Å to assume where a structure states none, or null: the confidence heads do
-            not learn from such structures then.
+        unknown_resolution: Resolution in Å of structures that state none, or null to keep the confidence heads from
+            learning from such structures.
         max_single_residue: Chains in which one residue type has a larger share are left out.
         min_resolved: Chains with a smaller share of resolved CA atoms are left out.
         max_release_date: ``YYYY-MM-DD``; later structures are left out, or null.
         oversample: Factors of the sampling weight by chain name.
-        depth_weights: Factors of the sampling weight by the number of alignment rows that a chain has at least.
-        coevolution_dropout: Networks with coevolution: share of samples with an alignment whose couplings are left out.
-        coevolution_subsets: Networks with coevolution: random subsets of each alignment's rows to compute couplings of.
+        depth_weights: Factors of the sampling weight by the minimum number of alignment rows.
+        coevolution_dropout: Networks with coevolution: share of samples with an alignment whose couplings are left
+            out.
+        coevolution_subsets: Networks with coevolution: number of random subsets of each alignment's rows from which
+            couplings are computed.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows.
         unclamped_probability: Share of samples with unclamped backbone FAPE.
         max_recycles: Recycling iterations are drawn evenly from 0 to this, the same for a whole step.
         workers: Processes that prepare samples; 0 prepares them in the training process.
         prefetch: Samples prepared ahead of the network.
-        order: ``draw`` hands samples out in the order drawn, ``ready`` as they become ready.
+        order: ``draw`` uses samples in the order of draws, ``ready`` as they become ready.
     """
 
     directory: str = "???"
@@ -127,9 +131,7 @@ class DataConfig:
         check_bounds("data", type(self), vars(self))
         for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
             if getattr(self, name) is not None and self.template_mmcif_dir is None:
-                raise ConfigError(
-                    f"data.{name} says something of templates, which need data.template_mmcif_dir as well"
-                )
+                raise ConfigError(f"data.{name} needs templates; set data.template_mmcif_dir too")
         if self.max_template_date is not None and parse_date(self.max_template_date) is None:
             raise ConfigError(
                 f"data.max_template_date must be a date such as 2018-04-30, not {self.max_template_date!r}"
@@ -138,7 +140,7 @@ class DataConfig:
 
 @dataclass
 class OptimConfig:
-    """Group ``optim``: the optimizer, its schedule, and the average of the weights (supplement, section 1.11.3).
+    """Group ``optim``: optimizer, learning rate schedule and average of the weights (supplement, section 1.11.3).
 
     Attributes:
         name: ``adam``; ``muon`` (the matrices of the blocks and of the structure module by Muon, everything else by
@@ -146,17 +148,17 @@ class OptimConfig:
             (see :mod:`fastfold.parallel.data_parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
-        decay_after: Step after which the rate is multiplied once, or null.
-        decay_factor: Factor by which it is multiplied.
+        decay_after: Step after which the rate is multiplied once by ``decay_factor``, or null.
+        decay_factor: See ``decay_after``.
         cosine_steps: Steps over which the rate falls along a cosine, or null.
-        final_fraction: Share of the rate that the cosine ends at.
+        final_fraction: Share of the rate at the end of the cosine.
         beta1: Adam's first decay.
         beta2: Adam's second decay.
         eps: Adam's epsilon.
-        weight_decay: Share of the weights that each step takes off, times the rate.
-        muon_lr: Learning rate of Muon's matrices after warm-up; it follows the same schedule.
+        weight_decay: Share of the weights that each step subtracts, times the rate.
+        muon_lr: Learning rate of Muon's matrices after warm-up, with the same schedule.
         momentum: Momentum of ``lars`` and ``muon``.
-        trust: Trust coefficient of ``lars``: how far a layer may move in a step.
+        trust: Trust coefficient of ``lars``: size of a layer's step relative to its weights.
         clip: Largest gradient norm of one sample.
         batch_size: Samples of a step, over all processes.
         ema_decay: Decay of the exponential moving average of the weights.
@@ -186,30 +188,31 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    """Group ``trainer``: the loop.
+    """Group ``trainer``: the training loop.
 
     Attributes:
         out: Folder of the run.
-        seed: All randomness follows from it.
-        steps: Optimisation steps in all.
+        seed: Seed of all random numbers.
+        steps: Total number of optimisation steps.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``fp32``, or ``bf16`` for autocast with structure module, heads and losses in float32.
         matmul: ``highest`` (float32 products are float32), ``high`` or ``medium`` (they may be TF32 or bfloat16).
         compile: Compile the Evoformer's blocks with ``torch.compile``.
-        resume: ``auto`` (newest whole checkpoint, if there is one), ``never``, or a checkpoint's folder or URL.
-        accept_changes: Continue although seed, data or network are not those of the last start.
+        resume: ``auto`` (newest complete checkpoint, if any), ``never``, or a checkpoint's folder or URL.
+        accept_changes: Continue although seed, data or network differ from the last start.
         checkpoint_every: Steps between checkpoints.
-        checkpoint_dir: Folder or URL (``s3://bucket/run``, whatever fsspec knows) for the checkpoints of this run
-            alone; null for ``checkpoints`` in ``out``.
+        checkpoint_dir: Folder or URL (``s3://bucket/run``, or any fsspec protocol) for the checkpoints of this run
+            only; null for ``checkpoints`` in ``out``.
         keep_last: Newest checkpoints to keep.
-        keep_every: Checkpoints of steps that are multiples of this are kept as well, or null; a multiple of
+        keep_every: Also keep checkpoints of steps that are multiples of this, or null; must be a multiple of
             ``checkpoint_every``.
         validate_every: Steps between validations.
         validate_chains: Maximum number of chains to validate on.
         validate_recycles: Recycling iterations in validation.
         log_every: Steps between log entries.
-        profile_steps: Steps of a start, from its third on, to profile into a trace for Chrome or Perfetto; 0 for none.
-        max_bad_steps: Steps in a row without finite numbers after which the run stops.
+        profile_steps: Number of steps after the second one of each start to profile for Chrome or Perfetto; 0 for
+            none.
+        max_bad_steps: Number of consecutive steps without finite numbers after which the run stops.
     """
 
     out: str = "???"
@@ -237,23 +240,23 @@ class TrainerConfig:
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise ConfigError(
                 f"trainer.keep_every={self.keep_every} must be a multiple of "
-                f"trainer.checkpoint_every={self.checkpoint_every}: there are no checkpoints in between"
+                f"trainer.checkpoint_every={self.checkpoint_every}"
             )
 
 
 @dataclass
 class MemoryConfig:
-    """Group ``memory``: what is kept for the backward pass, and where parameters and states live.
+    """Group ``memory``: activations for the backward pass, and placement of parameters and states.
 
     Attributes:
-        checkpointing: Keep only the inputs of each block and recompute the rest (activation checkpointing). Under a
-            policy: blocks may be recomputed, where the budget has no room for what they save.
+        checkpointing: Keep only the inputs of each block and recompute the rest (activation checkpointing). With a
+            policy: allow recomputation of blocks whose activations exceed the budget.
         policy: Placement of parameters, gradients and optimizer states (``auto``, ``cuda``, ``cpu``, ``nvme``; see
-            :class:`fastfold.memory.Gemini`), or null to leave all on the device.
-        budget: With a policy: memory of the device that the run may take, such as ``20GiB``. On a CPU a device of this
-            size is simulated: what would exceed it is an error.
-        hard_budget: With a policy: on a GPU too what would exceed the budget is an error (see
-            :class:`fastfold.memory.Gemini`); never tried on one.
+            :class:`fastfold.memory.Gemini`), or null to keep all on the device.
+        budget: With a policy: limit of device memory, such as ``20GiB``. On a CPU a device of this size is simulated,
+            and exceeding the limit is an error.
+        hard_budget: With a policy: exceeding the budget is an error on a GPU too (see
+            :class:`fastfold.memory.Gemini`); untested on GPUs.
         folder: With policy ``nvme``: folder for memory-mapped files, or null for the system's temporary folder.
     """
 
@@ -269,15 +272,15 @@ class MemoryConfig:
 
 @dataclass
 class LoggerConfig:
-    """Group ``logger``: where numbers go in addition to the terminal.
+    """Group ``logger``: loggers in addition to the terminal.
 
     Attributes:
-        jsonl: ``metrics.jsonl``.
-        csv: ``metrics.csv``.
-        tensorboard: TensorBoard event files.
-        wandb: Weights & Biases (extra ``wandb``).
-        mlflow: MLflow (extra ``mlflow``).
-        project: Name of the project there; of the experiment in MLflow.
+        jsonl: Write ``metrics.jsonl``.
+        csv: Write ``metrics.csv``.
+        tensorboard: Write TensorBoard event files.
+        wandb: Log to Weights & Biases (extra ``wandb``).
+        mlflow: Log to MLflow (extra ``mlflow``).
+        project: Name of the project in Weights & Biases, and of the experiment in MLflow.
     """
 
     jsonl: bool = True
@@ -290,13 +293,13 @@ class LoggerConfig:
 
 @dataclass
 class FinetuneConfig:
-    """Group ``finetune``: which parameters train.
+    """Group ``finetune``: choice of the trained parameters.
 
     Attributes:
-        freeze: Patterns of parameter names that stay as they are.
-        lora_rank: Rank of adapters on attention and transition layers, which then train alone; 0 for none.
-        lora_alpha: Their scale is ``alpha / rank``.
-        from_weights: Whether a run without ``model.weights`` is refused, as it would begin with random ones.
+        freeze: Patterns of names of parameters that are not trained.
+        lora_rank: Rank of adapters on attention and transition layers; if set, only adapters are trained. 0 for none.
+        lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
+        from_weights: Whether a run without ``model.weights`` is refused, because it would begin with random weights.
     """
 
     freeze: list[str] = field(default_factory=list)
@@ -310,7 +313,7 @@ class FinetuneConfig:
 
 @dataclass
 class TrainConfig:
-    """The whole configuration of ``fastfold train``; the attributes are Hydra's groups."""
+    """Whole configuration of ``fastfold train``; the attributes are Hydra's groups."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

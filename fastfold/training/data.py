@@ -1,4 +1,4 @@
-"""Where a run's samples come from: training sets, filters, the endless order of draws, and the loader."""
+"""Samples of a run: readers of entries, the function that makes samples, templates, and the loader."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from fastfold.training.config import DataConfig
 from fastfold.training.sets.source import SampleSource
 
 _LOOKED_AT = 100
-"""Entries that are looked at for template hits before a run."""
+"""Maximum number of entries that are checked for template hits before a run."""
 
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Reads entries, through a cache where there is one.
+    """Reader of entries, with an optional cache.
 
     Attributes:
-        cache: Remembers what was read, or None.
+        cache: Cache of entries, or None.
         min_plddt: Residues of predicted structures under this pLDDT are masked.
-        templates: Finds what templates are drawn from, or None for no templates.
-        packed: The packed set whose records entries have, or None.
+        templates: Source of template candidates, or None for no templates.
+        packed: The packed set of the entries, or None.
     """
 
     cache: FeatureCache | None
@@ -59,7 +59,7 @@ class EntryReader:
     packed: RecordFile | None = None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
-        """What the entry's files hold: those of a complex if it is one."""
+        """Read the data of an entry: a chain, or a complex."""
         data = self._read(entry) if entry.record is None else self._packed(entry.record)
         if not entry.has_plddt:
             return data
@@ -68,23 +68,23 @@ class EntryReader:
         return replace(data, chain=mask_low_plddt(data.chain, self.min_plddt))
 
     def _read(self, entry: Entry) -> EntryData | ComplexData:
-        """The entry's data from its files or the cache."""
+        """Read an entry's data from its files or the cache."""
         if isinstance(entry, ComplexEntry):
             return read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
         return read_entry(entry) if self.cache is None else self.cache.read(entry)
 
     def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
-        """By sequence what the templates of the entry's chains are drawn from.
+        """Return the template candidates of the entry's chains by sequence.
 
         Raises:
-            InputError: Hits cannot be used.
+            InputError: A file of hits is invalid.
         """
         if self.templates is None:
             return {}
         return self.templates.candidates(entry, data)
 
     def has_template_hits(self, entry: Entry) -> bool:
-        """Whether a chain of an entry has template hits."""
+        """Return True if a chain of the entry has template hits."""
         if entry.record is None:
             return entry.has_template_hits
         return bool(self._packed(entry.record).hits)
@@ -94,7 +94,7 @@ class EntryReader:
         return of_record(self.packed.record(SAMPLES, number))
 
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
-        """See :func:`fastfold.data.features.coevolution.analyse_subset`."""
+        """Return :func:`fastfold.data.features.coevolution.analyse_subset` of the entry's alignment, cached."""
 
         def analyse() -> Coevolution:
             return analyse_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
@@ -104,13 +104,13 @@ class EntryReader:
 
 @dataclass(frozen=True)
 class MakeSample:
-    """Makes the sample of a draw; sent to the loader's workers.
+    """Function that makes the sample of a draw; sent to the loader's workers.
 
     Attributes:
-        reader: Reads entries.
+        reader: Reader of entries.
         tree: Config tree of the network.
-        settings: How samples are made.
-        seed: The run's.
+        settings: Settings of the samples.
+        seed: Seed of the run.
         distillation_rows: ``max_rows`` of the settings for predicted structures.
     """
 
@@ -121,8 +121,7 @@ class MakeSample:
     distillation_rows: int | None = None
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
-        """The sample of draw ``number``, which is ``entry``; files that a disk or a network fails to give are read
-        again."""
+        """Make the sample of draw ``number`` of ``entry``; retry reads after errors of a disk or a network."""
         return retry_io(partial(self._make, number, entry))
 
     def _make(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
@@ -155,12 +154,11 @@ class MakeSample:
 
 
 def entry_reader(config: DataConfig) -> EntryReader:
-    """Reads entries as group ``data`` says.
+    """Return the reader of entries that group ``data`` configures.
 
     Raises:
-        OutputError: The cache's folder cannot be made.
-        InputError: The folder of template structures, or a list of them, is missing or cannot be used; or the packed
-            set cannot.
+        OutputError: The cache's folder cannot be created.
+        InputError: The folder of template structures, a list of them, or the packed set is missing or invalid.
     """
     packed = RecordFile(config.directory) if is_packed(config.directory) else None
     cache = None if config.cache is None else FeatureCache(config.cache)
@@ -170,7 +168,7 @@ def entry_reader(config: DataConfig) -> EntryReader:
             config.template_mmcif_dir,
             obsolete=config.obsolete_pdbs,
             release_dates=config.template_release_dates,
-            kept=1,  # large ones take hundreds of megabytes, in every worker
+            kept=1,  # large entries take hundreds of megabytes, in every worker
         )
         templates = TrainingTemplates(
             entries,
@@ -181,45 +179,45 @@ def entry_reader(config: DataConfig) -> EntryReader:
 
 
 def check_templates(config: DataConfig, tree: Any) -> None:
-    """Refuse templates for a network that takes none.
+    """Refuse templates for a network without template embedders.
 
     Raises:
-        ConfigError: Templates are given, and the network has no use for them.
+        ConfigError: Templates are configured, but the network does not read them.
     """
     if config.template_mmcif_dir is not None and not takes_templates(tree):
         raise ConfigError(
-            "data.template_mmcif_dir is given, but the network takes no templates; of AlphaFold's networks model_1 and "
+            "data.template_mmcif_dir is set, but the network does not read templates; AlphaFold's model_1 and "
             "model_2 (with or without _ptm) and all multimer networks do. Choose one of them with model=, or leave "
             "the templates out"
         )
 
 
 def takes_templates(tree: Any) -> bool:
-    """Whether the network of a configuration tree takes templates."""
+    """Return True if the network of a configuration tree reads templates."""
     return bool(tree.model.embeddings_and_evoformer.template.enabled)
 
 
 def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
-    """One line on where templates come from, by a look beside the alignments of some entries.
+    """Describe the source of templates in one line, after checking some entries for hits.
 
     Args:
-        reader: Reads the entries.
-        entries: All that are trained on, at least one.
+        reader: Reader of entries.
+        entries: All training entries, at least one.
     """
     masks = "the template stack trains on masks"
     if reader.templates is None:
-        return f"without templates: {masks}; data.template_mmcif_dir=DIR, a folder of mmCIF files, makes hits templates"
+        return f"without templates: {masks}; to use hits, set data.template_mmcif_dir=DIR, a folder of mmCIF files"
     looked = [entries[i * len(entries) // _LOOKED_AT] for i in range(_LOOKED_AT)]
     looked = list(dict.fromkeys(looked))
     number = sum(reader.has_template_hits(entry) for entry in looked)
     if not number:
         names = ", ".join(f"{stem}{end}" for stem, end in TEMPLATE_HITS)
-        return f"without templates: {masks}; none of {len(looked)} entries looked at has hits ({names}) of its own"
-    return f"templates from {reader.templates.entries.folder}: {number} of {len(looked)} entries looked at have hits"
+        return f"without templates: {masks}; found hits ({names}) for 0 of {len(looked)} checked entries"
+    return f"templates from {reader.templates.entries.folder}: {number} of {len(looked)} checked entries have hits"
 
 
 def sample_settings(config: DataConfig) -> SampleSettings:
-    """How samples are made under group ``data``."""
+    """Return the settings of samples that group ``data`` configures."""
     return SampleSettings(
         crop_size=config.crop_size,
         cycles=config.max_recycles + 1,
@@ -242,15 +240,15 @@ def make_loader(
     context: DistributedContext,
     replay: Iterable[int],
 ) -> SampleLoader:
-    """The loader of this process's share of the samples.
+    """Return the loader of this process's share of the samples.
 
     Args:
-        source: The chains.
+        source: The chains or complexes.
         config: Group ``data``.
         tree: Config tree of the network.
-        seed: The run's.
+        seed: Seed of the run.
         context: The run's processes.
-        replay: Draws of a recorded order, to be repeated first.
+        replay: Recorded draws to repeat first.
     """
     rows = config.distillation_max_rows
     make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
@@ -259,7 +257,7 @@ def make_loader(
         source.order(config, seed),
         workers=config.workers,
         prefetch=config.prefetch,
-        # Processes that work on one sample together have to draw the same.
+        # Processes that share a sample must draw the same one.
         deterministic=config.order == "draw" or context.dp_size < context.size,
         rank=context.dp_rank,
         ranks=context.dp_size,

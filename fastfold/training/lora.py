@@ -1,8 +1,7 @@
 """Fine-tuning of a part of the parameters: low-rank adapters (LoRA, Hu et al. 2021) and frozen parts.
 
-An adapter stands behind a layer's ``weight`` attribute, as a parametrization of PyTorch: whatever reads the weight, the
-layer itself or an operator that fuses it with its neighbours, gets the sum of base and adapter, and gradients take the
-same way back.
+An adapter is a PyTorch parametrization of a layer's ``weight``. The layer and fused operators that read the weight get
+the sum of base and adapter, and gradients flow to the adapter.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from fastfold.errors import ConfigError
 
 
 class LowRank(nn.Module):
-    """A weight plus a product of rank ``r``: ``W + alpha / rank * B A``.
+    """Weight plus a product of rank ``r``: ``W + alpha / rank * B A``.
 
-    ``A [r, c_in]`` starts random and ``B [c_out, r]`` with zeros, so that the sum starts as ``W`` itself. ``r`` is the
-    rank asked for, or the smaller side of ``W`` where that is less: more adds nothing.
+    ``A [r, c_in]`` starts random and ``B [c_out, r]`` with zeros, so that the sum starts as ``W``. ``r`` is the
+    requested rank, or the smaller side of ``W`` if that is less.
 
     Args:
         weight: W ``[c_out, c_in]``; gives size, dtype and device.
-        rank: Rank asked for.
-        alpha: See above.
+        rank: Requested rank.
+        alpha: Scale of the product, times ``rank``.
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
@@ -41,7 +40,7 @@ class LowRank(nn.Module):
         nn.init.uniform_(self.a, -bound, bound)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The adapted weight ``[c_out, c_in]``, in the precision of ``weight`` under autocast too."""
+        """Return the adapted weight ``[c_out, c_in]``, in the precision of ``weight`` also under autocast."""
         with torch.autocast(weight.device.type, enabled=False):
             return weight + self.scale * (self.b @ self.a)
 
@@ -52,26 +51,26 @@ def add_lora(
     alpha: float = 16.0,
     targets: Sequence[str] = ("attention", "transition"),
 ) -> list[str]:
-    """Put adapters on linear layers, and freeze everything else.
+    """Add adapters to linear layers, and freeze all other parameters.
 
-    The network computes what it computed before until the adapters have been trained. In its state dict
-    ``LAYER.weight`` becomes ``LAYER.parametrizations.weight.original``, next to it stand
-    ``LAYER.parametrizations.weight.0.a`` and ``.b``; all other names stay.
+    The network's results are unchanged until the adapters are trained. In its state dict ``LAYER.weight`` becomes
+    ``LAYER.parametrizations.weight.original``, with ``LAYER.parametrizations.weight.0.a`` and ``.b`` next to it. All
+    other names are kept.
 
     Args:
         model: Any network; changed in place.
         rank: Rank of the adapters.
-        alpha: They are scaled by ``alpha / rank``.
+        alpha: Adapters are scaled by ``alpha / rank``.
         targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words:
-            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers whose weight has been
-            frozen before get none.
+            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers with a frozen weight
+                are skipped.
 
     Returns:
         Names of the layers with adapters.
 
     Raises:
-        ConfigError: The rank is less than 1, a target is in no layer's name, all its layers are frozen, or there are
-            adapters already.
+        ConfigError: The rank is less than 1, a target matches no layer's name, all matching layers are frozen, or the
+            network has adapters already.
     """
     if rank < 1:
         raise ConfigError(f"the rank of adapters must be at least 1, got {rank}")
@@ -86,7 +85,7 @@ def add_lora(
         adapted |= {name: layer for name, layer in found.items() if layer.weight.requires_grad}
     if not adapted:
         raise ConfigError(
-            f"all layers of {', '.join(targets)} are frozen, none is left for adapters; freeze less"
+            f"all layers of {', '.join(targets)} are frozen, so none can get an adapter; freeze less"
         )
     model.requires_grad_(False)
     for layer in adapted.values():
@@ -95,10 +94,10 @@ def add_lora(
 
 
 def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters alone, with their names in ``model.state_dict()``.
+    """Return only the adapters, with their names in ``model.state_dict()``.
 
-    ``model.load_state_dict(adapters, strict=False)`` puts them into a network to which adapters of the same rank and
-    targets have been added.
+    ``model.load_state_dict(adapters, strict=False)`` loads them into a network with adapters of the same rank and
+    targets.
     """
     prefixes = tuple(f"{name}.parametrizations.weight.0." for name, _ in _adapters(model))
     return (
@@ -107,9 +106,9 @@ def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Replace each adapted weight by its sum: a plain network that computes the same, with the names it had before.
+    """Replace each adapted weight by its sum, which gives a plain network with the original names.
 
-    What was frozen stays frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``.
+    Frozen parameters stay frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``.
 
     Args:
         model: Changed in place.
@@ -119,10 +118,10 @@ def merge_lora(model: nn.Module) -> nn.Module:
     """
     for _, layer in list(_adapters(model)):
         weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
-        # Not by parametrize.remove_parametrizations: it changes the layer's class, which copies of the layer share.
+        # parametrize.remove_parametrizations changes the layer's class, which copies of the layer share.
         layer.__class__ = parametrize.type_before_parametrizations(layer)
         del layer.parametrizations
-        # The weight first, as before: names in another order would make another file of the same weights.
+        # Register the weight first, because the order of names decides the bytes of a weights file.
         bias = layer._parameters.pop("bias")
         layer.register_parameter("weight", weight)
         layer.register_parameter("bias", bias)
@@ -158,7 +157,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Layers with adapters, and their names."""
+    """Yield names and layers with adapters."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
             yield name, layer
@@ -169,7 +168,7 @@ def _parts(names: Iterable[str]) -> set[str]:
 
 
 def _patterns(names: Collection[str]) -> set[str]:
-    """Parameter names, and the pattern of every module above them."""
+    """Return parameter names, and the pattern of every module above them."""
     found = set(names)
     for name in names:
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Where parameters, gradients and optimizer states of a run live, put on from outside."""
+"""Placement of a run's parameters, gradients and optimizer states on device or host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastfold.training.config import MemoryConfig, TrainConfig
 
 
 class Placement:
-    """All of it on the device, by PyTorch's own rules.
+    """Placement of everything on the device.
 
     Args:
         optimizer: The run's optimizer.
@@ -25,21 +25,21 @@ class Placement:
         self._optimizer = optimizer
 
     def params_on_host(self) -> AbstractContextManager[None]:
-        """Inside, parameters and gradients are plain tensors, to be read and changed at will."""
+        """Return a context in which parameters and gradients are plain tensors that may be read and changed."""
         return nullcontext()
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside, the network runs."""
+        """Return a context for running the network."""
         return nullcontext()
 
     def step(self, ok: Tensor | None = None) -> Callable[[], None]:
-        """The optimizer's step, after which gradients are forgotten.
+        """Run the optimizer's step and clear the gradients.
 
         Args:
-            ok: As :meth:`fastfold.parallel.ParallelOptimizer.step` takes it.
+            ok: As in :meth:`fastfold.parallel.ParallelOptimizer.step`.
 
         Returns:
-            As it does.
+            As :meth:`fastfold.parallel.ParallelOptimizer.step`.
         """
         undo = self._optimizer.step(ok)
         self._optimizer.zero_grad()
@@ -47,13 +47,13 @@ class Placement:
 
 
 class Managed(Placement):
-    """As :class:`fastfold.memory.Gemini` plans it, within a budget.
+    """Placement by :class:`fastfold.memory.Gemini`, within a budget.
 
     Args:
         model: The network, on the host.
-        optimizer: Its optimizer; its states may be there already.
+        optimizer: Its optimizer, with or without states.
         memory: Budget and policy.
-        context: The run's processes; they decide alike.
+        context: The run's processes, which all make the same decisions.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Managed(Placement):
         )
 
     def params_on_host(self) -> AbstractContextManager[None]:
-        """Inside, parameters and gradients are plain tensors on the host."""
+        """Return a context in which parameters and gradients are plain tensors on the host."""
         return self.manager.params_on_host()
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside, operators take room on the device."""
+        """Return a context in which operators allocate device memory."""
         return self.manager.device.running()
 
     def step(self, ok: Tensor | None = None) -> Callable[[], None]:
-        """The optimizer's step, on the host, which has to know whether it takes place."""
+        """Run the optimizer's step on the host; ``ok`` must be None, because the host decides before."""
         assert ok is None
         self.manager.step()
         self.manager.zero_grad()
@@ -97,7 +97,7 @@ class Managed(Placement):
 def place(
     model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, context: DistributedContext
 ) -> Placement:
-    """The placement that the configuration asks for.
+    """Create the placement that the configuration selects.
 
     Args:
         model: The network.
@@ -106,37 +106,37 @@ def place(
         context: The run's processes.
 
     Raises:
-        BudgetError: The budget is too small for the network; names the smallest that works.
+        BudgetError: The budget is too small for the network; the message names the smallest that works.
     """
     return Placement(optimizer) if memory.policy is None else Managed(model, optimizer, memory, context)
 
 
 def check_memory(config: TrainConfig, context: DistributedContext) -> None:
-    """Refuse settings that a managed network does not go together with.
+    """Refuse settings that memory management does not support.
 
     Raises:
-        ConfigError: One of them is set.
+        ConfigError: An unsupported setting is set together with ``memory.policy``.
     """
     if config.memory.policy is None:
         return
     parse_bytes(config.memory.budget)
     if config.optim.name == "muon":
         raise ConfigError(
-            "memory.policy and optim.name=muon do not go together: a manager steps flat chunks, Muon whole matrices; "
+            "memory.policy does not support optim.name=muon: a manager steps flat chunks, Muon whole matrices; "
             "set optim.name=adam or memory=checkpointing"
         )
     if context.mesh.plan.zero:
         raise ConfigError(
-            "memory.policy and parallel.zero do not go together: with a policy optimizer states live on the host, and "
-            "sharding them over GPUs gains nothing; set parallel.zero=0 or memory=checkpointing"
+            "memory.policy does not support parallel.zero: with a policy optimizer states are on the host, and "
+            "sharding them over GPUs saves nothing; set parallel.zero=0 or memory=checkpointing"
         )
     if context.size > 1 and context.device.type == "cuda" and config.memory.policy != "cuda":
         raise ConfigError(
-            "memory.policy keeps gradients on the host, which several processes with GPUs cannot add up there yet; "
+            "memory.policy keeps gradients on the host, where several processes with GPUs cannot sum them yet; "
             "train with one process, memory.policy=cuda, or memory=checkpointing"
         )
     if config.trainer.compile:
         raise ConfigError(
-            "memory.policy and trainer.compile do not go together: compiled blocks would hold on to parameters that "
+            "memory.policy does not support trainer.compile: compiled blocks would keep references to parameters that "
             "have left the device; set trainer.compile=false or memory=checkpointing"
         )

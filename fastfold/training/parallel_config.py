@@ -1,4 +1,4 @@
-"""Group ``parallel`` of the configuration, and the plan that it makes for the processes that were started."""
+"""Group ``parallel`` of the configuration, and its plan for the started processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
 from fastfold.training.bounds import bounded
 
-# The axes of a plan, each with its type and default, in a class whose fields can be set: Hydra fills it.
+# Hydra needs a mutable class, so the fields of the frozen plan are copied.
 _Axes: Any = make_dataclass("_Axes", [(axis.name, axis.type, axis.default) for axis in fields(ParallelPlan)])
 
 
 @dataclass
 class ParallelConfig(_Axes):
-    """Group ``parallel``: how the processes that torchrun started share the work.
+    """Group ``parallel``: division of the work between the processes that torchrun started.
 
-    Its other fields are the axes of :class:`fastfold.parallel.ParallelPlan`, which says what they are and checks them.
-    The product of ``dp`` and ``dap`` is the number of processes. ``pp``, ``tp`` and ``sp`` are for other models than
-    this network, and ``zero=3`` goes without ``dp``, because each sample's gradient is clipped.
+    The other fields are the axes of :class:`fastfold.parallel.ParallelPlan`, which documents and checks them. The
+    product of ``dp`` and ``dap`` is the number of processes. ``pp``, ``tp`` and ``sp`` are for other models than this
+    network. ``zero=3`` excludes ``dp``, because each sample's gradient is clipped.
 
     Attributes:
-        dp: Groups that share each step's samples (data parallelism), or null for as many as there are processes for.
-        auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
-        gpu: GPU to plan for with ``auto``, or null for the one that is there.
-        timeout_minutes: How long processes wait for each other, at the beginning and in every collective.
+        dp: Number of groups that share each step's samples (data parallelism), or null for all remaining processes.
+        auto: Use the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
+        gpu: GPU to plan for with ``auto``, or null for this machine's.
+        timeout_minutes: Time limit for processes that wait for each other, at the start and in every collective.
     """
 
     dp: int | None = None
@@ -35,10 +35,10 @@ class ParallelConfig(_Axes):
 
 
 def axes_of(parallel: ParallelConfig) -> ParallelPlan:
-    """The axes of a group, without how many processes share the samples.
+    """Return the plan of a group's axes, without the data parallel axis.
 
     Raises:
-        ConfigError: They are impossible.
+        ConfigError: An axis is invalid.
     """
     if parallel.dp is not None and parallel.dp < 1:
         raise ConfigError(f"parallel.dp must be at least 1, got {parallel.dp}")
@@ -47,14 +47,14 @@ def axes_of(parallel: ParallelConfig) -> ParallelPlan:
 
 
 def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
-    """The plan of a run; checked before any process talks to another.
+    """Return the checked plan of a run, before any communication.
 
     Args:
-        parallel: Group ``parallel``; without ``dp`` data parallelism takes what the other axes leave.
-        processes: Started by torchrun.
+        parallel: Group ``parallel``; without ``dp`` data parallelism uses the remaining processes.
+        processes: Number of processes that torchrun started.
 
     Raises:
-        ConfigError: The plan is impossible, needs another number of processes, or is not one for training.
+        ConfigError: The plan is invalid, needs another number of processes, or is not for training.
     """
     dp, plan = parallel.dp, axes_of(parallel)
     for name in ("tp", "sp"):
@@ -65,13 +65,13 @@ def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
             )
     if plan.pp > 1:
         raise ConfigError(
-            f"parallel.pp={plan.pp}: fastfold train clips each sample's gradient, which a pipeline adds up over its "
+            f"parallel.pp={plan.pp}: fastfold train clips each sample's gradient, but a pipeline sums them over its "
             "microbatches; use dp, dap and zero"
         )
     if dp is None:
         dp, rest = divmod(processes, plan.ranks)
         if rest or not dp:
-            raise ConfigError(f"{plan} = {plan.ranks} ranks do not divide the {processes} that were started")
+            raise ConfigError(f"{plan} = {plan.ranks} ranks do not divide the {processes} started processes")
     plan = replace(plan, dp=dp)
     try:
         plan.check_ranks(processes)
@@ -82,6 +82,6 @@ def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
     if plan.zero == 3 and plan.dp > 1:
         raise ConfigError(
             f"parallel.zero=3 with dp={plan.dp}: it sums gradients over samples while they are computed, but each "
-            "sample's is clipped (optim.clip); use zero=2, or zero=3 with dap alone"
+            "sample's is clipped (optim.clip); use zero=2, or zero=3 with only dap"
         )
     return plan

@@ -1,4 +1,4 @@
-"""``fastfold train``: a configuration becomes a run, and a run leaves weights, numbers and a report."""
+"""``fastfold train``: run a configuration and write weights, metrics and a report."""
 
 from __future__ import annotations
 
@@ -65,34 +65,34 @@ from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
 _LONG_SCAN_S = 20.0
-"""Seconds of a scan from which a run tells how to spare the next one."""
+"""Duration of a scan in seconds from which a run suggests an index."""
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
-    """Train as configured; the folder of the run gets everything that is written.
+    """Train as configured, and write all results to the run's folder.
 
     Args:
         config: The settings of the run, for example from :func:`fastfold.training.compose.compose_config`.
-        loggers: Loggers in addition to those of the configuration; told on the first process.
+        loggers: Loggers in addition to those of the configuration; called on the first process.
 
     Returns:
-        Whether the run got to its last step; False if a signal ended it before.
+        True if the run reached its last step; False if a signal ended it before.
 
     Raises:
-        FastFoldError: Nothing to train on, a configuration that cannot be, weights that cannot be read, a folder
-            that cannot be written or belongs to another run, or a run that has to stop.
+        FastFoldError: The training set is empty, the configuration is invalid, weights cannot be read, the folder is
+            not writable or in use by another run, or training stopped.
     """
     return train_until_stopped(config, loggers=loggers) is None
 
 
 def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> signal.Signals | None:
-    """As :func:`train`; returns the signal that ended the run before its last step, if one did."""
+    """Train as :func:`train`; return the signal that ended the run before its last step, or None."""
     tree = network_config(config.model)
     check_settings(config, tree)
     check_tracking([name for name in ("wandb", "mlflow") if getattr(config.logger, name)])
     chosen = None
     if config.parallel.auto:
-        from fastfold.training.auto_parallel import choose_plan  # brings in much that no other run needs
+        from fastfold.training.auto_parallel import choose_plan  # slow to import
 
         config, chosen = choose_plan(config, tree)
     plan = plan_of(config.parallel, started_processes())
@@ -113,18 +113,18 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
             seconds = time.perf_counter() - started
             if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
                 print(
-                    f"finding the training set took {seconds:.0f} s; data.index=FOLDER keeps what was found",
+                    f"scanning the training set took {seconds:.0f} s; data.index=FOLDER keeps the result",
                     flush=True,
                 )
             return _Run(config, tree, source, context, loggers).train()
 
 
 def _nothing(step: int, draws: list[tuple[int, str]]) -> None:
-    """Another process of the same share has written down what is consumed."""
+    """Do nothing: another process of the same share records the consumed samples."""
 
 
 def _agree(config: TrainConfig, context: DistributedContext) -> None:
-    """Refuse configurations that differ between processes: they would wait for each other for ever."""
+    """Refuse configurations that differ between processes, because such processes would deadlock."""
     of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
     for other, lines in enumerate(of_all):
         differing = [(a, b) for a, b in zip(of_all[0], lines, strict=False) if a != b]
@@ -136,12 +136,12 @@ def _agree(config: TrainConfig, context: DistributedContext) -> None:
 
 
 class _Run:
-    """One process's part of a run.
+    """Part of one process in a run.
 
     Args:
         config: The run's configuration.
         tree: Config tree of the network.
-        source: The chains.
+        source: The chains or complexes.
         context: The run's processes.
         loggers: Loggers in addition to those of the configuration.
     """
@@ -167,7 +167,7 @@ class _Run:
         )
 
     def train(self) -> signal.Signals | None:
-        """Train, and write what a run leaves behind."""
+        """Train, and write weights and report."""
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
@@ -203,7 +203,7 @@ class _Run:
             self.loggers.resume_from(trainer.progress.step + 1)
             self._forget_validations(trainer.progress.step)
             if path is not None:
-                self._event(f"continues from {path}, after step {trainer.progress.step}")
+                self._event(f"resuming from {path} after step {trainer.progress.step}")
                 if trainer.progress.step >= config.trainer.steps:
                     self._event(
                         f"trainer.steps={config.trainer.steps} was reached before: nothing is trained, weights and "
@@ -211,9 +211,7 @@ class _Run:
                     )
                 suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
                 if suspects:
-                    self._event(
-                        f"samples of the quarantine are tried again when they are drawn: {len(suspects)}"
-                    )
+                    self._event(f"retrying {len(suspects)} quarantined samples when they are drawn")
                 for change in self.changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
@@ -224,7 +222,7 @@ class _Run:
             except BaseException as error:
                 if isinstance(error, TrainingStopped):
                     self._leave_report(error)
-                # Other processes may be anywhere: nothing may wait for them, this one's error has to be heard.
+                # Do not wait for other processes, which may be anywhere, so that this process's error is reported.
                 self._write_quarantine([loader.quarantined])
                 if context.size == 1:
                     checkpoints.close()
@@ -242,13 +240,13 @@ class _Run:
             context.barrier()
         if checkpoints.problem is not None:
             raise OutputError(
-                f"{checkpoints.problem}; remedy that and run the same command again, which does the "
-                "steps since then once more"
+                f"{checkpoints.problem}. Fix it and run the same command again: training resumes from the last "
+                "checkpoint"
             )
         return trainer.stopped_by
 
     def _check_changes(self, state: Json) -> None:
-        """Compare the settings with those of the last start here, or of the checkpoint where that was elsewhere."""
+        """Compare the settings with those of the last start in this folder, or else of the checkpoint."""
         changes = changes_since(self.out, self.config, state.get("settings"))
         self.changes = self.context.gather(changes)[0]
         if not self.config.trainer.accept_changes:
@@ -269,21 +267,21 @@ class _Run:
             chosen.append(MlflowLogger(self.out, self.config.logger.project, settings))
         return chosen
 
-    # ---- what the loop tells ---------------------------------------------------------------------------
+    # ---- hooks of the loop ---------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         self.progress.say(text)
 
     def _event(self, text: str) -> None:
-        """Say something, and keep it among the numbers."""
+        """Print a message, and log it as an event."""
         self._say(text)
         self.loggers.event(self.trainer.progress.step, text)
 
     def _leave_report(self, error: TrainingStopped) -> None:
-        """What a run that could not go on leaves to look at."""
+        """Log the error that stopped the run, and write the report."""
         self.loggers.event(self.trainer.progress.step, str(error))
         if self.context.is_rank_zero:
-            with suppress(FastFoldError):  # what stopped the run counts more
+            with suppress(FastFoldError):  # the error that stopped the run is the one to raise
                 self._say(f"report in {write_report(self.out)}")
 
     def _log(self, step: int, numbers: Numbers) -> None:
@@ -291,7 +289,7 @@ class _Run:
         self.progress.update(step, numbers)
 
     def _validate(self, step: int) -> None:
-        """Fold the validation chains with the averaged weights, each process its share."""
+        """Fold this process's share of the validation chains with the averaged weights."""
         entries = self.source.valid
         if not entries:
             return
@@ -315,7 +313,7 @@ class _Run:
             self._record_validation(step, scores)
 
     def _read(self, entry: Entry) -> tuple[EntryData | ComplexData, Templates]:
-        """An entry of the validation set with its templates."""
+        """Read an entry of the validation set with its templates."""
         data = self.reader(entry)
         candidates = self.reader.candidates(entry, data)
         return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}
@@ -342,7 +340,7 @@ class _Run:
         )
 
     def _forget_validations(self, step: int) -> None:
-        """Drop validations after the step that the run continues from: they come again."""
+        """Drop validations after the step that the run resumes from, because they are repeated."""
         path = self.out / "validation.jsonl"
         if not (self.context.is_rank_zero and path.is_file()):
             return
@@ -355,7 +353,7 @@ class _Run:
                 continue
         write_atomic(path, "".join(kept))
 
-    # ---- what a run leaves behind ----------------------------------------------------------------------
+    # ---- results of the run ----------------------------------------------------------------------
 
     def _write_quarantine(self, parts: list[list[tuple[str, str]]]) -> None:
         everything = dict(self.source.unreadable)
@@ -367,7 +365,7 @@ class _Run:
         if everything:
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
             write_atomic(path, "".join(lines))
-            self._say(f"{len(lines)} samples could not be used; {path} lists them")
+            self._say(f"{len(lines)} samples could not be used; see {path}")
         else:
             path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What the processes of a run have to say of a step: gathered on the device, and read in one transfer, maybe later."""
+"""Numbers of a step from all processes, gathered on the device and read in one transfer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastfold.utils.device import HostCopy, upload
 Numbers = dict[str, float]
 
 _KNOWN = ("bad", "signal", "residues", "waited_s", "flops", "counted")
-"""First columns of what is gathered: whether a sample of the process was not finite, and what it knows itself."""
+"""First columns of a process's row: 1 if a sample was not finite, and numbers that the host knows."""
 
 
 @dataclass
@@ -22,15 +22,15 @@ class Share:
     """One process's samples of a step.
 
     Attributes:
-        batch: Samples of the step on all processes.
-        signal: What told this process to stop; 0 for nothing.
-        means: Its parts of the batch's means, float64 scalars on the device.
-        names: Of its samples.
-        bad: Of each sample, whether its loss or gradient was not finite, on the device.
-        residues: Of its samples together.
-        waited_s: Seconds in which it waited for them.
+        batch: Number of samples of the step on all processes.
+        signal: Signal that stops this process; 0 for none.
+        means: This process's shares of the batch's means, float64 scalars on the device.
+        names: Names of its samples.
+        bad: For each sample a boolean scalar on the device, True if its loss or gradient was not finite.
+        residues: Total number of residues of its samples.
+        waited_s: Seconds of waiting for its samples.
         flops: Operations of ``counted`` residues.
-        counted: See above.
+        counted: Number of residues whose operations are known.
     """
 
     batch: int
@@ -44,12 +44,12 @@ class Share:
     counted: int = 0
 
     def add(self, name: str, numbers: Mapping[str, Tensor], residues: int) -> None:
-        """Take a sample's numbers; ``loss`` and ``gradient_norm`` have to be finite for it to count.
+        """Add a sample's numbers; the sample is bad unless ``loss`` and ``gradient_norm`` are finite.
 
         Args:
-            name: Of the sample.
-            numbers: Scalars.
-            residues: Its length.
+            name: Name of the sample.
+            numbers: Scalars by name.
+            residues: Length of the sample.
         """
         self.names.append(name)
         self.residues += residues
@@ -61,21 +61,21 @@ class Share:
             self.means[key] = self.means[key] + part if key in self.means else part
 
     def bad_names(self) -> list[str]:
-        """Samples of this process that were not finite; waits for the device."""
+        """Return the names of this process's samples that were not finite; waits for the device."""
         return [name for name, bad in zip(self.names, self.bad, strict=True) if bool(bad)]
 
 
 class StepOutcome:
-    """A step's shares of all processes (a collective of all when it is made).
+    """Shares of a step from all processes; the constructor is a collective.
 
     Args:
-        share: This process's.
-        keys: Of the means, the same on all processes.
+        share: This process's share.
+        keys: Names of the means, the same on all processes.
         context: The run's processes.
         known: Numbers of the step that every process knows.
 
     Attributes:
-        ok: Whether all samples of all processes were finite: a boolean scalar on the device.
+        ok: Boolean scalar on the device, True if all samples of all processes were finite.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class StepOutcome:
         self._copied: list[str] = []
 
     def add(self, key: str, value: Tensor) -> None:
-        """Take one more number of the step, the same on all processes; after the copy it is read by itself."""
+        """Add a number of the step, the same on all processes; after :meth:`start_copy` it is read separately."""
         self._more[key] = value
 
     def start_copy(self) -> None:
-        """Start to copy everything to the host; the device goes on meanwhile."""
+        """Start copying everything to the host, without stopping the device."""
         if self._copy is None:
             more = [x.detach().to(self._rows.device, torch.float64).reshape(1) for x in self._more.values()]
             self._copy = HostCopy(torch.cat([self._rows.flatten(), *more]))
             self._copied = list(self._more)
 
     def read(self) -> tuple[Numbers, int, bool]:
-        """The step's numbers, the signal that some process got (0 for none), and whether all samples were finite."""
+        """Return the step's numbers, a process's signal (0 for none), and True if all samples were finite."""
         self.start_copy()
         assert self._copy is not None
         values = self._copy.read()
@@ -119,7 +119,7 @@ class StepOutcome:
         columns = {name: [row[number] for row in rows] for number, name in enumerate(_KNOWN)}
         residues = sum(columns["residues"])
         flops, counted = sum(columns["flops"]), sum(columns["counted"]) / residues
-        # What processes that work on one sample have to say counts once.
+        # Processes that share a sample have the same numbers, so only leaders count.
         leaders = self._context.leaders(rows)
         numbers: Numbers = {
             key: sum(row[len(_KNOWN) + number] for row in leaders) for number, key in enumerate(self._keys)
@@ -133,19 +133,19 @@ class StepOutcome:
 
 
 def _nothing() -> None:
-    """Nothing was done that could be forgotten."""
+    """Do nothing: the step has no effect to undo."""
 
 
 @dataclass
 class TakenStep:
-    """A step that was taken, maybe without knowing yet whether it counts.
+    """Optimisation step whose outcome the host may not know yet.
 
     Attributes:
-        outcome: What became of it.
-        step: Its number, from 1.
-        samples: That the run had consumed after it.
-        started: When it began, of ``time.perf_counter``.
-        undo: Forgets on the host that it was taken, if it does not count; the device knew it by itself.
+        outcome: Numbers of the step.
+        step: Number of the step, from 1.
+        samples: Number of samples that the run had consumed after it.
+        started: Start time, from ``time.perf_counter``.
+        undo: Reverts the host's counters if the step was skipped; the device has skipped it already.
     """
 
     outcome: StepOutcome

@@ -1,4 +1,4 @@
-"""The training loop: samples in, clipped gradients, one optimisation step, numbers out."""
+"""Training loop: samples, clipped gradients, optimisation steps, logging and checkpoints."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from fastfold.utils.device import reads_are_free, upload
 
 
 class TrainingStopped(FastFoldError):
-    """Training cannot go on: too many steps in a row without finite numbers."""
+    """Error of a run with too many consecutive steps without finite numbers."""
 
 
 @dataclass
 class Progress:
-    """What a run has done so far; kept in its checkpoints.
+    """Progress of a run, saved in its checkpoints.
 
     Attributes:
-        step: Optimisation steps done, skipped ones included.
-        samples: Samples consumed.
-        skipped: Steps skipped because a loss or gradient was not finite.
-        bad_in_a_row: Steps skipped since the last one that was not.
-        seconds: Time spent in all sessions of the run.
-        bad_samples: Names of the samples in which it happened, with the step.
+        step: Number of finished optimisation steps, with skipped ones.
+        samples: Number of consumed samples.
+        skipped: Number of steps skipped because a loss or gradient was not finite.
+        bad_in_a_row: Number of consecutive skipped steps up to the last one.
+        seconds: Training time over all starts of the run.
+        bad_samples: Steps and names of the samples whose loss or gradient was not finite.
     """
 
     step: int = 0
@@ -67,13 +67,13 @@ class Progress:
 
 @dataclass
 class Hooks:
-    """What the loop calls; each on all processes unless it says otherwise.
+    """Callbacks of the loop, called on all processes unless stated otherwise.
 
     Attributes:
         log: ``(step, numbers)``, on the first process.
-        consumed: ``(step, [(draw number, name), ...])``, this process's samples, before they are used.
-        validate: ``(step)``; runs a validation.
-        report: One sentence for a person.
+        consumed: ``(step, [(draw number, name), ...])``, this process's samples before their use.
+        validate: ``(step)``, runs a validation.
+        report: ``(sentence)``, a message for the user.
     """
 
     log: Callable[[int, Numbers], None]
@@ -83,7 +83,7 @@ class Hooks:
 
 
 class Trainer:
-    """Trains one network on the samples of a loader.
+    """Trainer of one network on the samples of a loader.
 
     Args:
         parallel: The network under the run's plan, on this process's device.
@@ -92,9 +92,9 @@ class Trainer:
         loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
             :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
         context: The run's processes.
-        checkpoints: Where to save.
+        checkpoints: Checkpoints of the run.
         ema: The average of the network's weights.
-        hooks: What to tell.
+        hooks: Callbacks.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Trainer:
         )
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        # So checkpoints always have the same tensors.
+        # Checkpoints always have the same tensors, also before the first step.
         self._optimizer.initialise()
         self.placement = place(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
@@ -138,8 +138,8 @@ class Trainer:
             hooks.report,
         )
         self._interrupts = Interrupts(quiet=not context.is_rank_zero)
-        self._stop: signal.Signals | None = None  # what told some process to stop
-        # Where the host would have to wait for the device, it learns what became of a step when the next one is done.
+        self._stop: signal.Signals | None = None  # signal of some process
+        # To keep a GPU busy, the host reads a step's outcome while the device computes the next step.
         self._late = not reads_are_free(context.device) and config.memory.policy is None
         self._unsettled: TakenStep | None = None
         self._settled_at = 0.0
@@ -148,10 +148,10 @@ class Trainer:
     # ---- the loop --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until the configured number of steps; on SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save and return early.
+        """Train for the configured number of steps; save and return early on SIGTERM, SIGUSR1, SIGHUP or Ctrl-C.
 
         Raises:
-            TrainingStopped: Too many steps in a row had no finite numbers.
+            TrainingStopped: Too many consecutive steps were skipped.
         """
         trainer = self.config.trainer
         with self._interrupts, self._profiler:
@@ -165,7 +165,7 @@ class Trainer:
                     self._settle()
                 self._profiler.step(step)
                 self.checkpoints.poll()
-                # Before the checkpoint: what a run that was killed continues from has been validated.
+                # Validate before saving, so that a run that resumes from the checkpoint does not miss the validation.
                 if (validates or last) and not self._stop:
                     with self.placement.running():
                         self.hooks.validate(step)
@@ -176,18 +176,18 @@ class Trainer:
                     self.save()
                 if self._stop:
                     self.hooks.report(
-                        f"stopped by {self._stop.name} after step {step}; the same command continues"
+                        f"stopped by {self._stop.name} after step {step}; run the same command again to resume"
                     )
                     break
         self.checkpoints.wait()
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """The signal that ended the run before its last step, if one did."""
+        """Signal that ended the run before its last step, or None."""
         return self._stop if self.progress.step < self.config.trainer.steps else None
 
     def _step(self, started: float) -> None:
-        """One optimisation step over the samples of this process's share; what became of it is settled later."""
+        """Run one optimisation step over this process's samples; :meth:`_settle` reads its outcome later."""
         progress, batch = self.progress, self.config.optim.batch_size
         step, recycles = progress.step, self._recycles(progress.step)
         share = Share(batch, signal=self._interrupts.received or 0)
@@ -210,7 +210,7 @@ class Trainer:
             )
         known = {"recycles": float(recycles), "lr": self._schedule.lr(step + 1)}
         outcome = StepOutcome(share, self._keys, self.context, known)
-        # Before this one's optimizer step, which goes on from what the last one left.
+        # The last step must be settled before this one's optimizer step.
         self._settle()
         progress.step += 1
         progress.samples += batch
@@ -228,7 +228,7 @@ class Trainer:
         return num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
 
     def _update(self, outcome: StepOutcome, ok: Tensor | None) -> Callable[[], None]:
-        """Step the optimizer and move the average, unless ``ok`` is false on the device; returns what forgets both."""
+        """Step optimizer and average unless ``ok`` is false on the device; return a function that reverts counters."""
         with self.placement.params_on_host():
             norm = self._gradients.finish(self.config.optim.batch_size)
         outcome.add("mean_gradient_norm", norm)
@@ -245,7 +245,7 @@ class Trainer:
         return forget
 
     def _settle(self) -> None:
-        """Learn what became of the last step, and tell it."""
+        """Read the outcome of the last step, and log it."""
         taken, self._unsettled = self._unsettled, None
         if taken is None:
             return
@@ -257,7 +257,7 @@ class Trainer:
             taken.undo()
             numbers.pop("mean_gradient_norm", None)
             self._skip(taken)
-        # Since the last one was settled, where steps overlap.
+        # Overlapping steps count from the end of the previous one.
         now, self._settled_at = time.perf_counter(), max(taken.started, self._settled_at)
         seconds, self._settled_at = now - self._settled_at, now
         numbers |= flop_rates(numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size)
@@ -267,20 +267,20 @@ class Trainer:
             self._log(taken, numbers)
 
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> dict[str, Tensor]:
-        """Forward and backward of one sample; leaves the gradients in the parameters, gives scalars on the device."""
+        """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``."""
         device = self.context.device
         features, labels, copies = (
             {key.removeprefix(p): upload(x, device) for key, x in sample.items() if key.startswith(p)}
             for p in (FEATURES, LABELS, COPIES)
         )
         result = self.model(features, recycles)
-        # A multimer network may have stopped before the last iteration that was asked for.
+        # A multimer network may stop before the last requested iteration.
         batch = {key: x[result["num_recycles"]] for key, x in features.items()} | labels
         ca = result["structure_module"]["final_atom_positions"][..., rc.atom_order["CA"], :]
         batch = exchange_chains(ca, batch, copies)
         loss, parts = alphafold_loss(result, batch, self.tree)
-        # Longer crops weigh more (supplement, section 1.9). Gradients are those of the sum of all processes' losses,
-        # of which those that work on this sample together each have one.
+        # Longer crops weigh more (supplement, section 1.9). Gradients are summed over all processes, and the dap
+        # processes of a sample each have its loss.
         with self._overlapped():
             (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
@@ -290,7 +290,7 @@ class Trainer:
         return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
 
     def _skip(self, taken: TakenStep) -> None:
-        """Tell of a step that was left out on all processes because of samples whose numbers are not finite."""
+        """Record and report a step that all processes skipped because of samples that were not finite."""
         progress = self.progress
         of_all = self.context.gather(taken.outcome.share.bad_names())
         names = list(dict.fromkeys(name for of_one in of_all for name in of_one))
@@ -301,8 +301,8 @@ class Trainer:
         if progress.bad_in_a_row >= self.config.trainer.max_bad_steps:
             self.checkpoints.wait()
             raise TrainingStopped(
-                f"{progress.bad_in_a_row} steps in a row had no finite loss or gradient, the last in {names[0]}; "
-                f"the last good checkpoint is {self.checkpoints.last or 'none'}. Lower optim.lr, or look at the "
+                f"{progress.bad_in_a_row} consecutive steps without a finite loss or gradient, the last in {names[0]}; "
+                f"the last good checkpoint is {self.checkpoints.last or 'none'}. Lower optim.lr, or check the "
                 "samples named"
             )
 
@@ -315,7 +315,7 @@ class Trainer:
     # ---- state -----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Start writing a checkpoint of everything that the next step depends on."""
+        """Start writing a checkpoint of the state for the next step."""
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
         state["settings"] = settings_of(self.config)
@@ -323,17 +323,17 @@ class Trainer:
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
     def restore(self, resume: str, *, check: Callable[[Json], None] = lambda state: None) -> str | None:
-        """Continue from a checkpoint, if there is one to continue from.
+        """Restore the state of a checkpoint, if there is one.
 
         Args:
             resume: As ``trainer.resume``.
-            check: Called with a checkpoint's state before the checkpoint is read.
+            check: Called with a checkpoint's state before its tensors are read.
 
         Returns:
-            Its folder or URL, or None.
+            Folder or URL of the checkpoint, or None.
 
         Raises:
-            ConfigError: The checkpoint named is damaged, or belongs to another network.
+            ConfigError: The named checkpoint is damaged, or belongs to another network.
         """
         path = self.checkpoints.find(resume)
         if path is None:
@@ -353,9 +353,9 @@ class Trainer:
         return path
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything large that changes, by name: parameters, their average, the optimizer's state (a collective).
+        """Return parameters, their average and the optimizer's state by name (a collective).
 
-        They are those of a run on one process, whatever the plan, of which each process has slices.
+        Names and shapes are those of a run on one process, under any plan; each process has slices.
         """
         tensors = {f"model.{name}": x for name, x in self.parallel.sharded_state_dict().items()}
         tensors |= {f"ema.{name}": x for name, x in self.parallel.sharded(self.ema.tensors()).items()}
@@ -364,7 +364,7 @@ class Trainer:
         return tensors
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undoes :meth:`_tensors`."""
+        """Load the tensors of :meth:`_tensors`."""
 
         def below(kind: str) -> dict[str, Tensor]:
             return {name[len(kind) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{kind}.")}
@@ -381,17 +381,17 @@ class Trainer:
 
 
 def num_recycles(seed: int, step: int, most: int) -> int:
-    """Recycling iterations of a step, drawn evenly from 0 to ``most``: the same on all processes (section 1.10)."""
+    """Draw the recycling iterations of a step evenly from 0 to ``most``, equal on all processes (section 1.10)."""
     return int(np.random.default_rng([seed, step, 1]).integers(most + 1))
 
 
 def sample_seed(seed: int, number: int) -> int:
-    """Seed of PyTorch's random numbers (dropout) for a draw, wherever it is computed."""
+    """Return the seed of PyTorch's random numbers (dropout) for a draw, equal on every process."""
     return int(np.random.default_rng([seed, number, 2]).integers(2**62))
 
 
 def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> Tensor:
-    """lDDT-CA of a prediction, 0 to 1, a scalar."""
+    """Return the lDDT-CA of a prediction, 0 to 1, a scalar."""
     ca = rc.atom_order["CA"]
     with torch.no_grad():
         predicted = result["structure_module"]["final_atom_positions"][..., ca, :]

@@ -1,4 +1,4 @@
-"""Validation: fold known chains and complexes and compare with what the experiment saw."""
+"""Validation: fold known chains and complexes, and compare them with their experimental structures."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchanged_atoms
 
 DEEP_ROWS = 200
-"""Rows from which an alignment tells which residues change together."""
+"""Minimum number of rows of a deep alignment, from which coevolution can be seen."""
 
 _CA = rc.atom_order["CA"]
 
 
 @dataclass(frozen=True)
 class ChainScore:
-    """How one chain or complex was folded.
+    """Scores of one folded chain or complex.
 
     Attributes:
-        id: Its name.
-        residues: Its length, all chains together.
-        lddt_ca: 0 to 1.
+        id: Name of the chain or complex.
+        residues: Length of all chains together.
+        lddt_ca: lDDT-CA, 0 to 1.
         tm_score: TM-score of alpha carbons, normalised by the residues that the experiment resolved.
-        mean_plddt: Predicted, 0 to 1.
+        mean_plddt: Mean predicted lDDT, 0 to 1.
         true: lDDT-CA per resolved residue, 0 to 1.
-        predicted: The network's estimate of it.
-        depth: Different rows of the alignment that it was folded with, in addition to the query; None for a complex.
-        distogram: How well its distogram describes the structure; None for a complex, and for a network without one.
+        predicted: Predicted lDDT per resolved residue, 0 to 1.
+        depth: Number of different rows of the alignment besides the query; None for a complex.
+        distogram: Scores of its distogram; None for a complex, and for a network without one.
         positions: Predicted atom37 positions ``[N, 37, 3]`` in Å.
         atom_mask: ``[N, 37]``, 1 for atoms that the prediction has.
     """
@@ -64,7 +64,7 @@ class ChainScore:
     atom_mask: Tensor | None = None
 
     def figures(self) -> dict[str, float]:
-        """The figures that this chain has, by their names in logs."""
+        """Return the scores by their names in logs."""
         found = {"lddt_ca": self.lddt_ca, "tm_score": self.tm_score, "plddt": self.mean_plddt}
         if self.distogram is not None:
             found |= {f"distogram_ce_{band}": x for band, x in self.distogram.cross_entropy.items()}
@@ -79,15 +79,15 @@ DEPTHS: dict[str, Callable[[int], bool]] = {
     "msa": lambda depth: depth > 0,
     "single": lambda depth: depth == 0,
 }
-"""Groups of chains by the depth of their alignments: deep ones, all that have one, and the sequence alone."""
+"""Groups of chains by the depth of their alignments: deep ones, any alignment, and only the sequence."""
 
 
 def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
-    """Means of :meth:`ChainScore.figures` over chains, each over those that have the figure.
+    """Return the means of :meth:`ChainScore.figures`, each over the chains with that score.
 
     Returns:
-        ``valid_<figure>`` over all chains, and ``valid_<figure>_<group>`` over those of a group of :data:`DEPTHS`,
-        for groups that have chains.
+        ``valid_<figure>`` over all chains, and ``valid_<figure>_<group>`` over the chains of a group of
+        :data:`DEPTHS`, for groups with chains.
     """
     groups = {"": list(scores)}
     for name, belongs in DEPTHS.items():
@@ -117,11 +117,11 @@ def score_entry(
 
     Args:
         model: The network, in evaluation mode.
-        name: What to call it.
+        name: Name of the entry.
         data: Structure and alignments; a complex for a multimer network.
         tree: Config tree of the network.
         recycles: Recycling iterations.
-        templates: Of its chains.
+        templates: Template features of its chains.
     """
     if isinstance(data, ComplexData):
         return score_complex(model, name, data, tree, recycles, templates=templates)
@@ -147,7 +147,7 @@ def score_chain(
         alignments: Its alignments; may be empty.
         tree: Config tree of the network.
         recycles: Recycling iterations.
-        templates: Its templates.
+        templates: Its template features.
     """
     raw = sequence_features(chain.sequence) | msa_features(alignments, chain.sequence)
     raw |= template_features((templates or {}).get(chain.sequence, {}), len(chain))
@@ -163,7 +163,7 @@ def score_chain(
 
 
 def resolved_beta(chain: ChainStructure) -> tuple[np.ndarray, np.ndarray]:
-    """Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``."""
+    """Return Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``."""
     return pseudo_beta(rc.sequence_to_aatype(chain.sequence), chain.positions, chain.mask)
 
 
@@ -176,9 +176,9 @@ def score_complex(
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
-    """Fold a complex with a multimer network and compare the whole of it with its structure.
+    """Fold a complex with a multimer network and compare it as a whole with its structure.
 
-    Equal chains of the structure are taken in the order that fits the prediction best.
+    Equal chains of the structure are permuted to fit the prediction best.
 
     Args:
         model: The network, in evaluation mode.
@@ -186,7 +186,7 @@ def score_complex(
         data: Its chains and alignments.
         tree: Config tree of the network.
         recycles: Recycling iterations.
-        templates: Of its chains.
+        templates: Template features of its chains.
     """
     chains, alignments = in_feature_order(data.chains, data.alignments)
     merged = merged_features(chains, alignments, templates=templates)
@@ -207,12 +207,12 @@ def score_complex(
 
 @dataclass(frozen=True, eq=False)
 class _Fold:
-    """What is compared of a prediction.
+    """Parts of a prediction that are compared.
 
     Attributes:
         positions: atom37, ``[N, 37, 3]`` in Å, on the CPU.
         atom_mask: ``[N, 37]``, on the CPU.
-        lddt: The network's estimate ``[N]``, 0 to 1, on the CPU.
+        lddt: Predicted lDDT ``[N]``, 0 to 1, on the CPU.
         distogram: Output of the head, or None.
     """
 
@@ -223,7 +223,6 @@ class _Fold:
 
 
 def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
-    """Fold without gradients."""
     device = model.single_projection.weight.device
     # Without gradients operators run in pieces and in place, which a compiler takes apart.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -242,7 +241,7 @@ def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
 
 
 def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray) -> ChainScore:
-    """Compare CA positions with those of the experiment, ``[N, 3]`` in Å and their mask ``[N]``."""
+    """Compare CA positions with the experiment's, ``positions [N, 3]`` in Å with mask ``observed [N]``."""
     predicted, estimate = folded.positions[:, _CA], folded.lddt
     reference, mask = torch.as_tensor(positions), torch.as_tensor(observed)
     per_residue = lddt(predicted, reference, mask)

@@ -214,8 +214,7 @@ class TestWeights:
         done = cli.run("weights", *action, cli.folder / "none.npz", *more)
         assert done.code == 1
         assert (
-            done.err
-            == f"fastfold: {cli.folder / 'none.npz'}: there is no such file; check the path of the weights\n"
+            done.err == f"fastfold: {cli.folder / 'none.npz'}: no such file; check the path of the weights\n"
         )
 
 

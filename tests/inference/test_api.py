@@ -212,7 +212,7 @@ def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
 @pytest.mark.parametrize(
     ("path", "options", "kind", "message"),
     [
-        ("none.npz", {}, WeightsError, "there is no such file"),
+        ("none.npz", {}, WeightsError, "no such file"),
         ("x.npz", {"device": "tpu"}, ConfigError, "unknown device 'tpu'; use auto, cpu, cuda"),
         (
             ORACLES / "synthetic_monomer/params.npz",

@@ -296,9 +296,7 @@ def test_bad_weights_are_refused_and_never_run(cli: CommandLine, case: str, monk
 @pytest.mark.parametrize("kind", ["missing", "folder", "device"])
 def test_a_weights_path_that_is_no_file_says_so(cli: CommandLine, kind: str):
     path = {"missing": cli.folder / "none.npz", "folder": cli.folder, "device": Path("/dev/zero")}[kind]
-    message = {"missing": "there is no such file", "folder": "is a folder", "device": "is a device or pipe"}[
-        kind
-    ]
+    message = {"missing": "no such file", "folder": "is a folder", "device": "is a device or pipe"}[kind]
     assert f"{path}: {message}" in one_error(cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[path]))
     assert not cli.out.exists()
 

@@ -38,7 +38,7 @@ def test_auto_is_the_best_plan_and_one_that_training_takes(monkeypatch: pytest.M
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to plan for")
 def test_auto_without_a_gpu_asks_for_its_name() -> None:
     config = compose_config(OVERRIDES)
-    with pytest.raises(ConfigError, match=r"there is none here; name one: parallel\.gpu=h200"):
+    with pytest.raises(ConfigError, match=r"found no GPU on this machine; name one .parallel\.gpu=h200"):
         choose_plan(config, network_config(config.model))
 
 

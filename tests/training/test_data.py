@@ -181,10 +181,10 @@ def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> No
     chains = opened(folder).entries
     reader = entry_reader(data_config(folder))
     assert describe_templates(reader, chains) == (
-        f"templates from {folder / 'mmcif'}: 1 of 2 entries looked at have hits"
+        f"templates from {folder / 'mmcif'}: 1 of 2 checked entries have hits"
     )
     line = describe_templates(reader, chains[1:])
-    assert "the template stack trains on masks; none of 1 entries looked at has hits (pdb_hits.sto," in line
+    assert "the template stack trains on masks; found hits (pdb_hits.sto," in line
     without = entry_reader(DataConfig(directory=str(folder / "data")))
     assert "trains on masks; data.template_mmcif_dir=DIR" in describe_templates(without, chains)
 
@@ -207,8 +207,8 @@ def test_a_run_trains_and_validates_with_templates(
     settings += ["data.crop_size=16", "data.valid_split=train", "data.max_recycles=0", "trainer.steps=1"]
     train(compose_config([*tiny, stack, *settings, f"trainer.out={tmp_path / 'out'}"]))
     said = capsys.readouterr()
-    assert "1 of 2 entries looked at have hits" in said.out + said.err
-    assert "data.index=FOLDER keeps what was found" in said.out
+    assert "1 of 2 checked entries have hits" in said.out + said.err
+    assert "data.index=FOLDER keeps the result" in said.out
     assert [sorted(templates) for templates in folded] == [[QUERY], []]
     assert len(folded[0][QUERY]["template_aatype"]) == 3
 
@@ -242,12 +242,12 @@ def test_neither_workers_nor_a_resume_nor_packing_change_a_run_with_templates(
 
 def test_settings_that_say_nothing_are_refused(folder: Path) -> None:
     tree = model_config("model_3_ptm")
-    with pytest.raises(ConfigError, match="the network takes no templates; of AlphaFold's networks model_1"):
+    with pytest.raises(ConfigError, match="the network does not read templates; AlphaFold's model_1"):
         check_templates(data_config(folder), tree)
     check_templates(data_config(folder), model_config("model_1_multimer_v3"))
     check_templates(DataConfig(), tree)
     for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
-        with pytest.raises(ConfigError, match=rf"data\.{name} says something of templates, which need"):
+        with pytest.raises(ConfigError, match=rf"data\.{name} needs templates; set"):
             DataConfig(**{name: "2018-04-30"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"must be a date such as 2018-04-30, not '30\.4\.2018'"):
         data_config(folder, max_template_date="30.4.2018")

@@ -30,9 +30,9 @@ def config(*overrides: str) -> Any:
         (
             ["memory=gemini", "memory.budget=1GiB", "optim=muon"],
             context(),
-            "optim.name=muon do not go together",
+            "does not support optim.name=muon",
         ),
-        (["memory=gemini", "memory.budget=1GiB"], context(2, zero=1), "parallel.zero do not go together"),
+        (["memory=gemini", "memory.budget=1GiB"], context(2, zero=1), "does not support parallel.zero"),
         (["memory=gemini", "memory.budget=1GiB"], context(2, "cuda"), "several processes with GPUs"),
         (["memory=gemini", "memory.budget=much"], context(), "'much' is not an amount of memory"),
     ],

@@ -24,7 +24,7 @@ def test_data_parallelism_takes_what_the_other_axes_leave() -> None:
     [
         (ParallelConfig(dp=3), 1, "dp 3 = 3 ranks, but 1 was started; run torchrun --nproc-per-node 3"),
         (ParallelConfig(dp=2, dap=2), 2, "dp 2 x dap 2 = 4 ranks, but 2 were started"),
-        (ParallelConfig(dap=4), 6, "dap 4 = 4 ranks do not divide the 6 that were started"),
+        (ParallelConfig(dap=4), 6, "dap 4 = 4 ranks do not divide the 6 started processes"),
         (ParallelConfig(dap=3, dap_mode="grid"), 3, "square number"),
         (ParallelConfig(tp=2), 2, "parallel.tp=2: this network is sharded by parallel.dap"),
         (ParallelConfig(sp=2), 2, "parallel.sp=2: this network is sharded by parallel.dap"),

@@ -30,7 +30,7 @@ def test_another_run_neither_continues_one_nor_replaces_it(
 
     with pytest.raises(ConfigError, match=r"trainer\.seed: 0 -> 5.*trainer\.accept_changes=true"):
         here(data_folder, out, *ONCE, "trainer.seed=5")
-    with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start anew, remove them"):
+    with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start again, remove them"):
         here(data_folder, out, *ONCE, "trainer.resume=never", "trainer.seed=9")
     assert (out / "config.yaml").read_text() == settings
     assert sorted((out / "checkpoints").rglob("*")) == files
@@ -47,7 +47,7 @@ def test_another_run_neither_continues_one_nor_replaces_it(
         if "event" in entry
     ]
     assert events == [
-        (2, f"continues from {out / 'checkpoints' / 'step_00000002'}, after step 2"),
+        (2, f"resuming from {out / 'checkpoints' / 'step_00000002'} after step 2"),
         (2, "changed since the last start: optim.lr: 0.001 -> 0.0001"),
         (2, "changed since the last start: trainer.seed: 0 -> 5"),
     ]
@@ -71,7 +71,7 @@ def test_a_run_whose_last_checkpoint_fails_says_so_in_the_end(
     steps = ["trainer.steps=3", "trainer.checkpoint_every=1", *ONCE[1:]]
     with monkeypatch.context() as patched:
         patched.setattr(FolderStorage, "create", full)
-        with pytest.raises(OutputError, match=r"No space left on device.*step_00000002; remedy that and run"):
+        with pytest.raises(OutputError, match=r"No space left on device.*step_00000002\. Fix it and run"):
             here(data_folder, out, *steps)
     assert (out / "mini.safetensors").is_file()
     (event,) = [entry for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
@@ -89,7 +89,7 @@ def test_checkpoints_may_lie_elsewhere(data_folder: Path, tmp_path: Path) -> Non
     assert not (out / "checkpoints").exists()
     assert here(data_folder, out, *elsewhere, "trainer.steps=6")
     events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
-    assert events[0] == f"continues from {place}/step_00000005, after step 5"
+    assert events[0] == f"resuming from {place}/step_00000005 after step 5"
 
     # From another folder it is the same run, whose settings the checkpoint has.
     with pytest.raises(ConfigError, match=r"trainer\.seed: 0 -> 5.*trainer\.accept_changes=true"):
@@ -98,5 +98,5 @@ def test_checkpoints_may_lie_elsewhere(data_folder: Path, tmp_path: Path) -> Non
     events = [
         entry["event"] for entry in read_json_lines(tmp_path / "again" / "metrics.jsonl") if "event" in entry
     ]
-    assert events[0] == f"continues from {place}/step_00000006, after step 6"
+    assert events[0] == f"resuming from {place}/step_00000006 after step 6"
     assert "changed since the last start: optim.lr: 0.001 -> 0.002" in events

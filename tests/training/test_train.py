@@ -182,7 +182,7 @@ def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: sign
     process.send_signal(number)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert "the same command continues" in printed
+    assert "run the same command again to resume" in printed
     assert len(list((out / "checkpoints").iterdir())) == 1
 
 
@@ -230,7 +230,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
         )
     page = (tmp_path / "b" / "report" / "report.md").read_text()
     assert page.count("skipped: loss or gradient not finite in helix3") == 3
-    assert "3 steps in a row had no finite loss" in page
+    assert "3 consecutive steps without a finite loss" in page
 
 
 def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path: Path):
@@ -248,7 +248,7 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     (msas / "helix1.a3m").unlink()
     assert here(data_folder, out, "data.single_sequence_probability=0", "trainer.steps=9")
     events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
-    assert "samples of the quarantine are tried again when they are drawn: 1" in events
+    assert "retrying 1 quarantined samples when they are drawn" in events
     assert not (out / "quarantine.tsv").exists()
 
 

@@ -79,7 +79,7 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
             known = (*PUBLISHED, *PUBLISHED["all"], MINI)
             close = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
             hint = f"; did you mean {close[0]!r}?" if close else "; check the path of the weights"
-            raise WeightsError(f"{text}: there is no such file or published network{hint}")
+            raise WeightsError(f"{text}: no such file or published network{hint}")
     return [path]
 
 

@@ -70,7 +70,7 @@ def _head(path: Path) -> tuple[bytes, int]:
         with path.open("rb") as file:
             return file.read(512), status.st_size
     except FileNotFoundError:
-        raise WeightsError(f"{path}: there is no such file; check the path of the weights") from None
+        raise WeightsError(f"{path}: no such file; check the path of the weights") from None
     except (OSError, ValueError) as error:  # ValueError for a NUL character in the path
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(

@@ -1,1 +1,1 @@
-"""What a run saves and continues from: where checkpoints lie, what each of them holds, and whether it is whole."""
+"""Checkpoints of a run: storage, contents, and checks for completeness."""

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: sharded safetensors by ``torch.distributed.checkpoint``, and a manifest of the rest.
+"""Checkpoints of a run: sharded safetensors by ``torch.distributed.checkpoint``, and a manifest with the other state.
 
-A checkpoint is a folder ``step_00001000``. Its manifest is written last and has the SHA-256 of every file: what was not
-written to the end or has changed since is never taken for a checkpoint. No pickle is written or read.
+A checkpoint is a folder ``step_00001000``. Its manifest is written last and has the SHA-256 of every file, so that
+incomplete or changed checkpoints are never loaded. No pickle is written or read.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ T = TypeVar("T")
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoints of one run.
 
     Args:
-        place: Folder or URL where they lie.
+        place: Folder or URL of the checkpoints.
         context: The run's processes; all of them call every method.
-        keep_last: Newest checkpoints to keep.
-        keep_every: Checkpoints of the steps that this divides are kept as well; None for no others.
-        report: Called with one sentence when something was decided or went wrong.
+        keep_last: Number of newest checkpoints to keep.
+        keep_every: Also keep checkpoints of steps that are multiples of this; None for no others.
+        report: Called with one sentence about decisions and failures.
 
     Attributes:
-        last: The newest one that was written or read.
-        problem: Why the one that was to be written last could not be, or None.
+        last: Path of the newest checkpoint that was written or read.
+        problem: Failure of the latest write, or None.
 
     Raises:
-        ConfigError: The URL cannot be used here.
-        FastFoldError: Nothing can be written there.
+        ConfigError: The URL cannot be used on this machine.
+        FastFoldError: The place is not writable.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Checkpoints:
         self._context, self._report = context, report
         self._keep_last, self._keep_every = keep_last, keep_every
         self.place, self._storage = place, open_storage(place)
-        # A group of its own: its messages are sent next to those of the training loop.
+        # A separate group, because the background thread communicates while the training loop does.
         self._group = dist.new_group(backend="gloo") if context.size > 1 else None
         self._pending: Future[None] | None = None
         self._manifests: dict[str, Manifest] = {}
@@ -74,14 +74,14 @@ class Checkpoints:
     # ---- writing ---------------------------------------------------------------------------------------
 
     def save(self, step: int, tensors: Tensors, state: Json) -> None:
-        """Write a checkpoint in the background, from a copy that is made before this returns.
+        """Copy the state and write a checkpoint in the background.
 
-        A checkpoint that is still being written is waited for.
+        Waits for an earlier checkpoint that is still being written.
 
         Args:
-            step: Steps done.
-            tensors: What is large, by name; the same names on all processes. Of a DTensor each writes its slice.
-            state: What is small, as JSON; the first process's counts.
+            step: Number of finished steps.
+            tensors: Tensors by name; the same names on all processes. Each process writes its slice of a DTensor.
+            state: Other state, as JSON; the first process's is written.
         """
         self.wait()
         copies = {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
@@ -97,17 +97,17 @@ class Checkpoints:
             else:
                 done.set_result(None)
 
-        # A process that fails must end, so that the others hear of it. It would wait for any other kind of thread, and
-        # this one waits for the other processes.
+        # A daemon thread, because a failed process must exit for the others to notice. It would otherwise wait for
+        # this thread, which waits for the other processes.
         threading.Thread(target=write, name="checkpoint", daemon=True).start()
 
     def poll(self) -> None:
-        """Report what became of a checkpoint that is not being written any more."""
+        """Report the result of a background write if it has finished."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, if any; a failure is reported, not raised."""
+        """Wait for the background write, if any; report a failure instead of raising it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -120,7 +120,7 @@ class Checkpoints:
             self._report(self.problem)
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish the background write."""
         self.wait()
 
     def _write(self, step: int, tensors: Tensors, state: Json) -> None:
@@ -140,7 +140,7 @@ class Checkpoints:
             self._together(lambda: publish() if first else None)
         except BaseException:
             if first:
-                with suppress(Exception):  # what failed before counts more
+                with suppress(Exception):  # the first failure is the one to raise
                     storage.remove(staging)
             raise
         self.last = final
@@ -148,10 +148,10 @@ class Checkpoints:
             self._remove_old()
 
     def _together(self, action: Callable[[], T]) -> list[T]:
-        """Do something on all processes of the background group; what fails on one of them fails on all.
+        """Run an action on all processes of the background group; raise on all if it fails on one.
 
         Returns:
-            What it gave on each.
+            The results of all processes.
         """
         found: T | None = None
         problem: BaseException | None = None
@@ -172,29 +172,29 @@ class Checkpoints:
         return [value for value, _ in of_all]  # type: ignore[misc]
 
     def _remove_old(self) -> None:
-        """Remove what is not kept; what resists stays."""
+        """Remove old checkpoints; report failures."""
         try:
             for name in self._names()[self._keep_last :]:
                 if self._keep_every is None or int(name[-8:]) % self._keep_every:
                     self._storage.remove(self._storage.join(name))
-        except Exception as error:  # what drivers raise has no common base
+        except Exception as error:  # errors of drivers lack a common base
             self._report(f"an old checkpoint could not be removed ({first_line(error)})")
 
     def _names(self) -> list[str]:
-        """Checkpoints from the newest to the oldest, whole or not."""
+        """Return the names of checkpoints from the newest to the oldest, complete or not."""
         return sorted((name for name in self._storage.names() if _NAME.fullmatch(name)), reverse=True)
 
     # ---- reading ---------------------------------------------------------------------------------------
 
     def find(self, resume: str) -> str | None:
-        """The checkpoint to resume from; its files are read and compared with their hashes.
+        """Find the checkpoint to resume from, and verify the hashes of its files.
 
         Args:
-            resume: ``auto`` for the newest whole one, or None if there is none; ``never``; or a folder or URL.
+            resume: ``auto`` for the newest complete checkpoint, or None without one; ``never``; or a folder or URL.
 
         Raises:
-            ConfigError: The folder named is not a whole checkpoint: it says what is missing. Or nothing is to be
-                resumed where there are checkpoints, which those of the new run would replace.
+            ConfigError: The named folder is not a complete checkpoint; the message names the missing part. Or
+                ``resume`` is ``never`` and the place has checkpoints, which the new run would overwrite.
         """
         if resume not in ("auto", "never"):
             problem = self._examine(open_storage(resume), resume)
@@ -205,7 +205,7 @@ class Checkpoints:
         if resume == "never":
             if names:
                 raise ConfigError(
-                    f"{self.place} has checkpoints of a run; to start anew, remove them or choose another trainer.out"
+                    f"{self.place} has checkpoints of a run; to start again, remove them or choose another trainer.out"
                 )
             return None
         for name in names:
@@ -217,13 +217,13 @@ class Checkpoints:
         return None
 
     def _examine(self, storage: Storage, path: str) -> str | None:
-        """What is wrong with a checkpoint, or None; its files are on this machine afterwards (a collective)."""
+        """Copy a checkpoint to this machine and return its problem, or None (a collective)."""
         try:
             text = self._on_first(lambda: _manifest_text(storage, path))
             self._manifests[path] = manifest = Manifest.from_json(text)
         except (ManifestError, ConfigError) as error:
             return str(error)
-        # Of one folder each process looks at some files; of a URL each has its own copy.
+        # Processes share the files of a folder; each has its own copy of a URL.
         own = slice(None) if is_url(path) else slice(self._context.rank, None, self._context.size)
         problem = None
         try:
@@ -231,7 +231,7 @@ class Checkpoints:
                 problem = _find_unlisted(Path(path), manifest)
             for name in sorted(manifest.files)[own]:
                 problem = problem or self._examine_file(storage, path, name, manifest)
-        except Exception as error:  # what drivers raise has no common base
+        except Exception as error:  # errors of drivers lack a common base
             problem = f"it cannot be read: {first_line(error)}"
         return next((one for one in self._context.gather(problem) if one is not None), None)
 
@@ -253,7 +253,7 @@ class Checkpoints:
         return None
 
     def _local(self, path: str) -> Path:
-        """Where the files of a checkpoint are, or shall be, on this machine."""
+        """Return the folder of a checkpoint's files on this machine."""
         if not is_url(path):
             return Path(path)
         if path not in self._copies:
@@ -261,7 +261,7 @@ class Checkpoints:
         return Path(self._copies[path].name)
 
     def _on_first(self, action: Callable[[], T]) -> T:
-        """What the first process finds, on all of them; its error too."""
+        """Run an action on the first process; return its result, or raise its error, on all."""
         found: T | None = None
         problem: FastFoldError | None = None
         if self._context.is_rank_zero:
@@ -269,7 +269,7 @@ class Checkpoints:
                 found = action()
             except FastFoldError as error:
                 problem = error
-            except Exception as error:  # what drivers raise has no common base, and may not be sent
+            except Exception as error:  # errors of drivers lack a common base and may not be picklable
                 problem = ConfigError(f"it cannot be read: {first_line(error)}")
         found, problem = self._context.gather((found, problem))[0]
         if problem is not None:
@@ -277,18 +277,18 @@ class Checkpoints:
         return found  # type: ignore[return-value]
 
     def state(self, path: str) -> Json:
-        """What is small of a checkpoint from :meth:`find`, as JSON."""
+        """Return the JSON state of a checkpoint from :meth:`find`."""
         return self._manifests[path].state
 
     def load(self, path: str, tensors: Tensors) -> Json:
-        """Read a checkpoint, whatever the number of processes that wrote it.
+        """Read a checkpoint, written by any number of processes.
 
         Args:
             path: The checkpoint, from :meth:`find`.
-            tensors: Tensors of the right names and shapes, which are filled.
+            tensors: Tensors of the right names and shapes, filled in place.
 
         Returns:
-            The state that was saved with them.
+            The state that was saved with the tensors.
 
         Raises:
             ConfigError: The checkpoint belongs to another network.
@@ -321,7 +321,7 @@ def _find_unlisted(folder: Path, manifest: Manifest) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The cause inside an error of ``torch.distributed.checkpoint``, in one line."""
+    """Return the cause inside an error of ``torch.distributed.checkpoint``, in one line."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

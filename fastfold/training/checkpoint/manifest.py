@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its files with their lengths and SHA-256, and the small part of its state."""
+"""Manifest of a checkpoint: its files with lengths and SHA-256, and the state other than tensors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 from fastfold.utils.hashing import input_hash
 
 MANIFEST = "state.json"
-"""Its file; the last one that is written."""
+"""Name of the manifest's file, which is written last."""
 
 _FORMATS = (1, 2)
-"""The first one has lengths, but no hashes."""
+"""Format 1 has lengths, but no hashes."""
 
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
-"""Names of files that stay in the checkpoint's folder."""
+"""Valid names of files: without separators, so that they stay in the checkpoint's folder."""
 
 Json = dict[str, Any]
 
 
 class ManifestError(Exception):
-    """A manifest that cannot be used; the message says why."""
+    """Invalid manifest; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of a checkpoint.
+    """Record of a checkpoint's file.
 
     Attributes:
-        size: Its length in bytes.
-        sha256: Hexadecimal digits, or None where an earlier version wrote the checkpoint.
+        size: Length in bytes.
+        sha256: Hexadecimal digits, or None in checkpoints of format 1.
     """
 
     size: int
@@ -41,12 +41,12 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
-        step: Steps done.
-        files: By name.
-        state: What is small, as JSON.
+        step: Number of finished steps.
+        files: Records of the files by name.
+        state: State other than tensors, as JSON.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Manifest:
     state: Json
 
     def to_json(self) -> bytes:
-        """The manifest's own file."""
+        """Return the contents of the manifest's file."""
         files = {name: vars(file) for name, file in self.files.items()}
         content = {"format": _FORMATS[-1], "step": self.step, "files": files, "state": self.state}
         content = json.loads(json.dumps(content))
@@ -62,17 +62,17 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """Undoes :meth:`to_json`.
+        """Parse a manifest's file; inverse of :meth:`to_json`.
 
         Raises:
-            ManifestError: It is damaged, of a version that is not known, or names a file outside its folder.
+            ManifestError: The text is damaged, has an unknown format, or names a file outside its folder.
         """
         try:
             content = json.loads(text)
             digest = content.pop("sha256", None)
             if content["format"] not in _FORMATS:
                 raise ManifestError(
-                    f"it has format {content['format']}, this version reads {' and '.join(map(str, _FORMATS))}"
+                    f"expected format {' or '.join(map(str, _FORMATS))}, found {content['format']}"
                 )
             hashed = content["format"] > 1
             if hashed and digest != input_hash(content):

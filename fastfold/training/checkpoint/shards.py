@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint in safetensors files, one for each process, by ``torch.distributed.checkpoint``."""
+"""Tensors of a checkpoint as safetensors files, one per process, by ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ Tensors = Mapping[str, Tensor]
 def write_shards(
     storage: Storage, folder: str, tensors: Tensors, group: dist.ProcessGroup | None
 ) -> dict[str, FileRecord]:
-    """Write tensors into a folder (a collective); of a DTensor each process writes its slice.
+    """Write tensors into a folder (a collective); each process writes its slices of DTensors.
 
     Args:
-        storage: Where the folder lies.
-        folder: Its path.
-        tensors: By name; the same names on all processes.
+        storage: Storage of the folder.
+        folder: Path of the folder.
+        tensors: Tensors by name; the same names on all processes.
         group: The processes, or None for one.
 
     Returns:
-        The files that this process wrote.
+        Records of the files that this process wrote.
 
     Raises:
-        CheckpointException: A process could not write; on all of them.
+        CheckpointException: A process could not write; raised on all.
     """
     files = _HashedFiles(storage)
     with _quiet():
         writer: Any = HuggingFaceStorageWriter(folder, save_distributed=True)
         writer.fs, writer.path = files, folder
-        writer.sync_files = False  # the storage does
+        writer.sync_files = False  # the storage syncs them
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
     return files.written
 
 
 def read_shards(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> None:
-    """Fill tensors from a folder on this machine (a collective), whatever the number of processes that wrote it.
+    """Fill tensors from a local folder, written by any number of processes (a collective).
 
     Raises:
-        CheckpointException: Names or shapes are others.
+        CheckpointException: Names or shapes differ from those in the folder.
     """
     with _quiet():
         reader = HuggingFaceStorageReader(str(folder))
@@ -61,10 +61,10 @@ def read_shards(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None)
 
 
 class _HashedFiles(FileSystemBase):
-    """The files of a storage as ``torch.distributed.checkpoint`` writes them; hashed on the way.
+    """File system for ``torch.distributed.checkpoint`` that writes to a storage and hashes files.
 
     Attributes:
-        written: What was written, by name.
+        written: Records of the written files by name.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -86,7 +86,7 @@ class _HashedFiles(FileSystemBase):
         return str(path)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Files make their folders."""
+        """Do nothing: creating a file also creates its folder."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         return self._storage.size(str(path)) is not None
@@ -103,7 +103,7 @@ class _HashedFiles(FileSystemBase):
 
 
 class _HashedStream(io.BufferedIOBase):
-    """A file that is written from its beginning to its end; the storage closes the file itself."""
+    """Sequential stream that hashes a file of a storage, which closes the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.digest = file, 0, hashlib.sha256()
@@ -122,7 +122,7 @@ class _HashedStream(io.BufferedIOBase):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that a single process is a single process."""
+    """Suppress the warning about a run on a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

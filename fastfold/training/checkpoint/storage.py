@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder, or a URL of an object store or another file system (fsspec)."""
+"""Storage of checkpoints: a folder, or a URL of an object store or another file system (fsspec)."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from fastfold.errors import ConfigError, first_line
 from fastfold.utils.atomic_files import prepare_output_directory, temporary_name
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Protocols, and the extras of this package that bring their drivers."""
+"""Extras of this package that install the drivers of a protocol."""
 
 
 class Storage(Protocol):
     """Folders of files below one place; all paths are text.
 
-    Methods raise :class:`OSError`, or whatever a driver raises.
+    Methods raise :class:`OSError`, or an error of a driver.
     """
 
     def prepare(self) -> None:
-        """Make the place, and see that files can be made there.
+        """Create the place, and check that it is writable.
 
         Raises:
-            FastFoldError: They cannot; says what to do.
+            FastFoldError: The place is not writable; the message has a remedy.
         """
 
     def names(self) -> list[str]:
-        """What lies in the place, files and folders, in any order; nothing where there is no such place."""
+        """Return the names of files and folders in the place, in any order; empty if it does not exist."""
 
     def join(self, *names: str) -> str:
-        """The path of a file or folder below the place; a path that is one already stays one."""
+        """Return the path of a file or folder below the place; absolute paths and URLs are kept."""
 
     def read(self, path: str) -> bytes:
-        """A file's contents.
+        """Read a file.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file does not exist.
         """
 
     def size(self, path: str) -> int | None:
-        """A file's length in bytes, or None if it is not there."""
+        """Return a file's length in bytes, or None if it does not exist."""
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file to write to, whose folder is made if need be."""
+        """Open a file for writing, and create its folder."""
 
     def staging(self, folder: str) -> str:
-        """Where to write what shall become ``folder``."""
+        """Return the path to write to before :meth:`publish` makes it ``folder``."""
 
     def publish(self, staging: str, folder: str) -> None:
-        """Let what was written become ``folder``, in place of what was there."""
+        """Replace ``folder`` by the written one."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, if it is there."""
+        """Remove a folder, if it exists."""
 
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file to this machine."""
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is a URL and not a path."""
+    """Return True for a URL, False for a path."""
     return "://" in place
 
 
 def open_storage(place: str) -> Storage:
-    """The storage of a folder or of a URL such as ``s3://bucket/run``, whatever fsspec knows.
+    """Open the storage of a folder or of a URL such as ``s3://bucket/run``, of any fsspec protocol.
 
     Raises:
         ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
@@ -76,7 +76,7 @@ def open_storage(place: str) -> Storage:
 
 
 class FolderStorage:
-    """See :class:`Storage`; a folder appears at once, by renaming.
+    """Storage in a local folder; renaming makes checkpoints appear atomically.
 
     Args:
         place: The path.
@@ -101,7 +101,7 @@ class FolderStorage:
 
     def read(self, path: str) -> bytes:
         """See :class:`Storage`."""
-        if not Path(path).is_file():  # a pipe would be waited for
+        if not Path(path).is_file():  # reading a pipe would block
             raise FileNotFoundError(path)
         return Path(path).read_bytes()
 
@@ -140,7 +140,7 @@ class FolderStorage:
 
 
 class UrlStorage:
-    """See :class:`Storage`; object stores rename nothing, so that what is written last has to tell what is whole.
+    """Storage at a URL; object stores cannot rename, so the file written last marks a checkpoint as complete.
 
     Args:
         place: The URL.
@@ -162,7 +162,7 @@ class UrlStorage:
                 f'{place} needs a package that is not installed ({first_line(error)}): pip install "fastfold[{extra}]"'
             ) from error
         except Exception as error:
-            raise ConfigError(f"{place} is no place for checkpoints: {first_line(error)}") from error
+            raise ConfigError(f"cannot write checkpoints to {place}: {first_line(error)}") from error
 
     def prepare(self) -> None:
         """See :class:`Storage`."""
@@ -171,10 +171,10 @@ class UrlStorage:
             with self.create(probe) as file:
                 file.write(b"\n")
             self._files.rm(probe)
-        except Exception as error:  # what drivers raise has no common base
+        except Exception as error:  # errors of drivers lack a common base
             raise ConfigError(
-                f"no checkpoint can be written to {self._place}: {first_line(error)}; see that the address is right "
-                "and that you may write there"
+                f"cannot write checkpoints to {self._place}: {first_line(error)}; check the address and your "
+                "permission to write there"
             ) from error
 
     def names(self) -> list[str]:
@@ -208,7 +208,7 @@ class UrlStorage:
         try:
             opened = self._files.open(path, "wb")
         except FileNotFoundError:
-            # Not before: where folders are nothing, that would make a bucket of a misspelt name.
+            # Only after a failure: on object stores makedirs would create a bucket from a misspelt name.
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             opened = self._files.open(path, "wb")
         with opened as file:

@@ -1,1 +1,1 @@
-"""How a run starts, is stopped, and goes on."""
+"""Start, interruption and continuation of a run."""

@@ -10,22 +10,21 @@ from typing import Any
 
 _NAMES = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-"""Signals of batch systems before the time is up, of a terminal that closes, and Ctrl-C."""
+"""Signals of batch systems before the time limit, of a closing terminal, and Ctrl-C."""
 
-_AGAIN = b"stops with a checkpoint after this step; Ctrl-C once more stops at once\n"
+_AGAIN = b"stopping with a checkpoint after this step; press Ctrl-C again to stop at once\n"
 
 
 class Interrupts:
-    """While entered, notes the first of :data:`SIGNALS` that comes; a context manager.
+    """Context manager that records the first of :data:`SIGNALS`.
 
-    A signal that is ignored stays ignored, as Ctrl-C is in background jobs. After Ctrl-C, another one has its usual
-    effect.
+    Ignored signals stay ignored, such as Ctrl-C in background jobs. A second Ctrl-C has its usual effect.
 
     Args:
-        quiet: Say nothing at Ctrl-C: for all processes but the first.
+        quiet: Print nothing at Ctrl-C, for all processes but the first.
 
     Attributes:
-        received: The signal, or None.
+        received: The recorded signal, or None.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -34,7 +33,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        with suppress(ValueError):  # not in the main thread: signals go elsewhere
+        with suppress(ValueError):  # only the main thread may set handlers
             for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)

@@ -1,4 +1,4 @@
-"""One run, one owner: a folder takes one run at a time."""
+"""Lock of a run's folder: one run at a time."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.locks import held
 
 LOCK, OWNER = ".lock", "owner.json"
-"""The lock, and who holds it or held it last."""
+"""Names of the lock file and of the file that describes its latest owner."""
 
 
 @contextmanager
 def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
-    """Keep other runs out of a run's folder. The system opens the lock when the run ends, however that happens.
+    """Lock a run's folder against other runs; the system releases the lock when the process ends.
 
     Args:
-        folder: The run's folder, which is made if it is not there.
-        context: The run's processes. The first one holds the lock, and all are refused with it.
+        folder: The run's folder, created if missing.
+        context: The run's processes. The first one holds the lock; a failure is raised on all.
 
     Raises:
-        ConfigError: A run is going on in the folder; says where.
+        ConfigError: Another run uses the folder; the message names its host and process.
         OutputError: The folder cannot be used.
-        WriteError: A file in it cannot be written, or its file system has no locks.
+        WriteError: A file in it cannot be written, or its file system does not support locks.
     """
     with ExitStack() as stack:
         problem: FastFoldError | None = None
@@ -43,7 +43,7 @@ def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
                 write_atomic(folder / OWNER, json.dumps(_this_run(), indent=1) + "\n")
             except Timeout:
                 problem = ConfigError(
-                    f"{folder} belongs to a run that is going on{_owner(folder)}; choose another trainer.out, or end "
+                    f"{folder} is in use by another run{_owner(folder)}; choose another trainer.out, or end "
                     "that run first"
                 )
             except FastFoldError as error:
@@ -63,7 +63,7 @@ def _this_run() -> dict[str, str | int]:
 
 
 def _owner(folder: Path) -> str:
-    """Who holds the lock, as far as that is known."""
+    """Return a description of the lock's owner, or an empty text."""
     try:
         owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
         return f" (process {int(owner['pid'])} on {owner['host']}, started {owner['started']})"

@@ -1,4 +1,4 @@
-"""The settings of every start of a run, and what changed between them."""
+"""Record of the settings of every start of a run, and their changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastfold.training.config import TrainConfig
 from fastfold.utils.atomic_files import write_atomic
 
 CURRENT, FOLDER = "config.yaml", "configs"
-"""The settings of the last start; and those of every start that differs from the one before, by number."""
+"""File with the settings of the last start, and folder with a numbered file for each start with changes."""
 
 _DECISIVE = ("trainer.seed", "data.", "model.")
-"""What another run is made of."""
+"""Prefixes of settings whose change makes it another run."""
 _HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.index", "data.order", "model.name")
-"""Of these, what samples and network do not depend on."""
+"""Exceptions: samples and network do not depend on these settings."""
 _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
 
 
@@ -30,9 +30,9 @@ class Change(NamedTuple):
     """A setting that differs from the last start.
 
     Attributes:
-        name: Its name.
-        before: Its value then, None if it was not there.
-        now: Its value now.
+        name: Name of the setting.
+        before: Previous value, None if it was not set.
+        now: Current value.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Change(NamedTuple):
 
     @property
     def is_decisive(self) -> bool:
-        """Whether the run becomes another one by it: seed, data or network."""
+        """True for changes of seed, data or network, which make it another run."""
         return self.name.startswith(_DECISIVE) and not self.name.startswith(_HARMLESS)
 
 
 def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] | None = None) -> list[Change]:
-    """What differs from the last start of a run; nothing if there was none.
+    """Return the changes since the last start of a run; empty for the first start.
 
     Args:
         out: The run's folder.
-        config: The settings now.
-        otherwise: Settings by name to compare with where the folder has no record: those of a checkpoint.
+        config: The current settings.
+        otherwise: Settings by name of a checkpoint, compared if the folder lacks a record.
 
     Raises:
         ConfigError: The record of the last start cannot be read.
@@ -70,8 +70,8 @@ def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] |
         )
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(
-            f"{path} cannot be read, so that nobody knows what the run was started with ({type(error).__name__}); "
-            "remove it to continue all the same"
+            f"{path} cannot be read ({type(error).__name__}), so the settings of the last start are unknown; "
+            "remove it to continue anyway"
         ) from error
     now = settings_of(config)
     return [
@@ -82,21 +82,21 @@ def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] |
 
 
 def refuse_decisive(changes: Sequence[Change]) -> None:
-    """Refuse to continue as another run.
+    """Refuse to continue with other seed, data or network.
 
     Raises:
-        ConfigError: A change is decisive; names all that are.
+        ConfigError: A change is decisive; the message names all such changes.
     """
     decisive = [str(change) for change in changes if change.is_decisive]
     if decisive:
         raise ConfigError(
             f"the run was started with other settings of seed, data or network ({'; '.join(decisive)}); choose another "
-            "trainer.out, or continue all the same with trainer.accept_changes=true"
+            "trainer.out, or continue anyway with trainer.accept_changes=true"
         )
 
 
 def record_start(out: Path, config: TrainConfig) -> None:
-    """Keep the settings of a start.
+    """Record the settings of a start.
 
     Raises:
         WriteError: A file cannot be written.
@@ -114,7 +114,7 @@ def record_start(out: Path, config: TrainConfig) -> None:
 
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """All settings of a run by their names, ``optim.lr`` for example."""
+    """Return all settings of a run by name, such as ``optim.lr``."""
     return _flat(OmegaConf.to_container(OmegaConf.structured(config)))
 
 

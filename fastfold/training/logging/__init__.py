@@ -1,1 +1,1 @@
-"""Where a run's numbers go: terminal, files, TensorBoard; and which samples it drew."""
+"""Logging of a run: terminal, files, TensorBoard, tracking services, and the record of drawn samples."""

@@ -1,4 +1,4 @@
-"""The order in which a process consumed its samples, on disk: what a resumed run repeats."""
+"""Log of the order in which a process consumed its samples; a resumed run repeats it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fastfold.utils.atomic_files import output_error
 
 
 class DrawLog:
-    """``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
+    """Log file ``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
 
     Args:
         directory: Folder of the run.
-        rank: This process.
-        ranks: Processes of the run.
+        rank: Rank of this process.
+        ranks: Number of processes.
     """
 
     def __init__(self, directory: Path, rank: int, ranks: int) -> None:
@@ -23,13 +23,13 @@ class DrawLog:
         self._ranks = ranks
         directory.mkdir(parents=True, exist_ok=True)
         self._end_a_torn_line()
-        self._file = self._path.open("ab", buffering=0)  # nothing is left to write when it is closed
+        self._file = self._path.open("ab", buffering=0)  # unbuffered, so that a killed process loses no line
 
     def write(self, step: int, draws: list[tuple[int, str]]) -> None:
-        """Record the draws ``(number, name)`` that step ``step`` is about to use.
+        """Record the draws ``(number, name)`` of step ``step`` before their use.
 
         Raises:
-            WriteError: They cannot be written.
+            WriteError: The file cannot be written.
         """
         lines = ({"step": step, "draw": number, "id": name, "ranks": self._ranks} for number, name in draws)
         left = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -40,9 +40,9 @@ class DrawLog:
             raise output_error(self._path, "write", error) from error
 
     def replay(self) -> list[int]:
-        """Draws recorded by as many processes as there are now, in their order.
+        """Return the recorded draws in order, from runs with the current number of processes.
 
-        Lines that a killed process left unfinished are passed over.
+        Incomplete lines of a killed process are skipped.
         """
         return [draw for draw, _, ranks in _lines(self._path) if ranks == self._ranks]
 
@@ -57,12 +57,12 @@ class DrawLog:
 
 
 def consumed_chains(directory: Path) -> set[str]:
-    """Names of the chains that any process of a run has trained on so far."""
+    """Return the names of the chains that any process of a run has trained on."""
     return {name for path in directory.glob("order_rank_*.jsonl") for _, name, _ in _lines(path)}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, int]]:
-    """Draw, name and number of processes of each line that is whole."""
+    """Yield draw, name and number of processes of each complete line."""
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
             line = json.loads(text)

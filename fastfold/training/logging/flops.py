@@ -1,4 +1,4 @@
-"""How many floating-point operations a step does, and how fast: matrix products, counted once for each shape."""
+"""Count and rate of a step's floating-point operations: matrix products, counted once per shape."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastfold.parallel.planner.trace import operator_cost
 
 _BETWEEN_COUNTS = 50
-"""Samples from one count to the next: seeing every operator makes a sample take a fifth longer on a CPU."""
+"""Minimum number of samples between two counts, because counting slows a sample down."""
 
 
 class _Counting(TorchDispatchMode):
-    """Sees every operator of the forward and backward pass."""
+    """Dispatch mode that adds up the operations of every operator, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class _Counting(TorchDispatchMode):
 
 
 class FlopCounter:
-    """Counts what this process computes for the samples of a step.
+    """Counter of this process's operations for the samples of a step.
 
-    What is counted are the matrix products that are carried out (``torch.utils.flop_counter``, and of fused operators
-    what they declare), two operations for each multiply-add: forward, recycling, recomputation and backward, without
-    the optimizer. The count of a sample is kept for all others of its shape.
+    Counts the matrix products of forward, recycling, recomputation and backward, without the optimizer
+    (``torch.utils.flop_counter``, and the declared cost of fused operators). A multiply-add is two operations. Samples
+    of one shape are counted once.
 
     Args:
-        enabled: Whether to count; compiled code cannot be seen.
+        enabled: True to count; operators in compiled code cannot be counted.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -50,11 +50,11 @@ class FlopCounter:
 
     @contextmanager
     def sample(self, arrays: Mapping[str, np.ndarray], residues: int, recycles: int) -> Iterator[None]:
-        """Inside the block one sample is computed, forward and backward.
+        """Count the operations of one sample, forward and backward, computed inside the block.
 
         Args:
             arrays: The sample.
-            residues: Its length.
+            residues: Length of the sample.
             recycles: Recycling iterations.
         """
         self._since += 1
@@ -70,20 +70,20 @@ class FlopCounter:
             self._residues += residues
 
     def take(self) -> tuple[float, int]:
-        """Operations of the samples since the last call whose shapes are known, and how many residues they have."""
+        """Return operations and residues of the samples with known shapes since the last call."""
         found = self._flops, self._residues
         self._flops, self._residues = 0.0, 0
         return found
 
 
 def flop_rates(flops: float, counted: float, seconds: float, devices: int) -> dict[str, float]:
-    """Operations per second of a step, as they are logged; nothing if none was counted.
+    """Return a step's operations per second under the names of logs; empty if none was counted.
 
     Args:
-        flops: Operations of samples whose shapes are known, over all processes.
-        counted: Their share of the step's residues, 0 to 1; the others are taken to cost as much for each residue.
-        seconds: Of the step, waiting and the optimizer included.
-        devices: Processes of the run.
+        flops: Operations of samples with known shapes, over all processes.
+        counted: Their share of the step's residues, 0 to 1; other samples count the same per residue.
+        seconds: Duration of the step, with waiting and the optimizer.
+        devices: Number of processes.
     """
     if not counted or not seconds:
         return {}

@@ -1,7 +1,7 @@
-"""Where the numbers of a run go: JSON lines, CSV, TensorBoard, or anything else with the same three methods.
+"""Loggers of a run's numbers: JSON lines, CSV, TensorBoard, or any class with the same methods.
 
-Entries come in the order of their steps. A run that is resumed at a checkpoint does some steps again: what was written
-about these is cut off first, so that no curve has a step twice.
+Entries are in the order of steps. A resumed run repeats the steps after its checkpoint, so loggers first drop the
+entries of these steps, and no curve has a step twice.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ _RESERVED = ("step", "time", "event")
 
 
 class Logger(Protocol):
-    """A place for numbers; write your own to send them elsewhere.
+    """Destination of a run's numbers; implement it for other destinations.
 
-    A method that cannot do its work raises :class:`~fastfold.errors.OutputError`; the run goes on.
+    A method that fails raises :class:`~fastfold.errors.OutputError`; the run continues.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers after a step, by name; a slash groups names, as in ``valid/lddt_ca``."""
+        """Log numbers of a step by name; a slash groups names, as in ``valid/lddt_ca``."""
 
     def event(self, step: int, text: str) -> None:
-        """Something that happened, for a person."""
+        """Log an event as text."""
 
     def resume_from(self, step: int) -> None:
-        """Forget all entries at or after a step: it is the first that will be done again; 1 for a new run."""
+        """Drop all entries at or after a step, the next one to run; 1 for a new run."""
 
     def close(self) -> None:
         """Finish writing."""
 
 
 class JsonLinesLogger:
-    """One JSON object per line: ``step``, ``time`` (seconds since 1970), and the numbers or ``event``.
+    """Logger of one JSON object per line: ``step``, ``time`` (seconds since 1970), and the numbers or ``event``.
 
-    Numbers that are not finite are null, which JSON has and NaN is not. Every line is handed to the system at once: a
-    killed run loses none.
+    Numbers that are not finite are null, because JSON does not allow NaN. Lines are not buffered, so a killed run
+    loses none.
 
     Args:
-        path: The file; continued where it exists.
+        path: The file; appended to if it exists.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -85,10 +85,10 @@ class JsonLinesLogger:
 
 
 def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
-    """Entries of :class:`JsonLinesLogger`; a last line that is not whole is left out.
+    """Read the entries of :class:`JsonLinesLogger`; an incomplete last line is skipped.
 
     Raises:
-        InputError: The file cannot be read, or another line is none of the logger's.
+        InputError: The file cannot be read, or another line is invalid.
     """
     path = Path(path)
     try:
@@ -101,12 +101,12 @@ def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
         if entry is not None:
             entries.append(entry)
         elif number < len(lines) or line.endswith(b"\n"):
-            raise InputError("is not an entry of a training run; delete the line", path=path, line=number)
+            raise InputError("expected an entry of a training run; delete the line", path=path, line=number)
     return entries
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """The entry in a line, or None if it is none or not whole."""
+    """Return the entry in a line, or None if it is invalid or incomplete."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -116,12 +116,12 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 class CsvLogger:
-    """A table of the numbers, one row per entry, for spreadsheets; events are left out.
+    """Logger of a table with one row per entry, for spreadsheets; events are left out.
 
-    A number with a new name adds a column: the file is then written anew with a longer header, at once.
+    A new name adds a column: the file is rewritten atomically with a longer header.
 
     Args:
-        path: The file; continued where it exists.
+        path: The file; appended to if it exists.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -144,7 +144,7 @@ class CsvLogger:
         _append(self._path, _csv([row]).encode())
 
     def event(self, step: int, text: str) -> None:
-        """Has no place in a table."""
+        """Do nothing: the table holds numbers only."""
 
     def resume_from(self, step: int) -> None:
         """See :class:`Logger`."""
@@ -158,17 +158,17 @@ class CsvLogger:
         """Nothing is left to write."""
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of the file; a last row that is not whole is left out."""
+        """Read header and rows of the file; an incomplete last row is skipped."""
         text = _contents(self._path).decode("utf-8", errors="replace")
         table = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
         return (table[0], [row for row in table[1:] if row]) if table else ([], [])
 
 
 class TensorBoardLogger:
-    """TensorBoard's event files, one per session of the run; look at them with ``tensorboard --logdir DIRECTORY``.
+    """Logger of TensorBoard event files, one per start of the run; show them with ``tensorboard --logdir DIRECTORY``.
 
     Args:
-        directory: Where they lie; made when there is something to write.
+        directory: Folder of the files, created with the first entry.
     """
 
     def __init__(self, directory: AnyPath) -> None:
@@ -202,11 +202,11 @@ class TensorBoardLogger:
 
 
 class LoggerGroup:
-    """Several loggers as one. One that cannot write does not stop the others, nor the run.
+    """Group of loggers; a failing logger stops neither the others nor the run.
 
     Args:
-        loggers: What to tell everything.
-        report: Called with one sentence when a logger begins to fail.
+        loggers: The loggers.
+        report: Called with one sentence when a logger starts to fail.
     """
 
     def __init__(self, loggers: Sequence[Logger], report: Callable[[str], None]) -> None:
@@ -236,14 +236,14 @@ class LoggerGroup:
                 self._failing.discard(i)
             except OutputError as error:
                 if i not in self._failing:
-                    self._report(f"numbers are lost until this is remedied: {error}")
+                    self._report(f"numbers are lost until this is fixed: {error}")
                 self._failing.add(i)
 
 
 def _check_names(values: Mapping[str, float]) -> None:
     for name in _RESERVED:
         if name in values:
-            raise ValueError(f"no number can be named {name!r}")
+            raise ValueError(f"the name {name!r} is reserved; choose another one")
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> str:
@@ -253,7 +253,7 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _contents(path: Path) -> bytes:
-    """A file's contents; none if there is no file."""
+    """Read a file; empty if it does not exist."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -263,7 +263,7 @@ def _contents(path: Path) -> bytes:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Add to a file, which then ends in all of the data or in none of them."""
+    """Append data to a file, all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""A profile of a few steps, as a trace that Chrome and Perfetto show."""
+"""Profile of a few steps, as a trace for Chrome and Perfetto."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fastfold.errors import OutputError
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
 _BEFORE = 2
-"""Steps of a session before those that are profiled: the first ones load libraries."""
+"""Steps to skip before profiling, because the first ones load libraries."""
 
 
 class StepProfiler:
-    """Profiles steps of a session with ``torch.profiler``; a context manager.
+    """Context manager that profiles steps of a run with ``torch.profiler``.
 
     Args:
-        folder: Where the trace goes.
-        steps: How many; 0 for none.
+        folder: Folder of the trace.
+        steps: Number of steps; 0 for none.
         report: Called with one sentence when the trace is written, or cannot be.
     """
 
@@ -48,7 +48,7 @@ class StepProfiler:
             self._profile.stop()
 
     def step(self, number: int) -> None:
-        """Step ``number`` is done."""
+        """Record that step ``number`` has finished."""
         self._last = number
         if self._profile is not None:
             self._profile.step()

@@ -1,4 +1,4 @@
-"""What a person sees while a network trains: a bar and its numbers on a terminal, a line now and then elsewhere."""
+"""Progress of training: a bar with numbers on a terminal, occasional lines on other streams."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ _PARTS = {
     "masked_msa": "MSA",
     "predicted_lddt": "pLDDT",
 }
-"""Parts of the loss that are shown, in this order, where they are among the numbers."""
+"""Parts of the loss to show, in this order, if they are logged."""
 
 
 class TrainingProgress:
-    """Progress of one session of a run; a context manager.
+    """Context manager that shows the progress of a run.
 
-    On a terminal there are a bar and two lines that stay in place; elsewhere there is one line every ``every_s``
-    seconds, without control characters. A reader who goes away (the end of a pipe, a closed terminal) does not stop the
-    run.
+    A terminal shows a bar and two lines in place. Other streams get one line every ``every_s`` seconds, without
+    control characters. A closed pipe or terminal does not stop the run.
 
     Args:
-        steps: Steps of the whole run.
-        quiet: Show nothing: for all processes but the first.
-        stream: Where to write; standard error by default.
-        every_s: Seconds between lines where there is no terminal.
+        steps: Total number of steps.
+        quiet: Show nothing, for all processes but the first.
+        stream: Output stream; standard error by default.
+        every_s: Seconds between lines on other streams than terminals.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class TrainingProgress:
         self._live: _Live | None = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None  # step and time of the first update
-        self._last: tuple[int, float] | None = None  # step and seconds of training at the update before
+        self._last: tuple[int, float] | None = None  # step and seconds of training at the previous update
         self._shown = -float("inf")
 
     def __enter__(self) -> TrainingProgress:
@@ -67,14 +66,14 @@ class TrainingProgress:
             self._live = None
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if self._live is not None:
             self._guarded(self._live.print, text)
         elif self._stream is not None:
             self._guarded(lambda: print(text, file=self._stream, flush=True))
 
     def _guarded(self, write: Callable[..., None], *values: Any) -> None:
-        """Write, or from now on nothing more if nobody is there to read."""
+        """Write, and stop all output after the stream is closed."""
         try:
             write(*values)
         except (OSError, ValueError):  # ValueError: the stream is closed
@@ -83,13 +82,13 @@ class TrainingProgress:
                 live.silence()
 
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show where the run is.
+        """Show the state of the run.
 
         Args:
-            step: Steps done.
-            numbers: Numbers of the last step; shown are ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of
-                the step, ``tflops_per_s``, ``waited_s`` for the loader in the step, and ``seconds`` of training so far,
-                from which speeds follow. None has to be there.
+            step: Number of finished steps.
+            numbers: Numbers of the last step, all optional: ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues``
+                of the step, ``tflops_per_s``, ``waited_s`` for the loader in the step, and ``seconds`` of training so
+                far, from which speeds are computed.
         """
         now = time.monotonic()
         pace = self._pace(step, numbers.get("seconds", now - self._started), numbers)
@@ -105,7 +104,7 @@ class TrainingProgress:
             self.say(", ".join([f"step {step}/{self._steps}", *losses, *state, *times]))
 
     def _pace(self, step: int, seconds: float, numbers: Mapping[str, float]) -> list[str]:
-        """Speed, and the loader's share of the time, since the update before."""
+        """Return the speed and the loader's share of the time since the previous update."""
         last, self._last = self._last, (step, seconds)
         if last is None or step <= last[0] or seconds <= last[1]:
             return []
@@ -120,7 +119,7 @@ class TrainingProgress:
         return pace
 
     def _times(self, step: int, now: float) -> list[str]:
-        """Elapsed and expected time; the latter counts validations too, as they come in between."""
+        """Return elapsed and expected time; the latter includes validations."""
         times = [f"{clock(now - self._started)} elapsed"]
         if self._first is not None and step > self._first[0]:
             left = (now - self._first[1]) / (step - self._first[0]) * max(0, self._steps - step)
@@ -135,7 +134,7 @@ def _losses(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _memory() -> list[str]:
-    """Memory that the process holds, on the GPU if it uses one; nothing where the system does not tell."""
+    """Return the memory of the process, on the GPU if it uses one; empty if the system does not report it."""
     if torch.cuda.is_initialized():
         return [f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of GPU"]
     try:
@@ -147,7 +146,7 @@ def _memory() -> list[str]:
 
 
 class _Live:
-    """A bar with two lines of numbers under it, kept in place on a terminal."""
+    """Bar with two lines of numbers under it, kept in place on a terminal."""
 
     def __init__(self, console: Any, steps: int) -> None:
         from rich.live import Live
@@ -174,7 +173,7 @@ class _Live:
         self._display.stop()
 
     def silence(self) -> None:
-        """Stop without writing anything more."""
+        """Stop without further output."""
         self._console.quiet = True
         self._display.stop()
 
@@ -185,7 +184,7 @@ class _Live:
         from rich.console import Group
 
         self._bar.update(self._task, completed=step, times=", ".join(times))
-        # One line each, whatever the terminal's width: lines that wrap would jump.
+        # Wrapped lines would make the display jump, so long lines are cut.
         lines = [
             self._text(", ".join(part), no_wrap=True, overflow="ellipsis") for part in (losses, state) if part
         ]
@@ -193,11 +192,11 @@ class _Live:
 
 
 def _live(stream: IO[str], steps: int) -> _Live | None:
-    """None for a terminal that can only print."""
+    """Return the live display, or None on a terminal without cursor control."""
     from rich.console import Console
 
     class Enduring(Console):
-        """Rich's own console ends the program when its reader goes away."""
+        """Console that survives a broken pipe, on which Rich's ends the program."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True

@@ -1,8 +1,7 @@
-"""TensorBoard's event files: records of length, checksum and one protocol buffer each.
+"""TensorBoard event files: records of length, checksum and one protocol buffer each.
 
-Numbers over steps need five kinds of field, and the format has been the same since TensorFlow 0.x. Writing it here
-spares the 100 MB that TensorBoard's own package brings with it (a web server, gRPC, Pillow), which is only needed where
-the curves are looked at.
+Scalars need five kinds of field, and the format is stable. Writing it here avoids the dependency on TensorBoard's
+package with its web server, which is needed only to show the curves.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import struct
 from collections.abc import Iterator, Mapping
 
 Event = bytes
-"""A serialised ``tensorboard.Event``."""
+"""Serialised ``tensorboard.Event``."""
 
 
 def version_event(time: float) -> Event:
-    """What every file starts with.
+    """Return the first event of every file.
 
     Args:
         time: Seconds since 1970.
@@ -24,7 +23,7 @@ def version_event(time: float) -> Event:
 
 
 def scalar_event(time: float, step: int, values: Mapping[str, float]) -> Event:
-    """Numbers of one step; kept in float32, as TensorBoard has it."""
+    """Return an event with numbers of one step, in float32 as in TensorBoard."""
     summary = b"".join(
         _bytes(1, _bytes(1, tag.encode()) + _field(2, 5) + _float32(value)) for tag, value in values.items()
     )
@@ -32,7 +31,7 @@ def scalar_event(time: float, step: int, values: Mapping[str, float]) -> Event:
 
 
 def text_event(time: float, step: int, tag: str, text: str) -> Event:
-    """A text at one step, for TensorBoard's page of texts."""
+    """Return an event with a text at one step, for TensorBoard's text page."""
     string = 7  # DataType.DT_STRING
     shape = _bytes(2, _integer(1, 1))
     tensor = _integer(1, string) + _bytes(2, shape) + _bytes(8, text.encode())
@@ -42,20 +41,19 @@ def text_event(time: float, step: int, tag: str, text: str) -> Event:
 
 
 def record(event: Event) -> bytes:
-    """An event as it stands in a file."""
+    """Return the record of an event in a file."""
     length = struct.pack("<Q", len(event))
     return length + _checksum(length) + event + _checksum(event)
 
 
 def read_steps(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where records begin, and their steps; ends at the first record that is damaged or not whole.
+    """Yield offsets and steps of records, up to the first damaged or incomplete one.
 
     Args:
         data: A file's contents.
 
     Yields:
-        ``(offset, step)``; the step is 0 where the event has none. After the last sound record comes its end, with
-        step -1.
+        ``(offset, step)``; step 0 for events without one. Finally the end of the last valid record, with step -1.
     """
     offset = 0
     while len(data) - offset >= 16:
@@ -73,7 +71,7 @@ def read_steps(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _step(event: Event) -> int:
-    """Field 2 of an event, before which stands at most its time."""
+    """Return field 2 of an event, which only its time may precede."""
     position = 9 if event[:1] == _field(1, 1) else 0
     if event[position : position + 1] != _field(2, 0):
         return 0
@@ -114,12 +112,12 @@ def _bytes(number: int, value: bytes) -> bytes:
 def _float32(value: float) -> bytes:
     try:
         return struct.pack("<f", value)
-    except OverflowError:  # beyond float32
+    except OverflowError:  # out of float32's range
         return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
 
 
 def _table() -> list[int]:
-    """CRC-32C (Castagnoli, reflected) of every byte."""
+    """Return the CRC-32C (Castagnoli, reflected) of every byte."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -132,7 +130,7 @@ _CRC = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C of some bytes."""
+    """Return the CRC-32C of some bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -140,6 +138,6 @@ def crc32c(data: bytes) -> int:
 
 
 def _checksum(data: bytes) -> bytes:
-    """The checksum in a record: rotated and shifted, so that checksums of checksums are none of their own."""
+    """Return a record's checksum, masked as the format requires."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""Numbers and events of a run for Weights & Biases and MLflow, each an extra of the package.
+"""Loggers for Weights & Biases and MLflow, each an extra of the package.
 
-Both keep what they were once sent, so that after a resume the steps that are done again are there twice. Each entry
-carries its step; the run keeps its identity in a file of the output folder, so that a resume adds to it.
+Both services keep all entries, so steps that a resumed run repeats appear twice. Each entry has its step. A file in
+the output folder holds the run's identity, so that a resumed run continues it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _T = TypeVar("_T")
 
 
 class WandbLogger:
-    """Weights & Biases: https://docs.wandb.ai.
+    """Logger for Weights & Biases: https://docs.wandb.ai.
 
-    Its own variables decide where everything goes: ``WANDB_MODE=offline`` keeps it in the folder,
-    ``WANDB_API_KEY``, ``WANDB_ENTITY`` and ``WANDB_NAME`` are read as usual.
+    Configured by its usual variables: ``WANDB_MODE=offline`` writes to the folder; ``WANDB_API_KEY``, ``WANDB_ENTITY``
+    and ``WANDB_NAME`` are read too.
 
     Args:
         directory: Folder of the run.
         project: Name of the project.
-        settings: The run's settings, to be shown beside its curves.
+        settings: The run's settings, shown next to its curves.
 
     Raises:
         ConfigError: The package is not installed, or refuses to start a run.
@@ -58,7 +58,7 @@ class WandbLogger:
         _sent("Weights & Biases", lambda: self._run.log({"step": step, "event": text}))
 
     def resume_from(self, step: int) -> None:
-        """Nothing can be taken back."""
+        """Do nothing: sent entries cannot be removed."""
 
     def close(self) -> None:
         """See :class:`~fastfold.training.logging.loggers.Logger`."""
@@ -66,12 +66,12 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """MLflow: https://mlflow.org. Everything goes where ``MLFLOW_TRACKING_URI`` says, by default into the folder.
+    """Logger for MLflow: https://mlflow.org. Writes to ``MLFLOW_TRACKING_URI``, by default into the folder.
 
     Args:
         directory: Folder of the run.
         experiment: Name of the experiment.
-        settings: The run's settings, to be shown beside its curves.
+        settings: The run's settings, shown next to its curves.
 
     Raises:
         ConfigError: The package is not installed, or refuses to start a run.
@@ -108,7 +108,7 @@ class MlflowLogger:
         _sent("MLflow", lambda: self._client.set_tag(self._run, f"event/{step:08d}", text))
 
     def resume_from(self, step: int) -> None:
-        """Nothing can be taken back."""
+        """Do nothing: sent entries cannot be removed."""
 
     def close(self) -> None:
         """See :class:`~fastfold.training.logging.loggers.Logger`."""
@@ -116,20 +116,20 @@ class MlflowLogger:
 
 
 def check_tracking(packages: Sequence[str]) -> None:
-    """See that packages for tracking are there, before any process of a run begins.
+    """Check that tracking packages are installed, before the processes of a run start.
 
     Args:
         packages: ``wandb`` or ``mlflow``.
 
     Raises:
-        ConfigError: One is not; it is named with the command that installs it.
+        ConfigError: A package is not installed; the message has the command that installs it.
     """
     for package in packages:
         _installed(package)
 
 
 class _Identity:
-    """What a service calls a run, kept beside it."""
+    """Identity of a run in a tracking service, kept in the run's folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -157,12 +157,12 @@ def _installed(package: str) -> Any:
 def _started(service: str, action: Callable[[], _T]) -> _T:
     try:
         return action()
-    except Exception as error:  # their errors have no common type
+    except Exception as error:  # errors of the services lack a common type
         raise ConfigError(f"{service} cannot log this run: {first_line(error)}") from error
 
 
 def _sent(service: str, action: Callable[[], object]) -> None:
     try:
         action()
-    except Exception as error:  # their errors have no common type
+    except Exception as error:  # errors of the services lack a common type
         raise OutputError(f"{service} did not take an entry: {first_line(error)}") from error

@@ -1,1 +1,1 @@
-"""What happens to gradients and parameters in a step: accumulation, optimizer, learning rate, moving average."""
+"""Parts of an optimisation step: accumulation, optimizer, learning rate and moving average."""

@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights, by which a model is evaluated (supplement, section 1.11.7)."""
+"""Exponential moving average of the weights, used for evaluation (supplement, section 1.11.7)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from fastfold.parallel.data_parallel.guarded_step import keep_unless
 
 
 class ExponentialMovingAverage:
-    """Keeps ``average = decay * average + (1 - decay) * parameter`` of every parameter that trains.
+    """Average ``average = decay * average + (1 - decay) * parameter`` of every trained parameter.
 
-    The average is float32, whatever the parameters are: at a decay of 0.999 bfloat16 would round most updates away.
-    A parameter that several layers share is averaged once. Parameters that are frozen when the average is made, and
-    all buffers, are the model's own in training and in evaluation.
+    The average is float32 for parameters of any dtype: at a decay of 0.999 bfloat16 would round most updates away.
+    A parameter that several layers share is averaged once. Parameters that are frozen when the average is created, and
+    all buffers, are not averaged.
 
     Args:
-        model: The network; its parameters' values are where the average starts.
-        decay: Share of the old average that stays at an update.
-        warm_up: Use a smaller decay, ``(1 + n) / (10 + n)`` at update ``n``, as long as that is less: the average
-            then leaves the initial weights behind sooner. Not in the supplement.
+        model: The network; the average starts from its parameters.
+        decay: Share of the old average that an update keeps.
+        warm_up: Use the decay ``(1 + n) / (10 + n)`` at update ``n`` while it is smaller, so that the average forgets
+            the initial weights sooner. Not in the supplement.
 
     Attributes:
-        reach: Context in which the parameters are plain tensors, entered whenever they are read or written. To be set
-            by whoever moves them about.
+        reach: Context in which the parameters are plain tensors, entered for reads and writes. Memory managers set it.
 
     Raises:
-        ConfigError: The decay does not lie in 0 to 1.
+        ConfigError: The decay is not in 0 to 1.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999, *, warm_up: bool = False) -> None:
         if not 0 <= decay <= 1:
-            raise ConfigError(f"the decay of the average must lie in 0 to 1, got {decay}")
+            raise ConfigError(f"the decay of the average must be in 0 to 1, got {decay}")
         self._decay, self._warm_up, self._updates = decay, warm_up, 0
         self.reach: Callable[[], AbstractContextManager[None]] = nullcontext
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -46,11 +45,11 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, ok: Tensor | None = None) -> None:
-        """Take the parameters' values into the average; to be called after each optimisation step.
+        """Update the average by the parameters; call after each optimisation step.
 
         Args:
-            ok: A boolean scalar on the device: whether there is an update, without the host knowing it yet; if not,
-                :meth:`forget_update` has to be called before the next one. None for an update.
+            ok: Boolean scalar on the device: False to leave the average unchanged, before the host knows the value.
+                The caller then calls :meth:`forget_update` before the next update. None to update.
         """
         self._updates += 1
         decay = self._decay
@@ -66,26 +65,26 @@ class ExponentialMovingAverage:
                     keep_unless(ok, averages, kept)
 
     def forget_update(self) -> None:
-        """Count one update less: the last one was none."""
+        """Decrease the count of updates, after an update with a false ``ok``."""
         self._updates -= 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average itself, float32 by parameter name; filling these tensors restores a checkpoint."""
+        """Return the average, float32 tensors by parameter name; filling them restores a checkpoint."""
         return dict(self._shadow)
 
     def counters(self) -> dict[str, int]:
-        """What a checkpoint needs besides :meth:`tensors`, as JSON."""
+        """Return the state other than :meth:`tensors`, as JSON."""
         return {"updates": self._updates}
 
     def load_counters(self, counters: Mapping[str, int]) -> None:
-        """Restore what :meth:`counters` gave."""
+        """Restore the state from :meth:`counters`."""
         self._updates = int(counters["updates"])
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside the block the model computes with the average; afterwards its weights are bit by bit what they were.
+        """Replace the model's weights by the average inside the block, and restore them bit by bit.
 
-        They come back after an error or an interrupt in the block as well.
+        They are also restored after an error or an interrupt in the block.
         """
         with self.reach():
             kept = {name: p.detach().clone() for name, p in self._parameters.items()}

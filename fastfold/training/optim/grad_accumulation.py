@@ -1,4 +1,4 @@
-"""Gradients of one optimisation step: clipped sample by sample, added up over samples and processes."""
+"""Gradients of one optimisation step: clipped per sample, summed over samples and processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fastfold.utils.device import reads_are_free
 
 
 class SampleGradients:
-    """Adds up the gradients of a step's samples, each clipped on its own (supplement, section 1.11.3).
+    """Sum of the gradients of a step's samples, each clipped separately (supplement, section 1.11.3).
 
     Args:
-        gradients: How the plan adds up gradients, and what of them it keeps on this rank.
-        clip: Largest norm of one sample's gradient; longer ones are scaled down to it.
+        gradients: Reduction of gradients under the plan.
+        clip: Largest norm of one sample's gradient; larger gradients are scaled down to it.
     """
 
     def __init__(self, gradients: Replicated | FullySharded, clip: float) -> None:
@@ -25,17 +25,16 @@ class SampleGradients:
         self._totals: list[Tensor] | None = None
 
     def overlapped(self) -> AbstractContextManager[None]:
-        """Inside runs a sample's backward pass: the ranks that work on it sum its gradient meanwhile."""
+        """Return a context for a sample's backward pass, in which its ranks sum the gradient meanwhile."""
         return self._gradients.overlapped()
 
     def add_sample(self) -> Tensor:
-        """Take the parameters' ``grad`` as one sample's, and leave None in its place.
+        """Add the parameters' ``grad`` of one sample to the sum, and set it to None.
 
-        A collective of the ranks that work on this sample.
+        A collective of the ranks that work on this sample. Gradients with elements that are not finite are not added.
 
         Returns:
-            The sample's gradient norm before clipping, a float64 scalar; not finite if an element is not, and then
-            nothing is added. On a GPU the host does not wait for it.
+            The sample's gradient norm before clipping, a float64 scalar. On a GPU the host does not wait for it.
         """
         sample = self._gradients.take_sample()
         norm = self._gradients.squared_norm(sample).sqrt()
@@ -55,10 +54,10 @@ class SampleGradients:
         return norm
 
     def finish(self, samples: int) -> Tensor:
-        """Put the mean over ``samples`` samples of all ranks into ``grad``, and start over (a collective).
+        """Write the mean over ``samples`` samples of all ranks to ``grad``, and reset the sum (a collective).
 
         Returns:
-            The norm of that mean, a float64 scalar.
+            Norm of the mean, a float64 scalar.
         """
         totals = self._totals if self._totals is not None else self._gradients.zeros()
         self._totals = None
@@ -66,7 +65,7 @@ class SampleGradients:
         return self._gradients.gradient_square().sqrt()
 
     def discard(self) -> None:
-        """Forget what was added."""
+        """Discard the sum and the gradients."""
         self._totals = None
         for parameter in self._gradients.parameters.values():
             parameter.grad = None

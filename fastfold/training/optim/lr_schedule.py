@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step (supplement, section 1.11.3)."""
+"""Learning rate as a pure function of the step (supplement, section 1.11.3)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fastfold.errors import ConfigError
 
 @dataclass(frozen=True)
 class AlphaFoldSchedule:
-    """Linear warm-up from zero, a constant rate, one decay; optionally a cosine towards the end.
+    """Schedule with linear warm-up from zero, a constant rate, one decay, and optionally a final cosine.
 
     The supplement counts in samples: 0.128 million of warm-up, and a factor of 0.95 after 6.4 million. At its batch
-    size of 128 these are the 1,000 and 50,000 steps that are the defaults here; with another batch size divide the
-    samples by it. Fine-tuning starts without warm-up from half the rate.
+    size of 128 these are the default 1,000 and 50,000 steps; for another batch size divide the samples by it.
+    Fine-tuning starts without warm-up from half the rate.
 
-    There is no state: a resumed run gets the rates that the uninterrupted one would have had.
+    The schedule is stateless, so a resumed run has the rates of an uninterrupted one.
 
     Args:
         base_lr: Rate after warm-up.
         warmup_steps: Step at which the base rate is reached; 0 for none.
         decay_after: Last step before the decay, or None for no decay.
-        decay_factor: What all later rates are multiplied by.
-        total_steps: Not in the supplement, for small runs: from the end of warm-up to this step the rate falls along
-            half a cosine, and stays there; None for no cosine.
+        decay_factor: Factor of all later rates.
+        total_steps: Step at which a half cosine from the end of warm-up ends; None for no cosine. Not in the
+            supplement, for small runs.
         final_fraction: Share of the base rate at which the cosine ends.
 
     Raises:
-        ConfigError: A value has no meaning.
+        ConfigError: A value is out of range.
     """
 
     base_lr: float = 1e-3
@@ -42,11 +42,11 @@ class AlphaFoldSchedule:
         if not (self.base_lr > 0 and math.isfinite(self.base_lr)):
             raise ConfigError(f"the learning rate must be a number above 0, got {self.base_lr}")
         if self.warmup_steps < 0:
-            raise ConfigError(f"warm-up cannot take {self.warmup_steps} steps; give 0 for none")
+            raise ConfigError(f"warm-up must take at least 0 steps, got {self.warmup_steps}")
         if not 0 < self.decay_factor <= 1:
-            raise ConfigError(f"the decay factor must lie above 0 and at most at 1, got {self.decay_factor}")
+            raise ConfigError(f"the decay factor must be above 0 and at most 1, got {self.decay_factor}")
         if not 0 <= self.final_fraction <= 1:
-            raise ConfigError(f"the cosine's final fraction must lie in 0 to 1, got {self.final_fraction}")
+            raise ConfigError(f"the cosine's final fraction must be in 0 to 1, got {self.final_fraction}")
         if self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"the cosine ends at step {self.total_steps}, but warm-up lasts until step {self.warmup_steps}; "
@@ -54,10 +54,10 @@ class AlphaFoldSchedule:
             )
 
     def lr(self, step: int) -> float:
-        """Learning rate of one optimisation step.
+        """Return the learning rate of one optimisation step.
 
         Args:
-            step: Its number, counted from 1; the rate at 0 is that before the first step.
+            step: Number of the step, from 1; 0 for the rate before the first step.
         """
         lr = self.base_lr
         if step < self.warmup_steps:

@@ -1,4 +1,4 @@
-"""Muon with the matrices of one shape orthogonalised together."""
+"""Muon that orthogonalises matrices of one shape in batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-_MOST_ELEMENTS = 1 << 24  # orthogonalised together: 64 MiB of float32
+_MOST_ELEMENTS = 1 << 24  # of a batch: 64 MiB of float32
 
 
 def orthogonalise(
@@ -18,16 +18,16 @@ def orthogonalise(
 
     Args:
         matrices: ``[B, R, C]`` with ``R <= C``.
-        coefficients: Those of the first, third and fifth power.
-        steps: Iterations.
-        eps: Least Frobenius norm that a matrix is divided by.
+        coefficients: Coefficients of the first, third and fifth power.
+        steps: Number of iterations.
+        eps: Lower bound of the Frobenius norm in the division.
 
     Returns:
-        ``[B, R, C]``, in bfloat16 on GPUs; on CPUs, many of which are slow in it, in float32.
+        ``[B, R, C]``, in bfloat16 on GPUs and in float32 on CPUs, because many CPUs are slow in bfloat16.
     """
     first, third, fifth = coefficients
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # then no singular value is over 1
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # bounds all singular values by 1
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth), x, beta=first)
@@ -35,10 +35,10 @@ def orthogonalise(
 
 
 class Muon(torch.optim.Muon):
-    """PyTorch's Muon, made fast for networks of many small matrices.
+    """PyTorch's Muon, faster for networks of many small matrices.
 
-    Arguments, state, and but for rounding every step are the same. PyTorch orthogonalises one matrix after another, and
-    in bfloat16 on all devices. Updates are scaled to the size of AdamW's (``match_rms_adamw``).
+    Arguments and state are the same, and steps are equal up to rounding. PyTorch orthogonalises one matrix after
+    another, in bfloat16 on all devices. Updates are scaled to the size of AdamW's (``match_rms_adamw``).
     """
 
     @torch.no_grad()

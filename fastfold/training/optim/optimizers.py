@@ -1,4 +1,4 @@
-"""The optimizers of group ``optim``."""
+"""Optimizers of group ``optim``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fastfold.training.config import OptimConfig
 from fastfold.training.optim.muon import Muon
 
 MUON_PARTS = ("evoformer.", "extra_msa_stack.", "structure_module.")
-"""Beginnings of the names of parameters whose matrices Muon steps."""
+"""Prefixes of the names of parameters whose matrices Muon steps."""
 
 
 class MuonWithAdam(Optimizer):
-    """Muon (Jordan et al. 2024) for some matrices and AdamW for all other parameters, as one optimizer.
+    """Optimizer with Muon (Jordan et al. 2024) for some matrices and AdamW for all other parameters.
 
-    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so that both take rates of one
-    kind.
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so that their rates are
+    comparable.
 
     Args:
         named: All parameters by name.
         optim: Group ``optim``.
 
     Raises:
-        ConfigError: There is no matrix among the parameters: they are pieces of sharded ones.
+        ConfigError: The parameters have no matrix, because they are shards.
     """
 
     def __init__(self, named: Mapping[str, nn.Parameter], optim: OptimConfig) -> None:
@@ -52,12 +52,12 @@ class MuonWithAdam(Optimizer):
             weight_decay=optim.weight_decay,
         )
         super().__init__([{"params": matrices, "lr": optim.muon_lr}, {"params": rest, "lr": optim.lr}], {})
-        # One set of groups and states, whoever looks at them.
+        # Share groups and states, so that changes of rates and loaded states reach both optimizers.
         self.param_groups = self.muon.param_groups + self.adam.param_groups
         self.muon.state = self.adam.state = self.state
 
     def initialise(self) -> None:
-        """Make the state of every parameter, as the first step would find it."""
+        """Create the state of every parameter, as before the first step."""
         initialise_state(self.adam)
         for group in self.muon.param_groups:
             for parameter in group["params"]:
@@ -72,11 +72,11 @@ class MuonWithAdam(Optimizer):
 
 
 def make_optimizer(optim: OptimConfig, named: Mapping[str, nn.Parameter]) -> Optimizer:
-    """The optimizer that a run is configured with.
+    """Create the optimizer that group ``optim`` configures.
 
     Args:
         optim: Group ``optim``.
-        named: The parameters by name, as :meth:`fastfold.parallel.Parallel.optimizer` hands them out.
+        named: The parameters by name, from :meth:`fastfold.parallel.Parallel.optimizer`.
     """
     if optim.name == "muon":
         return MuonWithAdam(named, optim)
@@ -91,7 +91,7 @@ def make_optimizer(optim: OptimConfig, named: Mapping[str, nn.Parameter]) -> Opt
             weight_decay=optim.weight_decay,
             trust=optim.trust,
         )
-    # Decay of the weights apart from the moments, as in AdamW; at 0, the default, it is Adam.
+    # AdamW without weight decay, the default, is Adam.
     return torch.optim.AdamW(
         named.values(), lr=optim.lr, betas=betas, eps=optim.eps, weight_decay=optim.weight_decay
     )

@@ -1,1 +1,1 @@
-"""The page that sums a run up, with its curves and the calibration of its confidence."""
+"""Report of a run: a page with its curves and the calibration of its confidence."""

@@ -1,4 +1,4 @@
-"""Does the network know how good it is: predicted lDDT against the true one, residue by residue."""
+"""Calibration of the network's confidence: predicted against true lDDT, residue by residue."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predicted against true lDDT-CA, all of them 0 to 1.
+    """Comparison of predicted with true lDDT-CA, all from 0 to 1.
 
     Attributes:
-        residues: How many were compared.
-        pearson: Correlation over residues; NaN where one of the two does not vary.
-        bias: Mean predicted minus mean true: above 0 for a network that promises too much.
+        residues: Number of residues.
+        pearson: Correlation over residues; NaN if one of the two is constant.
+        bias: Mean predicted minus mean true lDDT: above 0 for an overconfident network.
         error: Mean absolute calibration error: the distance between mean predicted and mean true lDDT of a bin,
-            averaged over bins by their residues. 0 for a network that is right on average wherever it is asked.
-        edges: ``[bins + 1]``, borders of the bins of predicted lDDT.
-        counts: ``[bins]``, residues in each.
-        predicted: ``[bins]``, their mean predicted lDDT; NaN in an empty bin.
-        true: ``[bins]``, their mean true lDDT; NaN in an empty bin.
+            averaged over bins weighted by residues. 0 for a network whose predictions are right on average in each
+            bin.
+        edges: ``[bins + 1]``, edges of the bins of predicted lDDT.
+        counts: ``[bins]``, residues of each bin.
+        predicted: ``[bins]``, mean predicted lDDT; NaN in an empty bin.
+        true: ``[bins]``, mean true lDDT; NaN in an empty bin.
     """
 
     residues: int
@@ -41,17 +42,19 @@ def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Cal
     Args:
         predicted: ``[N]``, pLDDT divided by 100.
         true: ``[N]``, lDDT-CA per residue, of resolved residues only.
-        bins: Bins of equal width that 0 to 1 is cut into.
+        bins: Number of bins of equal width from 0 to 1.
 
     Raises:
         ValueError: The arrays differ in length, or a value is not in 0 to 1.
     """
     predicted, true = (np.asarray(x, dtype=np.float64).ravel() for x in (predicted, true))
     if predicted.shape != true.shape:
-        raise ValueError(f"{predicted.size} predicted, but {true.size} true values")
+        raise ValueError(
+            f"expected equal lengths, found {predicted.size} predicted and {true.size} true values"
+        )
     for values in (predicted, true):
-        if not np.all((values >= 0) & (values <= 1 + 1e-6)):  # false for NaN too
-            raise ValueError("lDDT lies in 0 to 1")
+        if not np.all((values >= 0) & (values <= 1 + 1e-6)):  # also false for NaN
+            raise ValueError("expected lDDT in 0 to 1, found other values")
     edges = np.linspace(0.0, 1.0, bins + 1)
     index = np.clip(np.searchsorted(edges, predicted, side="right") - 1, 0, bins - 1)
     counts = np.bincount(index, minlength=bins)
@@ -74,10 +77,10 @@ def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Cal
 
 
 def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
-    """Draw the mean true lDDT over the predicted one, with the diagonal of an honest network.
+    """Draw the mean true lDDT over the predicted one, with the diagonal of perfect calibration.
 
     Args:
-        calibration: What to draw.
+        calibration: The calibration.
         title: Text above the plot.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Curves over the steps of a run, as plots."""
+"""Plots of curves over the steps of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 Curve = tuple[np.ndarray, np.ndarray]
 """Steps ``[n]`` and values ``[n]``."""
 
-_MANY = 60  # points from which a curve is drawn smoothed, with its points behind it
+_MANY = 60  # number of points from which a curve is drawn as a smooth line over thin points
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over a window of a fiftieth of the curve, which is cut at both ends.
+    """Return the mean over a window of a fiftieth of the curve, truncated at both ends.
 
     Args:
         values: ``[n]``, all finite.
@@ -38,14 +38,14 @@ def curves_png(
     panels: bool = False,
     marks: Sequence[int] = (),
 ) -> bytes:
-    """Draw curves over the step, smoothed where they have many points.
+    """Draw curves over the step; smooth those with many points.
 
     Args:
-        curves: What to draw, by its name in the legend.
+        curves: Curves by their names in the legend.
         ylabel: Text of the vertical axis.
         logarithmic: Logarithmic vertical axis, if all values are above 0.
-        panels: Draw each curve by itself, with its name above and a vertical axis of its own.
-        marks: Steps at which something happened: vertical lines.
+        panels: Draw each curve in its own panel, with its name above and a separate vertical axis.
+        marks: Steps of events, drawn as vertical lines.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.

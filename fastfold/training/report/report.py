@@ -1,7 +1,7 @@
-"""The report of a run: its numbers and curves as one page of Markdown, made from what the run has written so far.
+"""Report of a run: its numbers and curves as one page of Markdown.
 
-Read are ``metrics.jsonl`` (:class:`~fastfold.training.logging.loggers.JsonLinesLogger`), ``validation.jsonl`` (one
-validation per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``; each
+Reads ``metrics.jsonl`` (:class:`~fastfold.training.logging.loggers.JsonLinesLogger`), ``validation.jsonl`` (one
+validation per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``. Each
 may be missing.
 """
 
@@ -34,9 +34,9 @@ _PARTS = (
     "predicted_aligned_error",
     "experimentally_resolved",
 )
-_LISTED = 20  # quarantined samples and worst chains that are named
+_LISTED = 20  # maximum number of quarantined samples and worst chains to list
 
-# File, heading, vertical axis, whether it is logarithmic, and the numbers drawn with their names in the legend.
+# File, heading, vertical axis, True for a logarithmic one, and the curves' metrics with their names in the legend.
 _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
     ("loss.png", "Loss", "loss of a step", True, {"loss": "loss"}),
     ("parts.png", "Parts of the loss", "unweighted loss", True, {name: name for name in _PARTS}),
@@ -87,15 +87,15 @@ _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report/report.md`` and its plots into a run's folder; a report that is there is replaced.
+    """Write ``report/report.md`` and its plots into a run's folder, replacing an earlier report.
 
-    The page comes last, and each file at once: a report never refers to a plot that is not there.
+    Files are written atomically, the page last, so that a report never refers to a missing plot.
 
     Args:
-        run_dir: The run's folder; the run may still be going on.
+        run_dir: The run's folder; the run may still be in progress.
 
     Returns:
-        The page.
+        Path of the page.
 
     Raises:
         InputError: The folder is not that of a run, or a file in it is damaged.
@@ -107,7 +107,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     ]
     if not known:
         raise InputError(
-            "is not the folder of a training run: it has neither config.yaml nor metrics.jsonl", path=run_dir
+            "expected the folder of a training run with config.yaml or metrics.jsonl, found neither",
+            path=run_dir,
         )
     metrics = read_json_lines(run_dir / "metrics.jsonl") if "metrics.jsonl" in known else []
     validations = read_json_lines(run_dir / "validation.jsonl") if "validation.jsonl" in known else []
@@ -115,7 +116,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     folder = prepare_output_directory(run_dir / "report")
     validation = _validation(
         validations, run_dir, folder
-    )  # first: a damaged file is refused before work is done
+    )  # first, so that a damaged file is reported before any plot is drawn
     text = [f"# Training run {_plain(run_dir.resolve().name)}", ""]
     text += _summary(metrics, quarantined)
     marks = [entry["step"] for entry in metrics if "event" in entry]
@@ -143,7 +144,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def curve(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
-    """Steps and values of one number, entries without it or without a finite value left out."""
+    """Return steps and finite values of one metric."""
     points = [(entry["step"], entry[name]) for entry in metrics if isinstance(entry.get(name), (int, float))]
     steps, values = (
         np.asarray([p[0] for p in points], np.int64),
@@ -154,7 +155,7 @@ def curve(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
-    """The table at the top."""
+    """Return the table at the top."""
 
     def last(name: str) -> float | None:
         values = curve(metrics, name)[1]
@@ -212,7 +213,7 @@ def _waiting(metrics: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder: Path) -> list[str]:
-    """The last validation: its chains, and whether the network knew how good it was."""
+    """Return the section of the last validation: its chains, and the calibration."""
     if not validations:
         (folder / "calibration.png").unlink(missing_ok=True)
         return []
@@ -250,7 +251,7 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
         "",
         f"Predicted against true lDDT-CA of {calibration.residues:,} residues: correlation {calibration.pearson:.3f}, "
         f"mean absolute calibration error {calibration.error:.3f}, bias {calibration.bias:+.3f} (above 0: the network "
-        "promises too much).",
+        "is overconfident).",
         "",
         f"The {len(worst)} chains with the lowest lDDT-CA:",
         "",
@@ -277,7 +278,7 @@ _DISTOGRAM = {
 
 
 def _by_depth(chains: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Means over the chains of a validation by the depth of their alignments; nothing without distograms."""
+    """Return a validation's means by the depth of the chains' alignments; empty without distograms."""
     columns = {"lDDT-CA": "lddt_ca", **_DISTOGRAM}
     if not any(key in chain for chain in chains for key in _DISTOGRAM.values()):
         return []
@@ -301,7 +302,7 @@ def _by_depth(chains: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
-    """What happened, and which samples could not be used."""
+    """Return the sections of events and of quarantined samples."""
     events = [(f"{e['step']:,}", _plain(str(e["event"]))) for e in metrics if "event" in e]
     text = []
     if events:
@@ -315,7 +316,7 @@ def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[
 
 
 def _quarantined(path: Path) -> list[tuple[str, str]]:
-    """Names and reasons, tab between them."""
+    """Read names and reasons, separated by a tab."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -329,6 +330,6 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[
 
 
 def _plain(text: str) -> str:
-    """Text from a file as one line that Markdown leaves alone: names of samples are other people's."""
+    """Return a text as one line with Markdown escaped, because names of samples are untrusted."""
     text = " ".join(text.split())
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#!&~$" else c for c in text)

@@ -1,1 +1,1 @@
-"""What a run trains and validates on: found in folders, kept in an index, or packed into one file."""
+"""Training and validation sets of a run: scanned from folders, kept in an index, or packed into one file."""

@@ -1,4 +1,4 @@
-"""Packed sets of a run: built once with the settings that choose entries, then trained on with the same ones."""
+"""Packed sets: built once with the settings that select entries, then used with the same settings."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def build_packed(
     complexes: bool,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Pack the chains or complexes of a run with all that their samples are made of into one file.
+    """Pack the chains or complexes of a run, with all inputs of their samples, into one file.
 
     Args:
-        config: Group ``data``; its filters, splits and weights are those of the file.
+        config: Group ``data``; its filters, splits and weights are fixed in the file.
         out: The file.
         validate_chains: Maximum number of chains to validate on.
-        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
-        say: Told how far it is, and what was left out.
+        complexes: True if an entry is a whole structure file, as for multimer networks.
+        say: Called with progress and the entries that are left out.
 
     Raises:
-        ConfigError: A folder or split does not exist, no chain is left, or none can be used.
+        ConfigError: A folder or split does not exist, no chain passes the filters, or none can be used.
         InputError: A table cannot be read.
         WriteError: The file cannot be written.
     """
     if is_packed(config.directory):
-        raise ConfigError(f"{config.directory!r} is a packed set already; data.directory is what to pack")
+        raise ConfigError(f"expected a folder in data.directory, found the packed set {config.directory!r}")
     prepare_output_directory(Path(out).parent)
     source = open_source(config, validate_chains, complexes=complexes)
     cache = None if config.cache is None else FeatureCache(config.cache)
-    # Residues are masked when they are read, so that their limit can still be chosen.
+    # Without masking: residues are masked when a run reads them, so that its settings choose the limit.
     reader = EntryReader(cache, min_plddt=-math.inf)
     say(source.train.summary())
     scanned = to_scanned(source)
@@ -59,4 +59,4 @@ def build_packed(
     for name, reason in failed[:3]:
         say(f"left out: {name}: {reason}")
     if len(failed) > 3:
-        say(f"left out: {len(failed) - 3:,} more, which the runs that use the set list in quarantine.tsv")
+        say(f"left out: {len(failed) - 3:,} more; runs with this set list them in quarantine.tsv")

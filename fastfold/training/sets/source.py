@@ -1,4 +1,4 @@
-"""The chains of a run, or its complexes: found by a look at the folders, or in the index that keeps what it found."""
+"""Chains or complexes of a run, from a scan of the folders, an index or a packed set."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _FILTERS = (
     "min_resolved",
 )
 _FIXED = ("train_split", "valid_split", "oversample", "depth_weights", *_FILTERS)
-"""Settings that choose the entries of a packed set."""
+"""Settings that select the entries of a packed set."""
 _USELESS = ("alignments", "cache", "distillation", "distillation_alignments", "duplicates", "index")
 _NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetch", "workers")
-"""Settings that a scan does not depend on; of all others it is taken to."""
+"""Settings that do not change the result of a scan; all others invalidate an index."""
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """The chains of a run, or complexes for a multimer network.
+    """Chains of a run, or complexes for a multimer network.
 
     Attributes:
-        train: What is trained on, after filters.
-        distillation: Predicted structures that are mixed in, or None.
-        valid: What to validate on; may be empty.
-        unreadable: Names and reasons of structures that were found but cannot be used.
+        train: Training entries after filters.
+        distillation: Predicted structures to mix in, or None.
+        valid: Validation entries; may be empty.
+        unreadable: Names of structures that cannot be used, and reasons.
     """
 
     train: Filtered
@@ -57,7 +57,7 @@ class SampleSource:
     unreadable: tuple[tuple[str, str], ...]
 
     def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
-        """The endless order of draws."""
+        """Return the endless order of draws."""
         share = 0.0 if self.distillation is None else config.distillation_probability
         sets = [(self.train.entries, weights_of(self.train.entries), 1.0 - share)]
         if self.distillation is not None:
@@ -66,12 +66,12 @@ class SampleSource:
 
 
 def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
-    """Find the chains of a run: in a packed set, in an index if there is a folder for it, or by a scan.
+    """Open the training and validation set of a run from a packed set, an index or a scan.
 
     Args:
         config: Group ``data``.
         validate_chains: Maximum number of chains to validate on; spread evenly over the split.
-        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
+        complexes: True if an entry is a whole structure file, as for multimer networks.
 
     Raises:
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
@@ -92,7 +92,7 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
 
 
 def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) -> dict[str, Any]:
-    """Settings that are those of a packed set, by the names that users know, in JSON's types."""
+    """Return the settings that a packed set fixes, by their option names, in JSON types."""
     settings = {f"data.{name}": getattr(config, name) for name in _FIXED}
     settings |= {
         "trainer.validate_chains": validate_chains,
@@ -102,12 +102,11 @@ def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) ->
 
 
 def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
-    """The entries of a packed set, if it was built with the settings of this run."""
+    """Open a packed set that was built with the settings of this run."""
     for name in _USELESS:
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"data.{name} says nothing where data.directory is a packed set: the set was built with what it has; "
-                "leave it out"
+                f"data.{name} has no effect on the packed set in data.directory; remove the setting"
             )
     file = RecordFile(config.directory)
     wanted = fixed_settings(config, validate_chains, complexes)
@@ -123,11 +122,12 @@ def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> S
     if differing:
         raise ConfigError(
             f"the packed set {config.directory!r} was built with other settings ({'; '.join(differing)}); build it "
-            "again, or train with these"
+            "again, or use these settings"
         )
     if file.meta["version"] != parser_version():
         _log.warning(
-            "the packed set %s was built by other readers of structures and alignments", config.directory
+            "the packed set %s was built by other versions of the parsers",
+            config.directory,
         )
     sets = {name: EntryList(file, name) for name in file.meta["sets"]}
     source = _of_scanned(Scanned(sets, file.meta["more"]))
@@ -139,7 +139,7 @@ def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> S
 
 
 def _scanned_sources(config: DataConfig) -> list[Path]:
-    """Tables and folders that a scan reads, whether they are there or not."""
+    """Return the tables and folders that a scan reads, existing or not."""
     sources = [Path(path) for path in (config.alignments, config.duplicates) if path is not None]
     if config.distillation_alignments is not None:
         sources.append(Path(config.distillation_alignments))
@@ -153,7 +153,7 @@ def _scanned_sources(config: DataConfig) -> list[Path]:
 
 
 def to_scanned(source: SampleSource) -> Scanned:
-    """A source as sets of entries, and the rest in JSON's types."""
+    """Convert a source to sets of entries, and the rest to JSON types."""
     kept = {"train": source.train, "distillation": source.distillation}
     filtered = {name: found for name, found in kept.items() if found is not None}
     meta = {name: {"taken": found.taken, "unreadable": found.unreadable} for name, found in filtered.items()}
@@ -179,7 +179,7 @@ def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
-    """As :func:`open_source`, by a look at the folders."""
+    """Scan the folders; arguments as of :func:`open_source`."""
     filters = Filters(**{name: getattr(config, name) for name in _FILTERS})
 
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -227,7 +227,7 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
 
 
 def _resolved(entry: Entry) -> float:
-    """Share of an entry's residues whose CA has a position; reads its files."""
+    """Return the share of an entry's residues with a resolved CA; reads its files."""
     chains = read_complex(entry).chains if isinstance(entry, ComplexEntry) else (read_entry(entry).chain,)
     shares = [resolved_share(chain) for chain in chains]
     return float(np.average(shares, weights=[len(chain) for chain in chains]))

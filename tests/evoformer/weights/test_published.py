@@ -80,7 +80,7 @@ def test_names_stand_for_files(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
             "lacks params_model_2_ptm.npz, .*'fastfold weights download monomer_ptm' fetches them",
         ),
         ("multimr", "did you mean 'multimer'"),
-        ("nothing_at_all", "there is no such file or .*check the path of the weights"),
+        ("nothing_at_all", "no such file or .*check the path of the weights"),
     ],
 )
 def test_what_is_not_there_says_what_to_do(folder: Path, name: str, expected: str) -> None:

@@ -229,7 +229,7 @@ def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
     assert run.found() is None
     assert run.checkpoints.find("never") is None
     run.save(1)
-    with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start anew, remove them"):
+    with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start again, remove them"):
         run.checkpoints.find("never")
 
 

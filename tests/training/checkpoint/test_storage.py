@@ -111,7 +111,7 @@ def test_a_flipped_bit_behind_a_url_is_found(failing_files: FailingFiles):
 def test_a_place_that_takes_nothing_is_refused_before_training(failing_files: FailingFiles, tmp_path: Path):
     failing_files.left = 0
     with pytest.raises(
-        ConfigError, match=r"no checkpoint can be written to failing://bucket/a: the store is gone"
+        ConfigError, match=r"cannot write checkpoints to failing://bucket/a: the store is gone"
     ):
         Run("failing://bucket/a")
     (tmp_path / "file").touch()
@@ -133,7 +133,7 @@ def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ConfigError, match=r'pip install "fastfold\[s3\]"'):
         open_storage("s3://bucket/run")
-    with pytest.raises(ConfigError, match=r"nowhere://x is no place for checkpoints: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"cannot write checkpoints to nowhere://x: .*nowhere"):
         open_storage("nowhere://x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)

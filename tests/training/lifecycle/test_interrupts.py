@@ -39,7 +39,7 @@ def test_a_second_ctrl_c_stops_at_once(capfd: pytest.CaptureFixture[str]) -> Non
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err.count("Ctrl-C once more stops at once") == 1
+    assert capfd.readouterr().err.count("press Ctrl-C again to stop at once") == 1
 
 
 def test_other_processes_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_samples_equal_those_of_the_folders(folder: Path, complexes: bool) -> No
             assert all(np.array_equal(sample[key], other[key]) for key in sample)
             templates += int(sample["features/template_aatype"].any())
     assert templates > 2
-    assert f"{len(names)} of {len(names)} entries looked at have hits" in describe_templates(
+    assert f"{len(names)} of {len(names)} checked entries have hits" in describe_templates(
         reader, found.train.entries
     )
     assert [one.id for one in found.valid] == [one.id for one in sources.valid if "7bad" not in one.id]
@@ -119,10 +119,10 @@ def test_other_settings_are_refused(folder: Path) -> None:
         open_source(packed, 5)
     for name in ("cache", "index", "distillation", "alignments"):
         with pytest.raises(
-            ConfigError, match=rf"data\.{name} says nothing where data\.directory is a packed set"
+            ConfigError, match=rf"data\.{name} has no effect on the packed set in data\.directory"
         ):
             open_source(replace(packed, **{name: "x"}), VALIDATE)
-    with pytest.raises(ConfigError, match="is a packed set already"):
+    with pytest.raises(ConfigError, match="found the packed set"):
         build_packed(packed, folder / "other", validate_chains=VALIDATE, complexes=False)
 
 
