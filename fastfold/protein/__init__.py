@@ -1,4 +1,4 @@
-"""Residues, rigid frames, torsions, and structures; files of these in ``io``, comparisons in ``metrics``."""
+"""Residues, rigid frames, torsions and structures; ``io`` has file formats, ``metrics`` comparisons."""
 
 from __future__ import annotations
 

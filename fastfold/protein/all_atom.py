@@ -16,16 +16,16 @@ def _table(name: str, device: torch.device) -> Tensor:
     if (name, device) in _TABLES:
         return _TABLES[name, device]
     table = torch.as_tensor(np.asarray(getattr(rc, name)), device=device)
-    if type(table) is Tensor:  # not one that only lives while something is traced
+    if type(table) is Tensor:  # fake tensors exist only during tracing
         _TABLES[name, device] = table
     return table
 
 
 def lookup(name: str, aatype: Tensor, like: Tensor | None = None) -> Tensor:
-    """Rows of a table of :mod:`fastfold.protein.residue_constants` for residue types ``[*]``.
+    """Return rows of a table of :mod:`fastfold.protein.residue_constants` for residue types ``aatype [*]``.
 
-    Types past 20 (gaps) read the unknown residue's row. Floating tables take the dtype of ``like``; index tables
-    become int64.
+    Types past 20 (gaps) get the unknown residue's row. Rows of floating tables have the dtype of ``like``, rows of
+    index tables are int64.
     """
     rows = _table(name, aatype.device)[aatype.long().clamp(max=rc.unk_restype_index)]
     if rows.dtype.is_floating_point:
@@ -41,27 +41,27 @@ def gather_atoms(atoms: Tensor, index: Tensor) -> Tensor:
 
 
 def atom14_to_atom37(atom14: Tensor, aatype: Tensor) -> Tensor:
-    """Spread ``[*, N, 14, ...]`` over the atom37 slots ``[*, N, 37, ...]``; absent atoms are zero."""
+    """Scatter ``atom14 [*, N, 14, ...]`` to atom37 slots ``[*, N, 37, ...]``; absent atoms are zero."""
     mask = lookup("restype_atom37_mask", aatype, atom14)
     atom37 = gather_atoms(atom14, lookup("restype_atom37_to_atom14", aatype))
     return atom37 * mask.reshape(*mask.shape, *(1,) * (atom37.dim() - mask.dim()))
 
 
 def pseudo_beta(aatype: Tensor, positions: Tensor) -> Tensor:
-    """Position ``[*, N, 3]`` of the beta carbon (alpha carbon for glycine) from atom37 ``[*, N, 37, 3]``, Å."""
+    """Return positions ``[*, N, 3]`` of CB (CA for glycine) from atom37 ``[*, N, 37, 3]``, in Å."""
     glycine = (aatype == rc.restype_order["G"]).unsqueeze(-1)
     ca, cb = (positions[..., rc.atom_order[name], :] for name in ("CA", "CB"))
     return torch.where(glycine, ca, cb)
 
 
 def pseudo_beta_mask(aatype: Tensor, mask: Tensor) -> Tensor:
-    """Whether the pseudo beta atom exists ``[*, N]``, from the atom37 mask ``[*, N, 37]``."""
+    """Return 1 for residues ``[*, N]`` with a pseudo beta atom, from the atom37 mask ``[*, N, 37]``."""
     ca, cb = (mask[..., rc.atom_order[name]] for name in ("CA", "CB"))
     return torch.where(aatype == rc.restype_order["G"], ca, cb)
 
 
 def _chi_mask(aatype: Tensor, mask: Tensor) -> Tensor:
-    """Chi angles ``[*, N, 4]`` whose four atoms all exist, from the atom37 mask ``[*, N, 37]``."""
+    """Return 1 for chi angles ``[*, N, 4]`` whose four atoms all exist, from the atom37 mask ``[*, N, 37]``."""
     index = lookup("chi_atom_indices", aatype)
     present = gather_atoms(mask, index.flatten(-2)).unflatten(-1, (4, 4)).prod(-1)
     return lookup("chi_angles_mask", aatype, mask) * present
@@ -75,14 +75,14 @@ def _chi_atoms(aatype: Tensor, positions: Tensor) -> Tensor:
 def atom37_to_torsion_angles(
     aatype: Tensor, positions: Tensor, mask: Tensor, *, placeholder_for_undefined: bool
 ) -> dict[str, Tensor]:
-    """All seven torsion angles of each residue (supplement, section 1.2.9 and Table 2).
+    """Compute the seven torsion angles of each residue (supplement, section 1.2.9 and Table 2).
 
     Args:
         aatype: ``[*, N]`` residue types.
         positions: ``[*, N, 37, 3]`` in Å.
         mask: ``[*, N, 37]``.
-        placeholder_for_undefined: Give undefined angles (sin, cos) = (1, 0), as the official program does where its
-            ``zero_init`` is off; otherwise they hold what the formula yields.
+        placeholder_for_undefined: Set undefined angles to (sin, cos) = (1, 0), as the official program does without
+            ``zero_init``; otherwise they have the value of the formula.
 
     Returns:
         ``torsion_angles_sin_cos`` and ``alt_torsion_angles_sin_cos`` ``[*, N, 7, 2]`` (sine first; order
@@ -116,7 +116,7 @@ def atom37_to_torsion_angles(
     fourth = frames.invert_apply(atoms[..., 3, :])
     sin_cos = torch.stack([fourth[..., 2], fourth[..., 1]], -1)
     sin_cos = sin_cos / torch.sqrt(sin_cos.square().sum(-1, keepdim=True) + 1e-8)
-    # Psi is measured at the oxygen, which lies opposite the next nitrogen.
+    # Psi is measured at the oxygen, which is opposite the next nitrogen.
     sign = torch.ones(7, dtype=sin_cos.dtype, device=sin_cos.device)
     sign[2] = -1.0
     sin_cos = sin_cos * sign[:, None]
@@ -137,7 +137,9 @@ def atom37_to_torsion_angles(
 
 
 def chi_angles(aatype: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Side-chain dihedral angles in radians and their mask, both ``[*, N, 4]``, as the multimer network has them.
+    """Compute side-chain dihedral angles in radians and their mask, both ``[*, N, 4]``.
+
+    In the multimer network's convention.
 
     Args:
         aatype: ``[*, N]`` residue types.
@@ -153,7 +155,7 @@ def chi_angles(aatype: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor,
 
 
 def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -> Rigid:
-    """Global frames of the eight rigid groups of each residue (supplement Algorithm 24).
+    """Compute global frames of the eight rigid groups of each residue (supplement Algorithm 24).
 
     Args:
         aatype: ``[*, N]``.
@@ -176,7 +178,7 @@ def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -
         -2,
     )
     local = Rigid(default[..., :3, :3] @ about_x, default[..., :3, 3])
-    # The frames of chi2 to chi4 are given relative to the group before them.
+    # The default frames of chi2 to chi4 are relative to the previous group.
     groups = [local[..., i] for i in range(8)]
     for i in (5, 6, 7):
         groups[i] = groups[i - 1].compose(groups[i])
@@ -187,7 +189,7 @@ def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -
 
 
 def frames_to_atom14(aatype: Tensor, frames: Rigid) -> Tensor:
-    """Atom positions ``[*, N, 14, 3]`` in Å from the rigid group frames ``[*, N, 8]`` (Algorithm 24, line 11)."""
+    """Compute atom positions ``[*, N, 14, 3]`` in Å from rigid group frames ``[*, N, 8]`` (Algorithm 24, line 11)."""
     group = lookup("restype_atom14_to_rigid_group", aatype)
     rotation = gather_atoms(frames.rotation, group)
     translation = gather_atoms(frames.translation, group)

@@ -1,4 +1,4 @@
-"""``Hydrogens``: the hydrogens of a structure, which the atom37 layout has no place for."""
+"""``Hydrogens``: hydrogens of a structure, which the atom37 layout does not include."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Hydrogens:
     """Hydrogens of a :class:`~fastfold.protein.protein.Protein`, ``H`` of them, in the order of its residues.
 
     Attributes:
-        residues: ``[H]`` int32, the residue of each as a place in the protein's arrays, never decreasing.
-        names: ``H`` atom names of the PDB, ``HA`` or ``HG21`` for example.
+        residues: ``[H]`` int32, index of each hydrogen's residue in the protein's arrays, not decreasing.
+        names: ``H`` atom names of the PDB, such as ``HA`` or ``HG21``.
         positions: ``[H, 3]`` float32, in Å.
 
     Raises:
@@ -39,5 +39,5 @@ class Hydrogens:
         object.__setattr__(self, "positions", positions)
 
     def __len__(self) -> int:
-        """Number of hydrogens."""
+        """Return the number of hydrogens."""
         return len(self.names)

@@ -1,4 +1,4 @@
-"""What chains and residues of a structure are called in files and messages."""
+"""Names of a structure's chains and residues in files and messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastfold.protein.structure import ChainStructure, Structure
 
 @dataclass(frozen=True)
 class AuthorNames:
-    """Names of chains and residues as the authors of a structure gave them.
+    """Names of chains and residues by the authors of a structure.
 
     Attributes:
         chain_ids: Name of each chain.
-        numbers: Number of each residue with its insertion code, ``52`` or ``52A``; empty where it is unknown,
-            which no residue with atoms is.
+        numbers: Number of each residue with its insertion code, ``52`` or ``52A``; empty if unknown (only for
+            residues without atoms).
         residues: Name of each residue in the file, for messages; empty for one without atoms.
     """
 
@@ -26,15 +26,15 @@ class AuthorNames:
     residues: tuple[str, ...] = field(default=(), compare=False)
 
     def split_number(self, residue: int) -> tuple[int, str]:
-        """Number and insertion code of a residue (which may be empty)."""
+        """Return number and insertion code of a residue; the code may be empty."""
         match = re.fullmatch(r"(-?\d+)(.*)", self.numbers[residue])
         if match is None:
-            raise ValueError(f"residue {residue} has no number: {self.numbers[residue]!r}")
+            raise ValueError(f"residue {residue}: expected a number, found {self.numbers[residue]!r}")
         return int(match[1]), match[2]
 
 
 def author_names(structure: Structure) -> AuthorNames:
-    """The names in a structure file that was read, in the order of its chains."""
+    """Return the names in a structure's file, in the order of its chains."""
     return AuthorNames(
         chain_ids=tuple(chain.chain_id for chain in structure.chains),
         numbers=tuple(number for chain in structure.chains for number in _numbers(chain)),
@@ -43,7 +43,7 @@ def author_names(structure: Structure) -> AuthorNames:
 
 
 def _numbers(chain: ChainStructure) -> list[str]:
-    """Numbers of all residues; one without atoms counts on from the one before it, if that number is free."""
+    """Return numbers of all residues; those without atoms continue a neighbour's number if it is unused."""
     numbers = list(chain.author_numbers)
     taken = set(numbers)
     for i in range(1, len(numbers)):
@@ -68,12 +68,12 @@ def default_names(protein: Protein) -> AuthorNames:
 
 
 def residue_label(protein: Protein, residue: int, names: AuthorNames | None = None) -> str:
-    """A residue as messages name it: ``LYS 15 of chain A``.
+    """Return the name of a residue for messages: ``LYS 15 of chain A``.
 
     Args:
         protein: The structure.
-        residue: Place in its arrays.
-        names: Names of its chains and residues; by default A, B, ... and ``protein.residue_index``.
+        residue: Index in its arrays.
+        names: Names of its chains and residues; None for A, B, ... and ``protein.residue_index``.
     """
     chain = int(protein.chain_index[residue])
     if names is None:

@@ -1,7 +1,7 @@
 """The ``Protein`` value object: the atoms of one structure as plain arrays.
 
-Everything that reads or writes structure files goes through it. Residues of one chain stand together and
-chains are counted from 0 in the order of the arrays, so that a chain is a slice.
+All readers and writers of structure files use it. Residues of one chain are contiguous and chains are numbered from 0
+in the order of the arrays, so that a chain is a slice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
 
 PDB_CHAIN_IDS = string.ascii_uppercase + string.ascii_lowercase + string.digits
-"""The 62 one-letter chain names that a PDB file can tell apart."""
+"""The 62 one-letter chain names of PDB files."""
 
 
 def chain_name(index: int) -> str:
-    """Name of the chain with this index: A-Z, a-z, 0-9, and then AA, AB, ..., A9, BA, ... (mmCIF only)."""
+    """Return the name of a chain: A-Z, a-z, 0-9, and then AA, AB, ..., A9, BA, ... (mmCIF only)."""
     name, number = "", index + 1
     while number:
         number, letter = divmod(number - 1, len(PDB_CHAIN_IDS))
@@ -31,11 +31,11 @@ def chain_name(index: int) -> str:
 class Protein:
     """Atoms of a structure with ``N`` residues in the atom37 layout.
 
-    Arrays are converted to the types below, without a copy where they have them already.
+    Arrays are converted to the types below, without a copy if they have these types.
 
     Attributes:
         atom_positions: ``[N, 37, 3]`` float32, in Å; meaningless where ``atom_mask`` is 0.
-        atom_mask: ``[N, 37]`` float32, 1 where the atom is present. A residue may have no atom at all.
+        atom_mask: ``[N, 37]`` float32, 1 for present atoms. A residue may lack all atoms.
         aatype: ``[N]`` int32, residue types 0-20.
         residue_index: ``[N]`` int32, residue numbers as printed (usually counted from 1), unique in a chain.
         chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on, without a gap.
@@ -71,7 +71,7 @@ class Protein:
         if n == 0:
             raise ValueError("a Protein needs at least one residue")
         if self.aatype.min() < 0 or self.aatype.max() > rc.unk_restype_index:
-            raise ValueError("Protein.aatype must lie in 0..20")
+            raise ValueError("Protein.aatype must be in 0..20")
         steps = np.diff(self.chain_index)
         if self.chain_index[0] != 0 or np.any((steps != 0) & (steps != 1)):
             raise ValueError("Protein.chain_index must count 0, ..., 0, 1, ..., 1, ... without a gap")
@@ -79,7 +79,7 @@ class Protein:
             raise ValueError("Protein.residue_index repeats a number within a chain")
 
     def __len__(self) -> int:
-        """Number of residues."""
+        """Return the number of residues."""
         return len(self.aatype)
 
     @property
@@ -95,7 +95,7 @@ class Protein:
 
 
 def check_writable(protein: Protein) -> None:
-    """Refuses a structure that no file should ever hold.
+    """Check that a structure has atoms and finite values, before it is written.
 
     Raises:
         OutputError: No residue has an atom, or a position or B-factor of a present atom is not finite.
@@ -103,7 +103,7 @@ def check_writable(protein: Protein) -> None:
     present = protein.atom_mask > 0.5
     if not present.any():
         raise OutputError(
-            "the structure has no atoms (a sequence of unknown residues, X, has none to predict); "
+            "the structure has no atoms, because its sequence has only unknown residues (X); "
             "give a sequence with at least one of the twenty amino acids"
         )
     finite = np.isfinite(protein.atom_positions).all(-1) & np.isfinite(protein.b_factors)
@@ -112,7 +112,7 @@ def check_writable(protein: Protein) -> None:
         residue, atom = bad[0]
         where = f"chain {chain_name(int(protein.chain_index[residue]))}"
         raise OutputError(
-            f"{len(bad)} atoms have no finite position or B-factor, the first is {rc.atom_types[atom]} of "
+            f"{len(bad)} atoms without a finite position or B-factor, the first is {rc.atom_types[atom]} of "
             f"{rc.resnames[protein.aatype[residue]]} {protein.residue_index[residue]} in {where}: "
             "the prediction failed and is not written; try --precision fp32 and check the weights"
         )

@@ -1,7 +1,7 @@
-"""The twenty amino acids as the network sees them: atoms, ideal geometry, and index tables.
+"""Constants of the twenty amino acids: atoms, ideal geometry, and index tables.
 
-The numbers live in ``residue_constants.json`` and ``stereochemistry.json`` next to this file; this module
-turns them into arrays once, at import. Indices follow AlphaFold: residue types 0-19 in the order
+The numbers are in ``residue_constants.json`` and ``stereochemistry.json`` next to this file; this module
+converts them to arrays at import. Indices follow AlphaFold: residue types 0-19 in the order
 ``ARNDCQEGHILKMFPSTWYV``, 20 is unknown, 21 (alignments only) is a gap, 22 a masked position. Atom layouts
 are ``atom37`` (one slot per atom name) and ``atom14`` (the atoms of a residue, densely packed). Every residue
 is built from eight rigid groups: backbone, pre-omega, phi, psi, chi1 to chi4 (AlphaFold supplement, Table 2).
@@ -55,7 +55,7 @@ between_res_cos_angles_ca_c_n: tuple[float, float] = tuple(_PEPTIDE["cos_ca_c_n"
 
 
 def _frame(ex: np.ndarray, ey: np.ndarray, origin: np.ndarray) -> np.ndarray:
-    """4x4 transform with x axis along ``ex``, y axis in the plane of ``ex`` and ``ey``."""
+    """Return the 4x4 transform with x axis along ``ex``, y axis in the plane of ``ex`` and ``ey``."""
     x = ex / np.linalg.norm(ex)
     y = ey - np.dot(ey, x) * x
     y = y / np.linalg.norm(y)
@@ -65,9 +65,9 @@ def _frame(ex: np.ndarray, ey: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def _default_frames(residue: dict[str, Any]) -> np.ndarray:
-    """Each rigid group's frame ``[8, 4, 4]`` in its parent's frame, all torsion angles zero.
+    """Return each rigid group's frame ``[8, 4, 4]`` in its parent's frame, with torsion angles of zero.
 
-    Groups that the residue does not have are zero matrices, as in AlphaFold's table.
+    Missing groups are zero matrices, as in AlphaFold's table.
     """
     pos = {name: np.array(xyz) for name, _, xyz in residue["atoms"]}
     frames = np.zeros((8, 4, 4))
@@ -91,7 +91,7 @@ restype_atom14_names: list[list[str]] = [
 restype_atom14_to_atom37 = np.array(
     [[atom_order.get(name, 0) for name in names] for names in restype_atom14_names], np.int32
 )
-"""``[21, 14]``: atom37 slot of each atom14 slot (0 where there is no atom)."""
+"""``[21, 14]``: atom37 slot of each atom14 slot (0 for empty slots)."""
 restype_atom14_mask = np.array([[bool(n) for n in names] for names in restype_atom14_names], np.float32)
 restype_atom37_to_atom14 = np.zeros((21, 37), np.int32)
 restype_atom37_mask = np.zeros((21, 37), np.float32)
@@ -108,7 +108,7 @@ chi_atom_indices = np.zeros((21, 4, 4), np.int32)
 restype_rigidgroup_mask = np.zeros((21, 8), np.float32)
 restype_rigidgroup_base_atom37 = np.zeros((21, 8, 3), np.int32)
 """``[21, 8, 3]``: atom37 indices of the three atoms that span each rigid group's frame."""
-for _g, _base in {0: ("C", "CA", "N"), 3: ("CA", "C", "O")}.items():  # unknown residues have a backbone too
+for _g, _base in {0: ("C", "CA", "N"), 3: ("CA", "C", "O")}.items():  # also for unknown residues
     restype_rigidgroup_mask[:, _g] = 1.0
     restype_rigidgroup_base_atom37[:, _g] = [atom_order[name] for name in _base]
 
@@ -132,12 +132,12 @@ for _i, _residue in enumerate(_RESIDUES):
 
 
 def sequence_to_aatype(sequence: str) -> np.ndarray:
-    """Residue types ``[N]`` int32 of a one-letter sequence; unknown letters become 20."""
+    """Return residue types ``[N]`` int32 of a one-letter sequence; unknown letters become 20."""
     return np.array([restype_order.get(letter, unk_restype_index) for letter in sequence], np.int32)
 
 
 def aatype_to_sequence(aatype: np.ndarray) -> str:
-    """One-letter sequence of residue types ``[N]``; anything past 19 becomes ``X``."""
+    """Return the one-letter sequence of residue types ``[N]``; types past 19 become ``X``."""
     return "".join(restypes_with_x[min(int(a), unk_restype_index)] for a in aatype)
 
 

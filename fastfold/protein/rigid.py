@@ -37,22 +37,22 @@ class Rigid:
         return _rotate(self.rotation.transpose(-1, -2), points - self.translation)
 
     def compose(self, inner: Rigid) -> Rigid:
-        """The transform that applies ``inner`` first and this one after it."""
+        """Return the transform that applies ``inner`` first, then this one."""
         return Rigid(
             self.rotation @ inner.rotation, _rotate(self.rotation, inner.translation) + self.translation
         )
 
     def scale_translation(self, factor: float) -> Rigid:
-        """The same rotations with translations multiplied by ``factor`` (a change of length unit)."""
+        """Multiply translations by ``factor``, which changes the length unit."""
         return Rigid(self.rotation, self.translation * factor)
 
     @staticmethod
     def from_three_points(
         point_on_neg_x_axis: Tensor, origin: Tensor, point_on_xy_plane: Tensor, *, eps: float = 1e-8
     ) -> Rigid:
-        """Frames from three points by Gram-Schmidt (supplement Algorithm 21), points ``[*, 3]``.
+        """Build frames from three points ``[*, 3]`` by Gram-Schmidt (supplement Algorithm 21).
 
-        The x axis points from the first point to the origin, the third lies in the x-y plane. ``eps`` is added
+        The x axis points from the first point to the origin; the third point is in the x-y plane. ``eps`` is added
         to squared lengths, so that coinciding points give finite numbers.
         """
         e0 = _normalize(origin - point_on_neg_x_axis, eps)
@@ -63,7 +63,7 @@ class Rigid:
 
 
 def _rotate(rotation: Tensor, points: Tensor) -> Tensor:
-    # A sum of three products is exact float32 everywhere; a matmul may run in tf32.
+    # A sum of products is computed in float32 on every device; a matmul may run in tf32.
     return (rotation * points.unsqueeze(-2)).sum(-1)
 
 
@@ -72,7 +72,7 @@ def _normalize(v: Tensor, eps: float) -> Tensor:
 
 
 def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
-    """Rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
+    """Return rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
     w, x, y, z = quaternion.unbind(-1)
     rows = [
         torch.stack([w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)], -1),
@@ -83,7 +83,7 @@ def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
 
 
 def rotation_to_quaternion(rotation: Tensor) -> Tensor:
-    """Unit quaternions ``[*, 4]`` (w, x, y, z), up to sign, of rotation matrices ``[*, 3, 3]``."""
+    """Return unit quaternions ``[*, 4]`` (w, x, y, z), up to sign, of rotation matrices ``[*, 3, 3]``."""
     r = [[rotation[..., i, j] for j in range(3)] for i in range(3)]
     # The quaternion is the eigenvector of the largest eigenvalue of this symmetric matrix.
     k = [

@@ -1,4 +1,4 @@
-"""Value objects for experimental structures: what the readers of structure files return and training uses."""
+"""Value objects for experimental structures, returned by readers of structure files and used in training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ChainStructure:
 
     Attributes:
         chain_id: The chain's name in the file (author's name in mmCIF).
-        sequence: ``N`` one-letter residues, ``X`` for those that are none of the twenty; all residues of the
-            polymer where the file lists them (SEQRES, ``entity_poly_seq``), else those with coordinates.
-        positions: ``[N, 37, 3]`` float32 atom37 positions in Å, zero where the mask is.
-        mask: ``[N, 37]`` float32, 1 where the atom was observed.
-        residue_index: ``[N]`` int32, strictly increasing; a gap in it is a gap in the chain.
+        sequence: ``N`` one-letter residues, ``X`` for others than the twenty. All residues of the polymer if the file
+            lists them (SEQRES, ``entity_poly_seq``), else those with coordinates.
+        positions: ``[N, 37, 3]`` float32 atom37 positions in Å, zero for unobserved atoms.
+        mask: ``[N, 37]`` float32, 1 for observed atoms.
+        residue_index: ``[N]`` int32, strictly increasing; its gaps are gaps in the chain.
         b_factors: ``[N, 37]`` float32.
-        author_numbers: ``N`` residue numbers with insertion codes as the file prints them (``52``, ``52A``), empty
-            for residues that were not observed; empty altogether if the chain does not come from a file.
-        residue_names: Residue names as the file prints them, empty where ``author_numbers`` are.
+        author_numbers: ``N`` residue numbers with insertion codes as in the file (``52``, ``52A``), empty texts for
+            unobserved residues. An empty tuple if the chain is not from a file.
+        residue_names: Residue names as in the file, empty for unobserved residues.
     """
 
     chain_id: str
@@ -34,21 +34,21 @@ class ChainStructure:
     residue_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """Number of residues."""
+        """Return the number of residues."""
         return len(self.sequence)
 
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The protein chains of one structure file.
+    """Protein chains of one structure file.
 
     Attributes:
-        name: Name of the file without its endings.
+        name: Name of the file without its suffixes.
         chains: The chains in the order of the file; at least one.
-        resolution: The experiment's, in Å, or None where it is not stated (NMR, missing header).
+        resolution: Resolution of the experiment in Å, or None if not stated (NMR, missing header).
         method: Experimental method in lower case (``x-ray diffraction``), or an empty string.
         release_date: ``YYYY-MM-DD``, or an empty string.
-        warnings: What the reader had to decide, one sentence each.
+        warnings: Decisions of the reader, one sentence each.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Scores of structures: how alike two are (lDDT, TM-score, GDT, RMSD), atoms that clash, and interfaces."""
+"""Scores of structures: similarity (lDDT, TM-score, GDT, RMSD), clashes and interfaces."""

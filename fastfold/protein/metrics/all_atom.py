@@ -1,4 +1,4 @@
-"""Scores over all heavy atoms: lDDT with symmetric atoms under their better names, and clashes."""
+"""Scores over all heavy atoms: lDDT with the better naming of symmetric atoms, and clashes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastfold.protein import residue_constants as rc
 
 _THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 _BLOCK = 1 << 22
-"""Atom pairs whose distances are held at a time."""
+"""Atom pairs of a block, which limits memory."""
 
 _SYMMETRIC_ATOMS = {
     "R": [("NH1", "NH2")],
@@ -36,11 +36,10 @@ def _other_names() -> np.ndarray:
 
 
 LDDT_OTHER_NAMES = _other_names()
-"""``[21, 37]``: slot of the atom that lDDT takes for equivalent to this one, otherwise the slot itself.
+"""``[21, 37]``: slot of the atom that is equivalent in lDDT, otherwise the slot itself.
 
-These are the seven residues of Mariani et al. 2013. AlphaFold's own table (``restype_atom14_renaming``) has four: it
-keeps the names of arginine's nitrogens, and of the two methyl groups of leucine and valine, which stereochemistry
-tells apart.
+The seven residues of Mariani et al. 2013. AlphaFold's table (``restype_atom14_renaming``) has four: it keeps the names
+of arginine's nitrogens, and of the two methyl groups of leucine and valine, which stereochemistry distinguishes.
 """
 
 
@@ -54,31 +53,31 @@ def lddt_all_atom(
     cutoff: float = 15.0,
     per_residue: bool = False,
 ) -> Tensor:
-    """Local distance difference test over all heavy atoms, without the stereochemistry checks.
+    """Compute the all-atom local distance difference test (lDDT), without stereochemistry checks.
 
     Mariani et al. 2013 (doi:10.1093/bioinformatics/btt473): all distances under ``cutoff`` in the reference between
-    atoms of different residues. Where a residue has equivalent atoms (:data:`LDDT_OTHER_NAMES`) both namings of
-    the prediction are scored against the unequivocal atoms of the other residues, and the better one is used.
+    atoms of different residues. In residues with equivalent atoms (:data:`LDDT_OTHER_NAMES`) both namings of the
+    prediction are scored against the unambiguous atoms of the other residues, and the better one is used.
 
     Args:
         predicted: atom37 positions ``[N, 37, 3]`` in Å.
         reference: ``[N, 37, 3]`` in Å.
-        mask: ``[N, 37]``, 1 where the reference has the atom.
+        mask: ``[N, 37]``, 1 for atoms of the reference.
         aatype: ``[N]`` residue types of the reference.
-        predicted_mask: ``[N, 37]``, 1 where the prediction has the atom: distances to atoms that are missing there
-            count as wrong. By default it has every atom of the reference.
+        predicted_mask: ``[N, 37]``, 1 for atoms of the prediction; distances to missing ones count as wrong. None for
+            a complete prediction.
         cutoff: Reference distances under this count, in Å.
         per_residue: Return a score per residue; otherwise one for the structure.
 
     Returns:
-        ``[N]`` or a scalar in [0, 1]; 1 where no distance counts.
+        ``[N]`` or a scalar in [0, 1]; 1 if no distance counts.
     """
     present = mask > 0.5
     residue, slot = present.nonzero(as_tuple=True)
     other = torch.from_numpy(LDDT_OTHER_NAMES).to(aatype.device)[aatype.long()][residue, slot]
     true = reference[present]
     has = torch.ones_like(present) if predicted_mask is None else predicted_mask > 0.5
-    # A missing atom has no right distance: at infinity (or at NaN, from another missing one) it has none.
+    # Distances to missing atoms must count as wrong: they are infinite, or NaN between two missing ones.
     atoms = predicted.masked_fill(~has[..., None], torch.inf)
     straight, swapped = atoms[residue, slot], atoms[residue, other]
 
@@ -116,7 +115,7 @@ def count_clashes(
     *,
     tolerance: float = 1.5,
 ) -> int:
-    """Number of atom pairs of different residues that are nearer than their van der Waals radii allow.
+    """Count atom pairs of different residues that are nearer than their van der Waals radii allow.
 
     The definition of AlphaFold's violation loss (supplement, section 1.9.11): nearer than the sum of the radii less
     1.5 Å, heavy atoms only. A peptide bond is not a clash, nor are two cysteine sulphurs. (MolProbity's
@@ -125,9 +124,9 @@ def count_clashes(
     Args:
         positions: atom37 ``[N, 37, 3]`` in Å.
         mask: ``[N, 37]``, 1 where the atom is present.
-        residue_index: ``[N]`` residue numbers, which tell neighbours in a chain.
+        residue_index: ``[N]`` residue numbers; neighbours in a chain differ by 1.
         chain_index: ``[N]``.
-        tolerance: Overlap that is allowed, in Å.
+        tolerance: Allowed overlap in Å.
     """
     present = mask > 0.5
     residue, slot = present.nonzero(as_tuple=True)
@@ -205,7 +204,7 @@ def _reach(tolerance: float) -> float:
 def _near_pairs(
     points: Tensor, rows: Tensor, columns: Tensor, cutoff: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Pairs of ``points [A, 3]`` under ``cutoff``: indices out of ``rows`` and ``columns``, and distances in Å."""
+    """Yield pairs of ``points [A, 3]`` under ``cutoff``: indices from ``rows`` and ``columns``, and distances in Å."""
     if len(columns) == 0:
         return
     for block in rows.split(max(1, _BLOCK // len(columns))):
@@ -215,6 +214,6 @@ def _near_pairs(
 
 
 def _conserved(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
-    """Share ``[P]`` of the four thresholds within which the points' distances are the reference's."""
+    """Return the share ``[P]`` of the four thresholds that the distances' errors are under."""
     error = ((a - b).square().sum(-1).sqrt() - distance).abs()
     return torch.stack([(error < limit) for limit in _THRESHOLDS]).to(distance.dtype).mean(0)

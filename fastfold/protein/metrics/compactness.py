@@ -1,7 +1,7 @@
-"""Size and density of a CA trace: figures that a collapsed structure cannot pass.
+"""Size and density of a CA trace, which reveal collapsed structures.
 
-lDDT looks only at pairs that are near in the experiment, so it rewards a ball of overlapping residues. The radius of
-gyration and the number of impossibly near neighbours show such a structure at once.
+lDDT counts only pairs that are near in the experiment, so it rewards a ball of overlapping residues. The radius of
+gyration and the number of impossibly near neighbours reveal such a structure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 TOO_NEAR = 3.8
-"""CA atoms of residues that are not neighbours lie farther apart than this in nearly all experiments, in Å."""
+"""CA atoms of residues that are not neighbours are farther apart than this in nearly all experiments, in Å."""
 
 _BONDED = 2
 
@@ -23,7 +23,7 @@ def radius_of_gyration(points: Tensor, mask: Tensor) -> Tensor:
         mask: ``[*, N]``, 1 for points that count.
 
     Returns:
-        ``[*]`` in Å; 0 where no point counts.
+        ``[*]`` in Å; 0 if no point counts.
 
     Example:
         >>> radius_of_gyration(torch.tensor([[0.0, 0, 0], [2.0, 0, 0]]), torch.ones(2)).item()
@@ -44,7 +44,7 @@ def near_neighbours(points: Tensor, mask: Tensor, *, distance: float = TOO_NEAR)
         distance: Pairs below this distance in Å count, if they are more than two residues apart in the chain.
 
     Returns:
-        Neighbours per residue that counts: about 0.002 in experiments; 0 where no residue counts.
+        Neighbours per counted residue: about 0.002 in experiments; 0 if no residue counts.
     """
     at = torch.arange(len(points), device=points.device)
     apart = (at[:, None] - at).abs() > _BONDED

@@ -1,4 +1,4 @@
-"""A prediction against an experimental structure: which residues correspond, and all scores at once."""
+"""Comparison of a prediction with an experimental structure: corresponding residues, and all scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastfold.protein.protein import Protein
 
 @dataclass(frozen=True)
 class StructureScores:
-    """How near a prediction is to a reference. Scores are normalised by the whole reference.
+    """Scores of a prediction against a reference, normalised by the whole reference.
 
     Attributes:
         lddt_ca: lDDT on the alpha carbons, in [0, 1].
@@ -29,11 +29,11 @@ class StructureScores:
         tm_score: TM-score.
         gdt_ts: GDT total score, in [0, 1].
         gdt_ha: GDT high accuracy.
-        rmsd_ca: Å, over the common residues after one superposition.
-        drmsd_ca: Å, over the common residues.
+        rmsd_ca: RMSD in Å over the common residues, after one superposition.
+        drmsd_ca: dRMSD in Å over the common residues.
         clashes: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics.all_atom.count_clashes`).
-        aligned_residues: Residues whose alpha carbon both structures have.
-        reference_residues: Residues of the reference that have an alpha carbon.
+        aligned_residues: Number of residues with an alpha carbon in both structures.
+        reference_residues: Number of residues with an alpha carbon in the reference.
         lddt_ca_per_residue: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon.
     """
 
@@ -51,17 +51,17 @@ class StructureScores:
 
 
 def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
-    """Residues of two sequences that correspond, by their best alignment.
+    """Return corresponding residues of two sequences, by their best alignment.
 
-    BLOSUM62, gaps cost 11 to open and 1 to extend, and nothing at the ends, so that a construct with tags or
-    a structure with missing loops and termini finds its place.
+    BLOSUM62; gaps cost 11 to open and 1 to extend, and nothing at the ends, so that constructs with tags and
+    structures with missing loops and termini are aligned.
 
     Args:
         sequence_a: One-letter code; unknown letters count as ``X``.
-        sequence_b: Likewise.
+        sequence_b: One-letter code, as ``sequence_a``.
 
     Returns:
-        ``[K, 2]`` int64 index pairs, increasing in both columns; empty where nothing is alike.
+        ``[K, 2]`` int64 index pairs, increasing in both columns; empty if the sequences share nothing.
     """
     if sequence_a == sequence_b:
         return np.stack([np.arange(len(sequence_a))] * 2, -1)
@@ -90,17 +90,17 @@ def compare_atoms(
     predicted_residue_index: Any = None,
     predicted_chain_index: Any = None,
 ) -> StructureScores:
-    """All scores of a prediction of ``P`` residues against a reference of ``N``.
+    """Compute all scores of a prediction of ``P`` residues against a reference of ``N``.
 
     Args:
         predicted_positions: atom37 ``[P, 37, 3]`` in Å, array or tensor.
         predicted_mask: ``[P, 37]``.
         reference_positions: ``[N, 37, 3]`` in Å.
-        reference_mask: ``[N, 37]``, 1 where the experiment resolved the atom.
+        reference_mask: ``[N, 37]``, 1 for atoms that the experiment resolved.
         reference_aatype: ``[N]``.
-        pairs: ``[K, 2]``, corresponding residues (prediction, reference), for example of :func:`align_residues`.
-        predicted_residue_index: ``[P]``, for the clashes; by default residues follow each other.
-        predicted_chain_index: ``[P]``; by default one chain.
+        pairs: ``[K, 2]``, corresponding residues (prediction, reference), for example from :func:`align_residues`.
+        predicted_residue_index: ``[P]``, for the clashes; None for consecutive residues.
+        predicted_chain_index: ``[P]``; None for one chain.
 
     Raises:
         InputError: No residue has an alpha carbon in both structures.
@@ -118,7 +118,7 @@ def compare_atoms(
     aligned, length = int(common.sum()), int(resolved.sum())
     if aligned == 0:
         raise InputError(
-            "the prediction and the reference have no residue in common; "
+            "the prediction and the reference do not share a residue; "
             "check that the reference is a structure of the same protein"
         )
     cutoffs = sorted({*GDT_TS_CUTOFFS, *GDT_HA_CUTOFFS})
@@ -150,14 +150,13 @@ def compare_atoms(
 
 
 def compare_structures(prediction: Protein, reference: Protein) -> StructureScores:
-    """:func:`compare_atoms` for whole structures, whose chains are matched first.
+    """Match the chains of two structures and compute :func:`compare_atoms`.
 
-    Chains are matched in pairs, those with most identical residues first, and the first in order of equals: copies of
-    one chain keep their order, and are not tried in others. Chains that agree in less than 30% of the shorter one have
-    no partner.
+    Chains are matched in pairs, those with most identical residues first. Ties keep the order of chains, so copies of
+    one chain are not permuted. Chains that agree in less than 30% of the shorter one are not matched.
 
     Raises:
-        InputError: The structures have no residue in common.
+        InputError: The structures do not share a residue.
     """
     alignments = {}
     for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
@@ -186,6 +185,6 @@ def compare_structures(prediction: Protein, reference: Protein) -> StructureScor
 
 
 def _atoms(positions: Any, mask: Any) -> tuple[Tensor, Tensor]:
-    """Positions and mask as float32 on the host; atoms that are absent stand at the origin, whatever they held."""
+    """Return positions and mask as float32 on the host; positions of absent atoms are zero."""
     points, present = (torch.as_tensor(x).detach().float().cpu() for x in (positions, mask))
     return points.masked_fill(present[..., None] < 0.5, 0.0), (present > 0.5).float()

@@ -1,10 +1,10 @@
 """Scores of a distogram against a known structure: cross-entropy by separation, and precision of contacts.
 
-Distances are those of the distogram loss: between Cβ atoms, Cα for glycine. A pair of residues counts if both are
-resolved, once, and its separation ``j - i`` is counted in residues of the sequence, whatever their numbers in the file:
-a gap in the numbers is as often a naming convention as a loop that was not seen.
+Distances are those of the distogram loss: between Cβ atoms, Cα for glycine. A pair of residues counts once, if both
+are resolved. Its separation ``j - i`` is counted in residues of the sequence, not by residue numbers of the file,
+where a gap may be a naming convention or an unresolved loop.
 
-A distogram is symmetric, as is any other matrix of scores here: the upper triangle is read.
+Distograms and score matrices are symmetric: the upper triangle is read.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from dataclasses import dataclass
 import numpy as np
 
 BANDS = {"3_6": (3, 6), "6_12": (6, 12), "12_24": (12, 24), "24_up": (24, math.inf)}
-"""Half-open bands of separation by name: helices, turns and hairpins, and two of tertiary structure."""
+"""Half-open bands of separation by name: helices, turns and hairpins, and two bands of tertiary structure."""
 
 CONTACT_DISTANCE = 8.0
-"""Residues under this distance in Å touch each other."""
+"""Residues touch if they are under this distance, in Å."""
 
 CONTACT_SEPARATION, LONG_RANGE = 12, 24
-"""Least separations of the contacts that are scored, and of those called long-range."""
+"""Minimum separations of scored contacts, and of long-range contacts."""
 
 MIN_CONTACTS = 5
-"""Structures with fewer contacts have no precision: it would say more of them than of the scores."""
+"""Structures with fewer contacts get no precision, which would describe them rather than the scores."""
 
 _MAX_SEPARATION = 255
 
 
 @dataclass(frozen=True)
 class ContactPrecision:
-    """How many of the pairs with the highest scores are contacts; all 0 to 1.
+    """Share of contacts among the pairs with the highest scores, 0 to 1.
 
     Attributes:
-        l5: Among the best L/5 pairs, where L is the number of resolved residues.
-        l2: Among the best L/2.
-        base_rate: Among all pairs: the precision of a random choice.
+        l5: Share among the best L/5 pairs, where L is the number of resolved residues.
+        l2: Share among the best L/2.
+        base_rate: Share among all pairs: the precision of a random choice.
     """
 
     l5: float
@@ -47,12 +47,12 @@ class ContactPrecision:
 
 @dataclass(frozen=True)
 class DistogramScore:
-    """How well a distogram describes a structure.
+    """Scores of a distogram against a structure.
 
     Attributes:
         cross_entropy: Cross-entropy in nats per pair, by the names of :data:`BANDS`; bands without pairs are left out.
         contacts: Precision from :data:`CONTACT_SEPARATION` residues on; None for a structure with few contacts.
-        long_range: The same from :data:`LONG_RANGE` residues on.
+        long_range: Precision from :data:`LONG_RANGE` residues on; None for a structure with few such contacts.
     """
 
     cross_entropy: dict[str, float]
@@ -67,9 +67,9 @@ def score_distogram(
 
     Args:
         logits: ``[N, N, bins]``.
-        edges: ``[bins - 1]``, borders of the bins in Å.
+        edges: ``[bins - 1]``, edges of the bins in Å.
         beta: Cβ positions ``[N, 3]`` in Å, Cα for glycine.
-        mask: ``[N]``, 1 where that atom is resolved.
+        mask: ``[N]``, 1 for resolved atoms.
     """
     scores = contact_probabilities(logits, edges)
     return DistogramScore(
@@ -82,7 +82,7 @@ def score_distogram(
 def distogram_cross_entropy(
     logits: np.ndarray, edges: np.ndarray, beta: np.ndarray, mask: np.ndarray
 ) -> dict[str, float]:
-    """Mean cross-entropy of the true distances in nats per pair, for each of :data:`BANDS`.
+    """Return the mean cross-entropy of the true distances in nats per pair, for each of :data:`BANDS`.
 
     Args:
         logits: ``[N, N, bins]``, log-probabilities up to a constant of each pair.
@@ -91,7 +91,7 @@ def distogram_cross_entropy(
         mask: ``[N]``.
 
     Returns:
-        By the band's name; bands without pairs are left out.
+        Means by the band's name; bands without pairs are left out.
     """
     i, j = _resolved_pairs(mask, min(low for low, _ in BANDS.values()))
     chosen = logits[i, j]  # [pairs, bins]
@@ -106,13 +106,13 @@ def distogram_cross_entropy(
 def contact_probabilities(
     logits: np.ndarray, edges: np.ndarray, distance: float = CONTACT_DISTANCE
 ) -> np.ndarray:
-    """Probabilities ``[N, N]`` of being under a distance.
+    """Return the probabilities ``[N, N]`` of being under a distance.
 
-    The bin that the distance lies in counts by its part below it.
+    The bin with the distance counts by its part below the distance.
 
     Args:
         logits: ``[N, N, bins]``.
-        edges: ``[bins - 1]`` in Å, the first of them under the distance and the last one above.
+        edges: ``[bins - 1]`` in Å, the first one under the distance and the last one above.
         distance: Largest distance of a contact, in Å.
     """
     below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
@@ -124,13 +124,13 @@ def contact_probabilities(
 def contact_precision(
     scores: np.ndarray, beta: np.ndarray, mask: np.ndarray, min_separation: int = CONTACT_SEPARATION
 ) -> ContactPrecision | None:
-    """Share of contacts among the pairs with the highest scores.
+    """Return the share of contacts among the pairs with the highest scores.
 
     Args:
-        scores: ``[N, N]``; a higher one promises a contact.
+        scores: ``[N, N]``, higher for more likely contacts.
         beta: ``[N, 3]`` in Å.
         mask: ``[N]``.
-        min_separation: Pairs at least so far apart in the sequence count.
+        min_separation: Minimum separation of counted pairs in the sequence.
 
     Returns:
         None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation.
@@ -147,10 +147,10 @@ def contact_precision(
 
 @dataclass(frozen=True, eq=False)
 class SeparationPrior:
-    """What the separation alone says about a distance: the distogram of a network that has learnt nothing else.
+    """Distogram that depends on the separation only: the baseline of a network without other knowledge.
 
     Attributes:
-        log_probabilities: ``[256, bins]`` by separation; the last row is that of 255 and more.
+        log_probabilities: ``[256, bins]`` by separation; the last row is for 255 and more.
         edges: ``[bins - 1]`` in Å.
     """
 
@@ -161,10 +161,10 @@ class SeparationPrior:
     def from_structures(
         cls, structures: Iterable[tuple[np.ndarray, np.ndarray]], edges: np.ndarray
     ) -> SeparationPrior:
-        """Count the distances in structures by separation and bin, beginning with one in each.
+        """Count distances in structures by separation and bin, with one pseudocount each.
 
         Args:
-            structures: For each chain, the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
+            structures: For each chain the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
             edges: ``[bins - 1]`` in Å.
         """
         bins = len(edges) + 1
@@ -177,13 +177,13 @@ class SeparationPrior:
         return cls(np.log(table / table.sum(-1, keepdims=True)).astype(np.float32), np.asarray(edges))
 
     def logits(self, length: int) -> np.ndarray:
-        """Log-probabilities ``[N, N, bins]`` for a chain of ``length`` residues."""
+        """Return log-probabilities ``[N, N, bins]`` for a chain of ``length`` residues."""
         at = np.arange(length)
         return self.log_probabilities[np.minimum(np.abs(at[:, None] - at), _MAX_SEPARATION)]
 
 
 def _resolved_pairs(mask: np.ndarray, min_separation: int) -> tuple[np.ndarray, np.ndarray]:
-    """Residues ``i``, ``j``, both ``[pairs]``, with ``j - i`` of at least so much."""
+    """Return resolved residues ``i`` and ``j``, both ``[pairs]``, with ``j - i >= min_separation``."""
     i, j = np.triu_indices(len(mask), min_separation)
     resolved = np.asarray(mask) > 0.5
     kept = resolved[i] & resolved[j]
@@ -191,10 +191,10 @@ def _resolved_pairs(mask: np.ndarray, min_separation: int) -> tuple[np.ndarray, 
 
 
 def _distances(points: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Distances ``[pairs]`` in Å."""
+    """Return distances ``[pairs]`` in Å."""
     return np.sqrt(np.square(points[i] - points[j]).sum(-1))
 
 
 def _bins(distances: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Bins like those of the loss: an edge belongs to the bin under it."""
+    """Return bins as in the loss: an edge belongs to the bin below it."""
     return np.searchsorted(edges, distances)

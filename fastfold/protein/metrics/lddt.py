@@ -1,4 +1,4 @@
-"""Scores of a prediction against a reference structure that need no superposition: lDDT and dRMSD."""
+"""Scores against a reference structure without superposition: lDDT and dRMSD."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def lddt(
     cutoff: float = 15.0,
     per_residue: bool = True,
 ) -> Tensor:
-    """Local distance difference test on one point per residue, without the stereochemistry checks.
+    """Compute the local distance difference test (lDDT) on one point per residue, without stereochemistry checks.
 
     Mariani et al. 2013 (doi:10.1093/bioinformatics/btt473), thresholds 0.5, 1, 2 and 4 Å.
 
     Args:
         predicted: ``[*, N, 3]`` in Å.
         reference: ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 where the reference has the point.
-        predicted_mask: ``[*, N]``, 1 where the prediction has it: distances to points that are missing there count
-            as wrong. By default the prediction is complete.
+        mask: ``[*, N]``, 1 for points of the reference.
+        predicted_mask: ``[*, N]``, 1 for points of the prediction; distances to missing ones count as wrong. None for
+            a complete prediction.
         cutoff: Reference distances under this count, in Å.
         per_residue: Return a score per residue; otherwise one per structure.
 
     Returns:
-        ``[*, N]`` or ``[*]`` in [0, 1]; 1 where no distance counts.
+        ``[*, N]`` or ``[*]`` in [0, 1]; 1 if no distance counts.
     """
     true = _distances(reference)
     counted = (true < cutoff) * mask[..., :, None] * mask[..., None, :]
@@ -43,9 +43,9 @@ def lddt(
 
 
 def drmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """Root mean square deviation ``[*]`` in Å of all distances between two points.
+    """Compute the root mean square deviation ``[*]`` in Å of all distances between two points.
 
-    A mirror image has the same distances: dRMSD does not see handedness.
+    dRMSD ignores handedness, because a mirror image has the same distances.
 
     Args:
         predicted: ``[*, N, 3]`` in Å, for dRMSD-CA the alpha carbons.

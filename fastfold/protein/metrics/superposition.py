@@ -9,19 +9,19 @@ from fastfold.protein.rigid import Rigid
 
 
 def superpose(moving: Tensor, fixed: Tensor, weights: Tensor) -> Rigid:
-    """Rigid motion that brings points onto their partners with the least weighted squared error.
+    """Compute the rigid motion of points onto their partners with the least weighted squared error.
 
-    Kabsch 1976 (doi:10.1107/S0567739476001873), without reflections. Where the points leave a freedom (fewer than
-    three, or all on a line) one of the best motions is returned; without any weight it is the identity.
+    Kabsch 1976 (doi:10.1107/S0567739476001873), without reflections. If the best motion is not unique (fewer than
+    three points, or all on a line) one of the best is returned; without any weight the identity.
 
     Args:
         moving: ``[*, N, 3]`` in Å.
         fixed: ``[*, N, 3]`` in Å.
-        weights: ``[*, N]``, not negative; points of weight 0 may hold anything finite.
+        weights: ``[*, N]``, not negative; points of weight 0 may have any finite value.
 
     Returns:
-        Motions ``[*]``: ``motion[..., None].apply(moving)`` lies on ``fixed``. Float64 inputs give float64, all
-        others float32.
+        Motions ``[*]``: ``motion[..., None].apply(moving)`` is superposed on ``fixed``. Float64 inputs give float64,
+        all others float32.
     """
     dtype = torch.float64 if torch.float64 in (moving.dtype, fixed.dtype) else torch.float32
     moving, fixed = moving.to(dtype), fixed.to(dtype)
@@ -33,16 +33,16 @@ def superpose(moving: Tensor, fixed: Tensor, weights: Tensor) -> Rigid:
 
 
 def best_rotation(covariance: Tensor) -> Tensor:
-    """Rotations ``[*, 3, 3]`` that maximise ``trace(R^T C)`` for covariances ``C [*, 3, 3]`` (fixed, moving)."""
+    """Return rotations ``[*, 3, 3]`` that maximise ``trace(R^T C)`` for covariances ``C [*, 3, 3]`` (fixed, moving)."""
     u, _, v = torch.linalg.svd(covariance)
-    # The direction of least extent is turned round where the best orthogonal matrix is a mirror image.
+    # Where the best orthogonal matrix is a reflection, flip the direction of least extent.
     last = torch.linalg.det(u) * torch.linalg.det(v)
     u = torch.cat([u[..., :2], u[..., 2:] * last.sign()[..., None, None]], -1)
     return u @ v
 
 
 def rmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """Root mean square deviation ``[*]`` in Å after the best superposition, in float64.
+    """Compute the root mean square deviation ``[*]`` in Å after the best superposition, in float64.
 
     Args:
         predicted: ``[*, N, 3]`` in Å.

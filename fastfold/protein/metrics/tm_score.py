@@ -1,4 +1,4 @@
-"""TM-score and GDT: how much of a structure one superposition can bring onto the reference."""
+"""TM-score and GDT: similarity to a reference under the best superposition."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from fastfold.protein.metrics.superposition import best_rotation
 GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
 GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)
 _ROUNDS = 20
-"""Refinements of a superposition after its first selection of residues."""
+"""Maximum number of refinements of a superposition after its first selection of residues."""
 _SEEDS_PER_LENGTH = 512
 _BLOCK = 1 << 17
-"""Distances that are worked on at a time: they stay in a core's cache."""
+"""Distances of a block, which fit a core's cache."""
 
 
 def tm_score(
     predicted: Tensor, reference: Tensor, mask: Tensor, *, reference_length: int | None = None
 ) -> float:
-    """Template modelling score of one chain whose residues correspond one to one.
+    """Compute the template modelling score (TM-score) of a chain with one-to-one corresponding residues.
 
-    Zhang & Skolnick 2004 (doi:10.1002/prot.20264): the largest mean of ``1 / (1 + (d / d0)^2)`` that a
-    superposition reaches. The search is theirs: from every fragment of N, N/2, N/4, N/8, N/16 and 4 residues, the
-    residues that come near are superposed again until they stay the same. Chains of more than 512 residues start
-    from every second, third, ... fragment.
+    Zhang & Skolnick 2004 (doi:10.1002/prot.20264): the largest mean of ``1 / (1 + (d / d0)^2)`` of any superposition,
+    by the paper's search. From every fragment of N, N/2, N/4, N/8, N/16 and 4 residues, the residues that come near
+    are superposed again until the selection is stable. Chains of more than 512 residues start from every second,
+    third, ... fragment.
 
     Args:
         predicted: CA positions ``[N, 3]`` in Å.
         reference: ``[N, 3]`` in Å.
-        mask: ``[N]``, 1 where both structures have the residue.
-        reference_length: Residues of the whole reference, which normalise the score; by default those in the mask.
+        mask: ``[N]``, 1 for residues of both structures.
+        reference_length: Number of residues of the whole reference, which normalises the score; None for the number in
+            the mask.
 
     Returns:
         A score in (0, 1]; 0 without a common residue.
@@ -48,7 +49,7 @@ def tm_score(
 
 
 def tm_score_scale(length: int) -> float:
-    """The distance d0 in Å at which a residue of a reference of this many residues scores one half."""
+    """Return the distance d0 in Å at which a residue scores one half, for a reference of ``length`` residues."""
     return max(0.5, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 15 else 0.5
 
 
@@ -60,18 +61,18 @@ def gdt(
     cutoffs: Sequence[float] = GDT_TS_CUTOFFS,
     reference_length: int | None = None,
 ) -> float:
-    """Global distance test: mean over cutoffs of the largest share of residues that one superposition brings near.
+    """Compute the global distance test (GDT): mean over cutoffs of the largest share of near residues.
 
-    Zemla 2003 (doi:10.1093/nar/gkg571). Superpositions are sought as in :func:`tm_score`, and for each cutoff once
-    more with the cutoff as the distance under which residues are superposed again. As in LGA the result is a
-    lower bound of the true maximum; it is never under that of the TM-score program, which does without the latter.
+    Zemla 2003 (doi:10.1093/nar/gkg571). Superpositions are searched as in :func:`tm_score`, and again for each cutoff
+    with the cutoff as the selection radius. As in LGA the result is a lower bound of the true maximum. It is never
+    under the result of the TM-score program, which skips the second search.
 
     Args:
         predicted: CA positions ``[N, 3]`` in Å.
         reference: ``[N, 3]`` in Å.
-        mask: ``[N]``, 1 where both structures have the residue.
+        mask: ``[N]``, 1 for residues of both structures.
         cutoffs: Distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy).
-        reference_length: Residues of the whole reference; by default those in the mask.
+        reference_length: Number of residues of the whole reference; None for the number in the mask.
 
     Returns:
         A score in [0, 1].
@@ -86,7 +87,7 @@ def gdt_shares(
     cutoffs: Sequence[float],
     reference_length: int | None = None,
 ) -> list[float]:
-    """The share of residues within each cutoff (Å), whose mean is :func:`gdt`; arguments as there."""
+    """Return the share of residues within each cutoff (Å); :func:`gdt` is their mean and has the same arguments."""
     points = _Points.of(predicted, reference, mask)
     length = points.count if reference_length is None else reference_length
     best = [0] * len(cutoffs)
@@ -98,19 +99,19 @@ def gdt_shares(
 
 
 def _search_radii(length: int) -> tuple[float, float]:
-    """Radii in Å of the first and the later selections in the search for the TM-score."""
+    """Return the radii in Å of the first and of later selections in the TM-score search."""
     near = min(max(tm_score_scale(length), 4.5), 8.0)
     return near - 1.0, near + 1.0
 
 
 @dataclass(frozen=True)
 class _Points:
-    """Corresponding points, and per point the numbers of which all sums and distances are made.
+    """Corresponding points, with the per-point terms of all sums and distances.
 
     Attributes:
         moments: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1.
-            A selection's row of sums holds its covariance and centers. Distances are linear in them as well.
-        squares: ``[n]``, squared lengths of both vectors added up, in Å².
+            Their sums over a selection are its covariance and centers. Squared distances are linear in them.
+        squares: ``[n]``, sum of the squared lengths of both vectors, in Å².
     """
 
     moments: Tensor
@@ -132,7 +133,7 @@ class _Points:
         return len(self.moments)
 
     def squared_distances(self, selected: Tensor) -> Tensor:
-        """Squared distances ``[S, n]`` in Å² after superposing the points of each ``selected [S, n]``."""
+        """Return squared distances ``[S, n]`` in Å² after superposing the points of each ``selected [S, n]``."""
         sums = selected @ self.moments
         mean = sums / sums[:, -1:]
         center, target = mean[:, 9:12], mean[:, 12:15]
@@ -146,14 +147,14 @@ class _Points:
 
 
 def _superpositions(points: _Points, first_radius: float, radius: float) -> Iterator[Tensor]:
-    """Squared distances ``[S, n]`` under one set of superpositions after another; each may be overwritten.
+    """Yield squared distances ``[S, n]`` of successive sets of superpositions; callers may overwrite them.
 
-    Residues within ``first_radius`` Å of a fragment's superposition are superposed next, and those within ``radius``
-    Å from then on.
+    After a fragment's superposition the residues within ``first_radius`` Å are superposed, and later those within
+    ``radius`` Å.
     """
     if points.count == 0:
         return
-    # Equal selections have equal sums of these numbers, and lead to the same superpositions.
+    # Selections with equal sums of random labels are equal, and need only one superposition.
     generator = torch.Generator().manual_seed(0)
     labels = torch.rand(points.count, generator=generator, dtype=torch.float64).to(points.squares.device)
     seen = labels[:0]
@@ -168,7 +169,7 @@ def _superpositions(points: _Points, first_radius: float, radius: float) -> Iter
         if not following:
             return
         waiting = torch.cat(following)
-        # The first radius does not return, so only the selections of later rounds repeat themselves.
+        # Only later rounds share a radius, so only their selections can repeat.
         names, index = torch.unique((waiting.double() @ labels).round(decimals=10), return_inverse=True)
         first = torch.full_like(names, len(waiting), dtype=torch.long)
         first.scatter_reduce_(0, index, torch.arange(len(waiting), device=first.device), "amin")
@@ -180,7 +181,7 @@ def _superpositions(points: _Points, first_radius: float, radius: float) -> Iter
 
 
 def _nearest(squared: Tensor, radius: float) -> Tensor:
-    """Points ``[S, n]`` under ``radius`` Å; it grows by steps of 0.5 Å until there are three."""
+    """Select points ``[S, n]`` under ``radius`` Å, which grows by steps of 0.5 Å until three are selected."""
     near = squared < radius * radius
     few = near.sum(-1) < min(3, squared.shape[-1])
     if few.any():
@@ -191,7 +192,7 @@ def _nearest(squared: Tensor, radius: float) -> Tensor:
 
 
 def _fragments(points: _Points) -> Tensor:
-    """Selections ``[S, n]`` of consecutive points, as :func:`tm_score` says."""
+    """Return selections ``[S, n]`` of consecutive points, the fragments of :func:`tm_score`."""
     n = points.count
     shortest = min(4, n)
     lengths = sorted({max(n >> i, shortest) for i in range(5)} | {shortest}, reverse=True)

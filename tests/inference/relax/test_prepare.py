@@ -126,7 +126,7 @@ def test_unknown_residues_with_atoms_are_refused_by_the_author_s_name() -> None:
 def test_positions_that_are_not_finite_are_refused() -> None:
     xyz = helix("AA").atom_positions.copy()
     xyz[1, 0, 0] = np.nan
-    with pytest.raises(OutputError, match="no finite position"):
+    with pytest.raises(OutputError, match="without a finite position"):
         prepare(replace(helix("AA"), atom_positions=xyz))
 
 

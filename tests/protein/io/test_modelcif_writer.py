@@ -198,7 +198,7 @@ def test_scores_that_are_not_finite_are_not_written(score):
 def test_coordinates_that_are_not_finite_are_not_written():
     protein = make_protein("AC")
     protein.atom_positions[1, 1] = np.nan
-    with pytest.raises(OutputError, match="no finite position"):
+    with pytest.raises(OutputError, match="without a finite position"):
         write(protein)
 
 

@@ -140,5 +140,5 @@ def test_what_just_fits_reads_back(make):
 
 
 def test_values_that_are_not_finite_are_not_written():
-    with pytest.raises(OutputError, match="no finite position"):
+    with pytest.raises(OutputError, match="without a finite position"):
         to_pdb(_moved(np.nan))

@@ -1,7 +1,7 @@
-"""Scores of two chains from where they touch: pDockQ, pDockQ2, interface pLDDT and interface PAE.
+"""Scores of two chains from their contacts: pDockQ, pDockQ2, interface pLDDT and interface PAE.
 
-Residues touch where their CB atoms (CA of glycine) are within 8 Å. pDockQ is that of Bryant et al. 2022
-(doi:10.1038/s41467-022-28865-w), pDockQ2 that of Zhu et al. 2023 (doi:10.1093/bioinformatics/btad424).
+Residues touch if their CB atoms (CA of glycine) are within 8 Å. pDockQ is from Bryant et al. 2022
+(doi:10.1038/s41467-022-28865-w), pDockQ2 from Zhu et al. 2023 (doi:10.1093/bioinformatics/btad424).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from fastfold.protein import residue_constants as rc
 
 CONTACT_DISTANCE = 8.0
-"""Residues whose CB atoms are at most so far apart touch, in Å."""
+"""Residues touch if their CB atoms are at most this far apart, in Å."""
 
 _BLOCK = 1 << 20
 _PDOCKQ2_D0 = 10.0
-"""Å; turns an aligned error into a score between 0 and 1."""
+"""Scale of aligned errors in a score between 0 and 1, in Å."""
 
 
 @dataclass(frozen=True, eq=False)
 class InterfaceContacts:
-    """Where two chains of ``n`` and ``m`` residues touch.
+    """Contacts of two chains of ``n`` and ``m`` residues.
 
     Attributes:
         first: ``[contacts]`` int, residues of the first chain.
@@ -33,15 +33,15 @@ class InterfaceContacts:
     second: np.ndarray
 
     def __len__(self) -> int:
-        """Pairs of residues that touch."""
+        """Return the number of pairs of residues that touch."""
         return len(self.first)
 
     def turned(self) -> InterfaceContacts:
-        """The same contacts seen from the second chain."""
+        """Return the same contacts with the chains exchanged."""
         return InterfaceContacts(self.second, self.first)
 
     def interface_plddt(self, first: np.ndarray, second: np.ndarray) -> float | None:
-        """Mean pLDDT, 0 to 100, of all residues that touch the other chain; None if none does.
+        """Return the mean pLDDT, 0 to 100, of all residues that touch the other chain; None without contacts.
 
         Args:
             first: pLDDT of the first chain ``[n]``.
@@ -53,7 +53,7 @@ class InterfaceContacts:
         return float(np.concatenate(values).astype(np.float64).mean())
 
     def interface_pae(self, pae: np.ndarray) -> float | None:
-        """Mean aligned error in Å of the pairs that touch; None if none does.
+        """Return the mean aligned error in Å of the pairs that touch; None without contacts.
 
         Args:
             pae: ``[n, m]`` in Å: errors of the second chain when aligned on the first.
@@ -61,7 +61,7 @@ class InterfaceContacts:
         return float(np.asarray(pae, np.float64)[self.first, self.second].mean()) if len(self) else None
 
     def pdockq(self, first: np.ndarray, second: np.ndarray) -> float:
-        """Predicted DockQ, 0 to 0.742, from the number of contacts and their pLDDT; 0 without contacts.
+        """Predict DockQ, 0 to 0.742, from the number of contacts and their pLDDT; 0 without contacts.
 
         Args:
             first: pLDDT of the first chain ``[n]``.
@@ -73,7 +73,7 @@ class InterfaceContacts:
         return _logistic(plddt * np.log10(len(self)), top=0.724, slope=0.052, middle=152.611, floor=0.018)
 
     def pdockq2(self, first: np.ndarray, second: np.ndarray, pae: np.ndarray) -> float:
-        """Predicted DockQ, 0 to 1.315, from the pLDDT and the aligned errors of the contacts; 0 without contacts.
+        """Predict DockQ, 0 to 1.315, from pLDDT and aligned errors of the contacts; 0 without contacts.
 
         Args:
             first: pLDDT of the first chain ``[n]``.
@@ -94,7 +94,7 @@ def interface_contacts(
     """Find the residues of two chains that touch.
 
     Args:
-        first: Positions ``[n, 3]`` in Å, see :func:`contact_points`; residues that are not finite touch nothing.
+        first: Positions ``[n, 3]`` in Å, see :func:`contact_points`; residues with NaN touch nothing.
         second: ``[m, 3]``.
         distance: Largest distance of a contact in Å.
     """
@@ -110,9 +110,9 @@ def interface_contacts(
 
 
 def contact_points(atom_positions: np.ndarray, atom_mask: np.ndarray) -> np.ndarray:
-    """The point ``[N, 3]`` float64 in Å by which each residue touches others: CB, else CA, else NaN.
+    """Return the contact point ``[N, 3]`` float64 of each residue in Å: CB, else CA, else NaN.
 
-    Positions are rounded to the three decimals of structure files, so that scores are those of the files.
+    Positions are rounded to the three decimals of structure files, so that scores equal those of the files.
 
     Args:
         atom_positions: ``[N, 37, 3]`` in Å.

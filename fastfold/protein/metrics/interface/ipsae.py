@@ -1,8 +1,8 @@
-"""ipSAE in all its variants, and LIS: scores of two chains from the predicted aligned error alone.
+"""ipSAE in all its variants, and LIS: scores of two chains from the predicted aligned error only.
 
-Both have a direction, from the chain that is aligned on (rows of the error matrix) to the chain that is scored
-(columns). ipSAE and ipTM_d0chn are those of Dunbrack 2025 (doi:10.1101/2025.02.10.637595), equal to version 4 of
-the paper's program; LIS is that of Kim et al. 2024 (doi:10.1101/2024.02.19.580970).
+Both have a direction, from the chain that is aligned on (rows of the error matrix) to the scored chain (columns).
+ipSAE and ipTM_d0chn are from Dunbrack 2025 (doi:10.1101/2025.02.10.637595), equal to version 4 of the paper's program.
+LIS is from Kim et al. 2024 (doi:10.1101/2024.02.19.580970).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ LIS_CUTOFF = 12.0
 
 @dataclass(frozen=True, eq=False)
 class DirectedScores:
-    """Scores of one chain seen from another one of ``n`` residues, all 0 to 1; 0 where no error is under the cutoff.
+    """Scores of one chain aligned on another one of ``n`` residues, 0 to 1; 0 if no error is under the cutoff.
 
-    Each is the largest value of any residue that is aligned on. ``d0res``, ``d0chn`` and ``d0dom`` say from which
-    length d0 comes: the residue's partners under the cutoff, both chains, or the residues of both chains that have a
-    partner.
+    Each is the largest value of any residue that is aligned on. The suffix names the length from which d0 is computed:
+    ``d0res`` the residue's partners under the cutoff, ``d0chn`` both chains, ``d0dom`` the residues of both chains
+    that have a partner.
 
     Attributes:
-        ipsae_d0res: What is called ipSAE without further words.
-        ipsae_d0chn: With d0 of both chains.
-        ipsae_d0dom: With d0 of the residues that have a partner.
+        ipsae_d0res: The score that is called ipSAE.
+        ipsae_d0chn: ipSAE with d0 of both chains.
+        ipsae_d0dom: ipSAE with d0 of the residues that have a partner.
         iptm_d0chn: ipTM of the expected errors, without a cutoff, with d0 of both chains.
         lis: Local interaction score.
-        ipsae_d0res_by_residue: ``[n]`` float64, of each residue that is aligned on; so are the next three.
+        ipsae_d0res_by_residue: ``[n]`` float64, for each residue that is aligned on, as the next three.
         ipsae_d0chn_by_residue: ``[n]``.
         ipsae_d0dom_by_residue: ``[n]``.
         iptm_d0chn_by_residue: ``[n]``.
-        n0res_by_residue: ``[n]`` int, partners under the cutoff.
+        n0res_by_residue: ``[n]`` int, number of partners under the cutoff.
         d0res_by_residue: ``[n]`` in Å.
-        n0res: Partners of the residue that gives ``ipsae_d0res``.
-        n0chn: Residues of both chains.
-        n0dom: Residues of both chains that have a partner.
-        d0res: Of the residue that gives ``ipsae_d0res``, in Å.
-        d0chn: In Å.
-        d0dom: In Å.
-        num_pairs: Pairs of residues under the cutoff.
-        aligned_residues: Residues of the aligned chain with a partner.
-        scored_residues: Residues of the scored chain with a partner.
+        n0res: Number of partners of the residue with the best ``ipsae_d0res``.
+        n0chn: Number of residues of both chains.
+        n0dom: Number of residues of both chains with a partner.
+        d0res: d0 of the residue with the best ``ipsae_d0res``, in Å.
+        d0chn: d0 of both chains, in Å.
+        d0dom: d0 of the residues with a partner, in Å.
+        num_pairs: Number of pairs of residues under the cutoff.
+        aligned_residues: Number of residues of the aligned chain with a partner.
+        scored_residues: Number of residues of the scored chain with a partner.
     """
 
     ipsae_d0res: float
@@ -72,7 +72,7 @@ class DirectedScores:
 
 
 def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedScores:
-    """Score one chain as seen from another.
+    """Compute the scores of one chain aligned on another.
 
     Args:
         pae: ``[n, m]`` in Å: errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
@@ -121,15 +121,15 @@ def _tm(pae: np.ndarray, d0: np.ndarray | float) -> np.ndarray:
 
 
 def _mean_over(near: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Mean of each row ``[n]`` over the pairs that count; 0 in a row without any."""
+    """Return the mean of each row ``[n]`` over its near pairs; 0 in a row without near pairs."""
     return np.where(near, values, 0.0).sum(1) / np.maximum(near.sum(1), 1)
 
 
 def _d0_of_length(length: int) -> float:
-    """TM-score's d0 of two chains or domains, in Å: 1 for up to 27 residues."""
+    """Return TM-score's d0 of two chains or domains, in Å: 1 for up to 27 residues."""
     return max(1.0, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 27 else 1.0
 
 
 def _d0_of_residues(partners: np.ndarray) -> np.ndarray:
-    """TM-score's d0 of each residue, in Å: here lengths under 26 count as 26, so 27 has more than 1."""
+    """Return TM-score's d0 of each residue, in Å: lengths under 26 count as 26, so d0 exceeds 1 from 27 on."""
     return np.maximum(1.0, 1.24 * (np.maximum(partners, 26) - 15.0) ** (1 / 3) - 1.8)

@@ -1,4 +1,4 @@
-"""All scores of a prediction's chains and pairs of chains, as plain numbers for JSON."""
+"""Scores of a prediction's chains and pairs of chains, as plain numbers for JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastfold.protein.metrics.interface.ipsae import PAE_CUTOFF, DirectedScores,
 from fastfold.protein.protein import chain_name
 
 DISTANCE_CUTOFF = 15.0
-"""Residues nearer than this, in Å, are counted by ``near_pairs``: the ipSAE program's setting for AlphaFold 2."""
+"""``near_pairs`` counts residues nearer than this, in Å: the ipSAE program's setting for AlphaFold 2."""
 
 MAX_CLASHING_ATOMS = 100
 MAX_CLASHING_SHARE = 0.5
@@ -23,16 +23,16 @@ MAX_CLASHING_SHARE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class ChainConfidence:
-    """What a network says of ``C`` chains, which takes its logits: the aligned error alone does not hold it.
+    """Confidence in ``C`` chains from a network's logits, which cannot be computed from the aligned error.
 
     Attributes:
         ptm: ``[C]`` float64, pTM of each chain, 0 to 1.
-        iptm: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal means nothing.
+        iptm: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal has no meaning.
         pair_actifptm: ``[C, C]`` float64, actifpTM of each pair; None without a distogram.
         actifptm: actifpTM of all interfaces; None without a distogram.
 
     Raises:
-        ValueError: Shapes disagree, or one actifpTM comes without the other.
+        ValueError: Shapes disagree, or only one of both actifpTM is given.
     """
 
     ptm: np.ndarray
@@ -53,7 +53,7 @@ class ChainConfidence:
                 )
             object.__setattr__(self, field, array)
         if (self.pair_actifptm is None) != (self.actifptm is None):
-            raise ValueError("ChainConfidence.actifptm and pair_actifptm come together")
+            raise ValueError("ChainConfidence needs both actifptm and pair_actifptm, or neither")
         if self.actifptm is not None:
             object.__setattr__(self, "actifptm", float(self.actifptm))
 
@@ -69,30 +69,29 @@ def interface_scores(
     pae_cutoff: float = PAE_CUTOFF,
     distance_cutoff: float = DISTANCE_CUTOFF,
 ) -> dict[str, Any]:
-    """Score the chains of a prediction and every pair of them.
+    """Compute scores of a prediction's chains and of every pair of chains.
 
-    What cannot be said is None: scores of the aligned error without ``pae``, those of the logits without
-    ``confidence``, means over contacts where two chains do not touch, and whatever is the largest of no pairs. ipSAE,
-    LIS, pDockQ and pDockQ2 are 0 where their definitions are: without an error under the cutoff, without a contact.
+    Undefined scores are None: scores of the aligned error without ``pae``, scores of the logits without
+    ``confidence``, means over contacts of chains that do not touch, and maxima over no pairs. By their definitions
+    ipSAE and LIS are 0 without an error under the cutoff, and pDockQ and pDockQ2 without a contact.
     Clashes are None for a single chain. Positions and aligned errors are rounded to the three and two decimals of
-    files, so that other programs come to the same scores.
+    files, so that other programs compute the same scores.
 
     Args:
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
         atom_positions: ``[N, 37, 3]`` in Å.
-        atom_mask: ``[N, 37]``, 1 where the atom is present; residues without CA and CB touch nothing.
+        atom_mask: ``[N, 37]``, 1 for present atoms; residues without CA and CB touch nothing.
         plddt: ``[N]``, 0 to 100.
         pae: ``[N, N]`` in Å, error at residue j when aligned on i.
-        confidence: What the network says of chains.
+        confidence: The network's confidence in the chains.
         pae_cutoff: Aligned errors under this count for ipSAE, in Å.
-        distance_cutoff: Residues nearer than this are counted by ``near_pairs``, in Å.
+        distance_cutoff: ``near_pairs`` counts residues nearer than this, in Å.
 
     Returns:
         Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm``, ``ipsae_max``,
-        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's
-        scores are symmetric: the larger one of both directions, for LIS and ``interface_pae`` their mean;
-        ``directions`` holds each (``B-A``: aligned on B, scored on A). The documentation has a page on what each of
-        them means.
+        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's scores are symmetric: the larger
+        one of both directions, for LIS and ``interface_pae`` their mean. ``directions`` holds the scores of each
+        direction (``B-A``: aligned on B, scored on A). ``docs/scores.md`` explains each score.
 
     Raises:
         ValueError: Shapes disagree.
@@ -109,7 +108,9 @@ def interface_scores(
         for number, (start, stop) in enumerate(itertools.pairwise(borders))
     ]
     if confidence is not None and len(confidence.ptm) != len(chains):
-        raise ValueError(f"confidence is of {len(confidence.ptm)} chains, chain_index of {len(chains)}")
+        raise ValueError(
+            f"confidence has {len(confidence.ptm)} chains, expected {len(chains)} as in chain_index"
+        )
     clashes = _Clashes.of(chain_index, atom_positions, atom_mask) if len(chains) > 1 else None
     arrays = _Arrays(contact_points(atom_positions, atom_mask), np.asarray(plddt, np.float64), pae)
     pairs: dict[str, Any] = {}
@@ -147,7 +148,7 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
 
     Args:
         found: The scores.
-        reason: Why they would be false; stands under ``reason``.
+        reason: Why the scores would be wrong, stored under ``reason``.
     """
 
     def empty(tree: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class _Arrays:
 def _pair(
     first: _Chain, second: _Chain, arrays: _Arrays, pae_cutoff: float, distance_cutoff: float
 ) -> dict[str, Any]:
-    """Scores of two chains that do not take logits."""
+    """Compute the scores of two chains that do not need logits."""
     points = arrays.points[first.rows], arrays.points[second.rows]
     plddt = arrays.plddt[first.rows], arrays.plddt[second.rows]
     contacts = interface_contacts(*points)
@@ -239,7 +240,7 @@ _OF_PAE = (*_LARGER, *_MEAN)
 
 
 def _both_ways(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
-    """Symmetric scores, of those of both directions."""
+    """Return symmetric scores from those of both directions."""
     found: dict[str, Any] = {key: max(there[key], back[key]) for key in _LARGER}
     for key in _MEAN:
         found[key] = None if there[key] is None else (there[key] + back[key]) / 2.0

@@ -173,9 +173,9 @@ def test_shapes_that_disagree_are_refused() -> None:
     case = two_chains()
     with pytest.raises(ValueError, match=r"pae has shape \[4, 5\], expected \[5, 5\]"):
         interface_scores(**case, pae=np.ones((4, 5)))
-    with pytest.raises(ValueError, match="confidence is of 1 chains"):
+    with pytest.raises(ValueError, match="confidence has 1 chains"):
         interface_scores(**case, confidence=ChainConfidence(np.ones(1), np.ones((1, 1))))
     with pytest.raises(ValueError, match=r"ChainConfidence.iptm has shape \[1, 2\]"):
         ChainConfidence(np.ones(2), np.ones((1, 2)))
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="needs both actifptm and pair_actifptm"):
         ChainConfidence(np.ones(2), np.ones((2, 2)), np.ones((2, 2)))
