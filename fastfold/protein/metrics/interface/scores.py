@@ -89,9 +89,10 @@ def interface_scores(
 
     Returns:
         Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm``, ``ipsae_max``,
-        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's scores are symmetric: the larger
-        one of both directions, for LIS and ``interface_pae`` their mean. ``directions`` holds the scores of each
-        direction (``B-A``: aligned on B, scored on A). ``docs/scores.md`` explains each score.
+        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's
+        scores are symmetric: the larger one of both directions, for LIS and ``interface_pae`` their mean.
+        ``directions`` holds the scores of each direction (``B-A``: aligned on B, scored on A). ``docs/scores.md``
+        explains each score.
 
     Raises:
         ValueError: Shapes disagree.
