@@ -50,7 +50,7 @@ def test_labels_and_numbers() -> None:
     own = AuthorNames(("x", "y"), ("-3", "-3B", "7"), ("ALA", "LYN", ""))
     assert residue_label(protein, 1, own) == "LYN -3B of chain x"
     assert residue_label(protein, 2, own) == "GLY 7 of chain y"
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="expected a number"):
         AuthorNames(("x",), ("",)).split_number(0)
 
 
