@@ -224,7 +224,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
     assert all(bool(x.isfinite().all()) for x in weights(out).values())
-    with pytest.raises(TrainingStopped, match="in a row"):
+    with pytest.raises(TrainingStopped, match="consecutive steps"):
         here(
             data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", "optim.batch_size=1"
         )

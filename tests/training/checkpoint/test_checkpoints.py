@@ -127,7 +127,7 @@ def _flip(path: Path, at: int) -> None:
         (lambda path: _flip(_shard(path), 20), "was changed after it was written"),
         (
             lambda path: _flip(path / "state.json", (path / "state.json").read_bytes().index(b"2")),
-            "(state.json was changed after it was written|has format)",
+            "(state.json was changed after it was written|expected format)",
         ),
         (
             lambda path: _flip(path / "state.json", (path / "state.json").read_bytes().rindex(b": 2\n") + 2),
@@ -139,7 +139,7 @@ def _flip(path: Path, at: int) -> None:
             lambda path: (path / "state.json").write_text(
                 json.dumps({"format": 99, "files": {}, "step": 1, "state": {}})
             ),
-            "format 99",
+            "found 99",
         ),
     ],
 )

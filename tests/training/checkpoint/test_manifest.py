@@ -41,7 +41,7 @@ def test_no_flipped_bit_is_missed():
         (b"\xff", "cannot be read"),
         (b'{"format": 1, "step": 1, "files": {"a": "?"}, "state": {}}', "cannot be read"),
         (b'{"format": 2, "step": 1, "files": {}, "state": {}}', "was changed"),
-        (b'{"format": 3, "step": 1, "files": {}, "state": {}}', "format 3, this version reads 1 and 2"),
+        (b'{"format": 3, "step": 1, "files": {}, "state": {}}', "expected format 1 or 2, found 3"),
     ],
 )
 def test_what_is_no_manifest_is_refused(text: bytes, problem: str):

@@ -38,7 +38,7 @@ def test_a_second_run_is_refused_with_the_place_of_the_first_until_that_is_kille
         before = (out / OWNER).read_text()
         with (
             pytest.raises(
-                ConfigError, match=rf"a run that is going on \(process {other.pid} on .*, started 2"
+                ConfigError, match=rf"in use by another run \(process {other.pid} on .*, started 2"
             ),
             owned(out, ALONE),
         ):
@@ -61,7 +61,7 @@ def test_an_unreadable_owner_is_no_reason_to_fail_otherwise(tmp_path: Path) -> N
     with owned(tmp_path, ALONE):
         (tmp_path / OWNER).write_text("{")
         with (
-            pytest.raises(ConfigError, match="a run that is going on; choose another"),
+            pytest.raises(ConfigError, match="in use by another run; choose another"),
             owned(tmp_path, ALONE),
         ):
             pass

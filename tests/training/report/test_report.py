@@ -223,7 +223,7 @@ def test_interrupted_report_leaves_the_old_page(reported, monkeypatch):
 
 
 def test_folder_of_no_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="not the folder of a training run"):
+    with pytest.raises(InputError, match="expected the folder of a training run"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
