@@ -219,7 +219,7 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
 
 
 def _mini() -> ConfigDict:
-    """Return the configuration of a monomer network for a CPU, with few MSA rows and coevolution as an input.
+    """Return the configuration of ``mini``, a monomer network for a CPU with few MSA rows.
 
     Keys that official configurations do not have:
 

@@ -125,7 +125,7 @@ class ExecutionPolicy:
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
     def pair_rows(self, pair: Tensor) -> PairRows:
-        """Return an accessor of the rows of ``pair [*, N, N, c]``, on the host if the policy offloads it."""
+        """Return an accessor of the rows of ``pair [*, N, N, c]``, offloaded by the policy."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
         if self.offload is None or not self.inplace or not alone or torch.is_grad_enabled():
             return PairRows(pair)

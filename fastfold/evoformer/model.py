@@ -45,7 +45,7 @@ class KeptState(Protocol):
     """Store of the recycling state between passes, from which an interrupted fold resumes."""
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
-        """Return the next pass, the last pass and the previous pass's results; None to start at the first pass."""
+        """Return the next pass, the last pass and the previous results; None for a new fold."""
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
         """Save the results that pass ``cycle`` starts from; ``limit`` is the number of the last pass."""
@@ -307,7 +307,7 @@ class AlphaFold(PolicyModule):
     def _append_template_rows(
         self, msa: Tensor, msa_mask: Tensor, features: Features
     ) -> tuple[Tensor, Tensor]:
-        """Append a row of torsion angles per template to the MSA and its mask, if the network has them (lines 7-8)."""
+        """Append torsion angle rows of templates to the MSA, if the network has them (lines 7-8)."""
         if self.template_torsion_embedder is None:
             return msa, msa_mask
         rows, mask = self._template_rows(self.template_torsion_embedder, features)
@@ -348,7 +348,7 @@ class AlphaFold(PolicyModule):
         return self.policy.map(extra, embed_rows, dim=-3, channels=embedder.out_features)
 
     def _first_row(self, msa: Tensor) -> Tensor:
-        """Return the target's row ``[*, N, c_m]`` of the MSA: a copy, so that the MSA can be freed."""
+        """Copy the target's row ``[*, N, c_m]`` of the MSA, so that the MSA can be freed."""
         return msa[..., 0, :, :].clone()
 
     def _own_rows(self, residues: int) -> slice:

@@ -121,7 +121,7 @@ def _best_precision(device: torch.device) -> tuple[Precision, str]:
 
 @functools.cache
 def _int8_is_exact() -> bool:
-    """Return True if sums of the largest int8 products are exact; some processors without VNNI add in 16 bits."""
+    """Return True if int8 sums are exact; some processors without VNNI add in 16 bits."""
     large = torch.full((64, 256), 127, dtype=torch.int8)
     small = -large
     return bool((torch._int_mm(large, small.t()) == -127 * 127 * 256).all())

@@ -16,7 +16,7 @@ _KEY = "bounds"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Allowed values of a setting; null is always allowed.
+    """Allowed values of a setting; null too, if its type allows it.
 
     Attributes:
         least: Smallest allowed value.

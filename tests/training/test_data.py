@@ -186,7 +186,9 @@ def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> No
     line = describe_templates(reader, chains[1:])
     assert "the template stack trains on masks; found hits (pdb_hits.sto," in line
     without = entry_reader(DataConfig(directory=str(folder / "data")))
-    assert "trains on masks; to use hits, set data.template_mmcif_dir=DIR" in describe_templates(without, chains)
+    assert "trains on masks; to use hits, set data.template_mmcif_dir=DIR" in describe_templates(
+        without, chains
+    )
 
 
 def test_a_run_trains_and_validates_with_templates(

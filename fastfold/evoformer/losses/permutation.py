@@ -204,6 +204,6 @@ class _Pairs:
 
 
 def _rows(wanted: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``present [L]`` with the ``wanted [M]`` numbers (0 if missing), and a mask of found ones."""
+    """Find ``wanted [M]`` numbers in ``present [L]``: rows (0 if missing) and a mask of found ones."""
     equal = wanted[:, None] == present[None, :]
     return equal.int().argmax(-1), equal.any(-1)

@@ -65,7 +65,7 @@ class Sizes:
 
 
 def divide(a: int | None, b: int | None) -> int | None:
-    """Return the quotient of two sizes, or None if one is missing or the quotient is not an integer."""
+    """Return the integer quotient of two sizes, or None if there is none."""
     return a // b if a and b and a % b == 0 else None
 
 
@@ -150,7 +150,7 @@ def _preset(name: str) -> ConfigDict:
 
 
 def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
-    """Return the preset that shares most parts with the shapes; ties go to the hinted one, then to the first."""
+    """Return the preset that shares most parts with the shapes, the hinted one first."""
     parts = {key.split("//")[0] for key in shapes}
     multimer = f"{_CHAIN_POSITION}" in parts
     templates = f"{_SINGLE_TEMPLATE}/output_layer_norm" in parts

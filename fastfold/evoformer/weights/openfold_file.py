@@ -75,7 +75,7 @@ class OpenFoldParameters:
         self.shapes = {key: self._shape(key) for key in self._names}
 
     def label(self, key: str) -> str:
-        """Return OpenFold's name of a parameter: that in the file (of the first block), or else in our table."""
+        """Return OpenFold's name of a parameter, in the file or else in our table."""
         if key in self._names:
             return next(iter(self._names[key].values()))
         return next((name for name, official in self._official.items() if official == key), key)

@@ -49,7 +49,7 @@ def tm_score(
 
 
 def tm_score_scale(length: int) -> float:
-    """Return the distance d0 in Å at which a residue scores one half, for a reference of ``length`` residues."""
+    """Return the distance d0 in Å that scores one half, for ``length`` reference residues."""
     return max(0.5, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 15 else 0.5
 
 

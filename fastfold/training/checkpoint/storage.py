@@ -30,7 +30,7 @@ class Storage(Protocol):
         """
 
     def names(self) -> list[str]:
-        """Return the names of files and folders in the place, in any order; empty if it does not exist."""
+        """Return the names of files and folders in the place, in any order."""
 
     def join(self, *names: str) -> str:
         """Return the path of a file or folder below the place; absolute paths and URLs are kept."""

@@ -134,7 +134,7 @@ def _losses(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _memory() -> list[str]:
-    """Return the memory of the process, on the GPU if it uses one; empty if the system does not report it."""
+    """Return the memory of the process, on the GPU if it uses one."""
     if torch.cuda.is_initialized():
         return [f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of GPU"]
     try:

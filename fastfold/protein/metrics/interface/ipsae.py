@@ -131,5 +131,5 @@ def _d0_of_length(length: int) -> float:
 
 
 def _d0_of_residues(partners: np.ndarray) -> np.ndarray:
-    """Return TM-score's d0 of each residue, in Å: lengths under 26 count as 26, so d0 exceeds 1 from 27 on."""
+    """Return TM-score's d0 of each residue in Å; lengths under 26 count as 26."""
     return np.maximum(1.0, 1.24 * (np.maximum(partners, 26) - 15.0) ** (1 / 3) - 1.8)
