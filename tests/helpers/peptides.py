@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,6 +34,18 @@ def helix(*sequences: str, apart: float = 30.0) -> Protein:
         chain_index=np.repeat(np.arange(len(sequences)), [len(s) for s in sequences]),
         b_factors=(50.0 + np.arange(len(aatype)))[:, None] * mask,
     )
+
+
+def twisted(protein: Protein, residue: int, degrees: float) -> Protein:
+    """Turn a residue and all after it about the peptide bond before it."""
+    xyz = protein.atom_positions.astype(np.float64)
+    origin, axis = xyz[residue - 1, rc.atom_order["C"]], xyz[residue, rc.atom_order["N"]]
+    axis = (axis - origin) / np.linalg.norm(axis - origin)
+    arms, angle = xyz[residue:] - origin, math.radians(degrees)
+    along = (arms @ axis)[..., None] * axis
+    turned = along + math.cos(angle) * (arms - along) + math.sin(angle) * np.cross(axis, arms)
+    xyz[residue:] = origin + turned
+    return replace(protein, atom_positions=xyz)
 
 
 def _helix(sequence: str) -> np.ndarray:

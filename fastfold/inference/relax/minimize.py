@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,7 +16,7 @@ from openmm import app, unit
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.platforms import ChosenPlatform
 from fastfold.inference.relax.prepare import PreparedStructure
-from fastfold.inference.relax.stereo import CHIRAL_CENTRES
+from fastfold.inference.relax.stereo import CHIRAL_CENTRES, MAX_TWIST, dihedrals
 from fastfold.protein import residue_constants as rc
 
 _KJ_PER_KCAL = 4.184
@@ -26,12 +28,16 @@ _WORKING_TOLERANCE = 1e-3
 """Relative error of constrained bonds at which the minimiser makes no further attempt with harder springs."""
 _BOND_TOLERANCE = 1e-5
 """Relative error of constrained bonds in the result."""
-_RESTRAINTS, _HANDS = 1, 2
-"""Force groups of the springs; the force field is group 0."""
+_RESTRAINTS, _GUARDS = 1, 2
+"""Force groups of springs and of guards, which are idle at a sound structure; the force field is group 0."""
 
 
 _LEAST_VOLUME = 1.0
 """Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
+_TWIST_OF_FREE, _TWIST_OF_HELD = 30.0, 90.0
+"""Degrees from cis or trans up to which peptide bonds of free and of other residues are left alone."""
+_PLANE_STIFFNESS = 1000.0
+"""Force constant of springs on peptide bonds, in kJ/mol/rad²."""
 _HAND_STIFFNESS = 500.0
 """Force constant of that pull, in kJ/mol/Å⁶."""
 
@@ -141,6 +147,7 @@ def _context(
     system = _force_field().createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_hands(prepared))
+    system.addForce(_peptides(prepared, free_residues))
     integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
     integrator.setConstraintTolerance(_WORKING_TOLERANCE)
     return openmm.Context(system, integrator, platform.platform, platform.properties)
@@ -186,7 +193,30 @@ def _hands(prepared: PreparedStructure) -> Any:
                 atoms = [index[atom] for atom in (name, *neighbours)]
                 a, b, c = prepared.positions[atoms[1:]] - prepared.positions[atoms[0]]
                 force.addBond(atoms, [float(np.sign(np.dot(np.cross(a, b), c)))])
-    force.setForceGroup(_HANDS)
+    force.setForceGroup(_GUARDS)
+    return force
+
+
+def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
+    """Return springs that keep trans peptide bonds trans, and turn twisted ones of free residues back.
+
+    A bond that starts between cis and trans is to be trans. A cis bond of held residues may become trans.
+    """
+    force = openmm.CustomTorsionForce(
+        f"{_PLANE_STIFFNESS}*max(0, twist-most)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
+    )
+    for name in ("is_cis", "most"):
+        force.addPerTorsionParameter(name)
+    for chain in prepared.topology.chains():
+        for before, after in itertools.pairwise(chain.residues()):
+            first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
+            atoms = [first["CA"], first["C"], second["N"], second["CA"]]
+            is_cis = abs(float(dihedrals(*prepared.positions[atoms]))) < MAX_TWIST
+            is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
+            if is_free or not is_cis:
+                most = math.radians(_TWIST_OF_FREE if is_free else _TWIST_OF_HELD)
+                force.addTorsion(*atoms, [float(is_cis), most])
+    force.setForceGroup(_GUARDS)
     return force
 
 

@@ -197,8 +197,8 @@ def _rounds(
 
 
 def _is_mended_by_freedom(violation: Violation) -> bool:
-    """Return whether another round without springs may help: it changes neither hands nor twists."""
-    return not set(violation.kinds) <= {"chirality", "omega"}
+    """Return whether another round without springs may help; hands never change."""
+    return set(violation.kinds) != {"chirality"}
 
 
 def _reason(energy: float, violations: Sequence[Violation]) -> str:

@@ -14,7 +14,7 @@ from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.hydrogens import Hydrogens
-from tests.helpers.peptides import helix
+from tests.helpers.peptides import helix, twisted
 
 CLASH = Violation(1, "ALA 2 of chain A", ("clash", "bond"))
 
@@ -94,25 +94,13 @@ def test_texts_say_whether_the_structure_is_relaxed() -> None:
 
 def test_twisted_peptides_and_long_backbone_bonds_are_violations() -> None:
     protein = helix("AKLEWAKL")
-    xyz = protein.atom_positions.astype(np.float64)
-    c, n = xyz[3, rc.atom_order["C"]], xyz[4, rc.atom_order["N"]]
-    twisted = xyz.copy()
-    twisted[4:] = rotated(xyz[4:], c, n - c, 60.0)
-    found = violating_residues(replace(protein, atom_positions=twisted))
+    found = violating_residues(twisted(protein, 4, 60.0))
     assert {v.index for v in found if "omega" in v.kinds} == {3, 4}
-    slightly = xyz.copy()
-    slightly[4:] = rotated(xyz[4:], c, n - c, 30.0)
-    assert not any("omega" in v.kinds for v in violating_residues(replace(protein, atom_positions=slightly)))
+    assert not any("omega" in v.kinds for v in violating_residues(twisted(protein, 4, 30.0)))
+    xyz = protein.atom_positions.copy()
     xyz[2, rc.atom_order["O"]] += 0.25 * (xyz[2, rc.atom_order["O"]] - xyz[2, rc.atom_order["C"]])
     (one,) = violating_residues(replace(protein, atom_positions=xyz))
     assert (one.index, "bond" in one.kinds) == (2, True)
-
-
-def rotated(points: np.ndarray, origin: np.ndarray, axis: np.ndarray, degrees: float) -> np.ndarray:
-    """Turn points about an axis, by Rodrigues' formula."""
-    axis, angle, arms = axis / np.linalg.norm(axis), np.radians(degrees), points - origin
-    along = (arms @ axis)[..., None] * axis
-    return origin + along + np.cos(angle) * (arms - along) + np.sin(angle) * np.cross(axis, arms)
 
 
 def test_violations_name_residues_and_their_kinds() -> None:

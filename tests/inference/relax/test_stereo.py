@@ -1,4 +1,4 @@
-"""Handedness: found at alpha and beta carbons, kept by the minimiser; mirror images are refused."""
+"""Handedness and peptide bonds: violations are found, and the minimiser makes none; mirror images are refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.minimize import Minimized
 from fastfold.inference.relax.platforms import choose_platform
 from fastfold.inference.relax.prepare import prepare, to_protein
-from fastfold.inference.relax.stereo import wrong_hands
+from fastfold.inference.relax.stereo import dihedrals, wrong_hands
 from fastfold.inference.relax.violations import violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
-from tests.helpers.peptides import helix
+from tests.helpers.peptides import helix, twisted
 
 CB = rc.atom_order["CB"]
 
@@ -81,6 +81,24 @@ def clashing(distance: float) -> Protein:
     bond = xyz[2, CB] - xyz[2, rc.atom_order["CA"]]
     xyz[5:] += xyz[2, CB] + distance * bond / np.linalg.norm(bond) - xyz[6, CB]
     return replace(protein, atom_positions=xyz)
+
+
+def test_a_twisted_peptide_is_turned_to_trans(monkeypatch: pytest.MonkeyPatch) -> None:
+    protein = twisted(helix("AKLEWGSAV"), 5, 120.0)
+    assert "omega" in {kind for v in violating_residues(protein) for kind in v.kinds}
+    found = relax(protein, RelaxConfig(platform="CPU", threads=1))
+    assert found.relaxed, found.reason
+    assert abs(omega(found.protein, 5)) > 135.0
+    monkeypatch.setattr(minimize, "_PLANE_STIFFNESS", 0.0)
+    left = relax(protein, RelaxConfig(platform="CPU", threads=1))
+    assert abs(omega(left.protein, 5)) < 135.0
+
+
+def omega(protein: Protein, residue: int) -> float:
+    """Return the torsion angle of the peptide bond before a residue, in degrees."""
+    ca, c, n = (rc.atom_order[name] for name in ("CA", "C", "N"))
+    xyz = protein.atom_positions.astype(np.float64)
+    return float(dihedrals(xyz[residue - 1, ca], xyz[residue - 1, c], xyz[residue, n], xyz[residue, ca]))
 
 
 def hands_after(protein: Protein) -> np.ndarray:
