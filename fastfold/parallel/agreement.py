@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
@@ -50,6 +51,37 @@ def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
         if store.get(f"{place}/digest/{other}").decode() != mine:
             theirs = json.loads(store.get(f"{place}/facts/{other}"))
             raise ConfigError(f"{problem}: {differences(own, theirs, rank, other)}")
+
+
+def compare_inputs(module: nn.Module, group: Group) -> None:
+    """Compare the inputs of a module over ranks that share its work, at every call in evaluation.
+
+    In training the gradients tell at the end of the step, without a wait at every call.
+
+    Args:
+        module: Called with the same inputs on every rank.
+        group: The ranks.
+    """
+    if group.size == 1 or group.backend == "fake":
+        return
+
+    def compare(called: nn.Module, args: Any, kwargs: Any) -> None:
+        if called.training:
+            return
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        device = next((_local(p).device for p in called.parameters()), torch.device("cpu"))
+        shapes = zlib.crc32(repr([tuple(x.shape) for x in tensors]).encode())
+        with torch.no_grad():
+            first = torch.tensor(float(shapes), dtype=torch.float64, device=device)
+            own = torch.stack([first, *_checksum(tensors, device)])
+            is_apart = bool((_of_all(own, group) != own).any())
+        if is_apart:
+            raise ConfigError(
+                f"{type(called).__name__} has different inputs on the ranks of {group.name}, which compute one result "
+                "together: give them the same inputs"
+            )
+
+    module.register_forward_pre_hook(torch.compiler.disable(compare), with_kwargs=True)
 
 
 class StepAgreement:

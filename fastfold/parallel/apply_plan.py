@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.agreement import StepAgreement, agree_over_store
+from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
@@ -101,6 +101,7 @@ def parallelize(
         shard_fns, plain = _moved(shard_fns, renamed), _moved(plain, renamed)
     if asked.tp_mode == "1d":
         for part in module.children() if asked.pp > 1 else (module,):
+            compare_inputs(part, mesh.group("tp"))
             if compare_first:
                 compare_first_calls(part, _below(plain, module, part), _below(shard_fns, module, part), mesh)
             check_alike(part, mesh.group("tp"), _below(shard_fns, module, part))

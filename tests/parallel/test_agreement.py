@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini, SimulatedDevice
 from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
-from fastfold.parallel.agreement import StepAgreement, agree_over_store
+from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 
@@ -109,6 +110,17 @@ def _same_samples() -> None:
     _step(parallelize(_Net(rate=0.3), {"tp": 2}, layers=LAYERS), X)
 
 
+def _evaluation() -> None:
+    rank = dist.get_rank()
+    parallel = parallelize(_Net(rate=0.3), {"tp": 2}, layers=LAYERS)
+    parallel.module.eval()
+    with torch.no_grad():
+        parallel.module(X)
+        for x in (X[rank : rank + 4], X[: 3 + rank]):
+            with pytest.raises(ConfigError, match="_Net has different inputs on the ranks of tp"):
+                parallel.module(x)
+
+
 def _changed_in_forward() -> None:
     for how in ("buffer", "data"):
         parallel = parallelize(_Net(_Running(how)), {"dp": 2})
@@ -187,6 +199,7 @@ def _gemini() -> None:
 def _all() -> None:
     _structures()
     _same_samples()
+    _evaluation()
     _changed_in_forward()
     _batch_norm()
     _scaler()
@@ -202,4 +215,6 @@ def test_one_process_has_nothing_to_agree_on() -> None:
     module = nn.Linear(2, 2)
     agreement = StepAgreement(module, ParallelMesh(ParallelPlan()), frozenset(), [])
     agreement.check({"weight": torch.full((2, 2), torch.inf)})
+    compare_inputs(module, Group(None))
+    assert not module._forward_pre_hooks
     agree_over_store("test", {}, "")
