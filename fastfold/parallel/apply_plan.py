@@ -5,23 +5,23 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
-from fastfold.parallel.data_parallel.fsdp import FullySharded, Units, listed_modules
+from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
+from fastfold.parallel.data_parallel.units import Units, listed_modules
 from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.plan_checks import check_plan, check_tied_layers, tied_names
 from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, without_data
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
@@ -78,15 +78,15 @@ def parallelize(
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
     shard_fns = _shard_fns(model, asked, layers)
-    _check(model, asked, stages, sequence, dap)
-    _check_tied_layers(model, shard_fns)
+    check_plan(model, asked, stages, sequence, dap)
+    check_tied_layers(model, shard_fns)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or _device_type(model))
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     if asked.dap > 1 and dap is not None:
         dap(model, mesh)
-    tied = _tied(model)
+    tied = tied_names(model)
     plain: dict[str, nn.Module] = {}
     for path, shard_fn in shard_fns.items():
         if compare_first:
@@ -162,72 +162,6 @@ def _shard_fns(
     return found
 
 
-def _check(
-    model: nn.Module,
-    plan: ParallelPlan,
-    stages: Split | None,
-    sequence: Sequencing | None,
-    dap: AxialSharding | None,
-) -> None:
-    """Refuse what no collective could make right."""
-    kind = type(model).__name__
-    tied = next(iter(_tied(model)), None)
-    if plan.dap > 1 and dap is None:
-        raise ConfigError(
-            f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
-            "fastfold.parallel.alphafold.shard; for other models use sp or tp"
-        )
-    if plan.sp > 1 and sequence is None:
-        raise ConfigError(f"sp={plan.sp} needs to know where {kind} looks along the sequence: give sequence=")
-    if plan.pp > 1 and stages is None:
-        raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
-    if plan.pp > 1 and tied is not None:
-        raise ConfigError(
-            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share"
-        )
-    if plan.pp > 1 and plan.zero > 1:
-        raise ConfigError(
-            f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "
-            f"{plan.zero} would reduce after each one; use zero=1"
-        )
-    if plan.tp_mode != "1d" and tied is not None and plan.tp > 1:
-        raise ConfigError(
-            f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
-        )
-    _check_batch_norm(model, plan)
-
-
-def _check_tied_layers(model: nn.Module, shard_fns: Mapping[str, ShardFn]) -> None:
-    """Refuse parameters that are one and of which a part of the places is cut, so that they could not stay one."""
-    for names in _tied(model):
-        cut = [any(name.startswith(f"{path}.") for path in shard_fns) for name in names]
-        if any(cut) and not all(cut):
-            whole = next(name for name, is_cut in zip(names, cut, strict=True) if not is_cut)
-            part = next(name for name, is_cut in zip(names, cut, strict=True) if is_cut)
-            raise ConfigError(
-                f"{whole} and {part} are one parameter, of which layers= cuts the second alone; cut both, or neither"
-            )
-
-
-def _check_batch_norm(model: nn.Module, plan: ParallelPlan) -> None:
-    """Refuse statistics over each rank's part of a batch, here and at every call."""
-    axes = [axis for axis in ("dp", "sp", "dap", "pp") if getattr(plan, axis) > 1]
-    for path, module in model.named_modules():
-        if axes and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            message = (
-                f"{axes[0]}={getattr(plan, axes[0])}: {path or type(model).__name__} is {type(module).__name__}, whose "
-                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, eval() of "
-                "this module, or on GPUs torch.nn.SyncBatchNorm.convert_sync_batchnorm"
-            )
-            _refuse_statistics(message, module)
-            module.register_forward_pre_hook(partial(_refuse_statistics, message))
-
-
-def _refuse_statistics(message: str, module: nn.Module, *_: Any) -> None:
-    if module.training or module.running_mean is None:
-        raise ConfigError(message)
-
-
 def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
     """Give every rank the first rank's parameters and buffers, also those that are not saved."""
     groups = [group for axis in ("pp", "dp", "sp", "dap", "tp") if (group := mesh.group(axis)).size > 1]
@@ -266,14 +200,6 @@ def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh)
     except ConfigError as error:
         raise ConfigError(f"layers= cuts {path}: {error}") from error
     setattr(owner, name, cut)
-
-
-def _tied(model: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [alike for alike in names.values() if len(alike) > 1]
 
 
 def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, init_distributed, parallelize
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.plan_checks import check_tied_layers, tied_names
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
@@ -136,6 +137,12 @@ class _Normed(nn.Module):
 def test_one_parameter_of_which_one_place_is_cut_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"head\.weight and mlp\.0\.weight are one parameter"):
         parallelize(_Tied(), {"tp": 2}, layers={"mlp": ParallelMLP.from_plain})
+
+
+def test_a_parameter_that_is_cut_in_all_its_places_or_none_is_accepted() -> None:
+    assert tied_names(_Tied()) == [["mlp.0.weight", "head.weight"]]
+    check_tied_layers(_Tied(), ["mlp", "head"])
+    check_tied_layers(_Tied(), [])
 
 
 @pytest.mark.parametrize("plan", [{"dp": 2}, {"pp": 2}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,85 +25,10 @@ from fastfold.parallel.data_parallel.kept_gradients import (
     keep_gradients,
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
-from fastfold.parallel.data_parallel.unit_calls import UnitCalls
-from fastfold.parallel.data_parallel.unit_weights import UnitWeights
+from fastfold.parallel.data_parallel.unit_hooks import UnitCalls, UnitWeights
+from fastfold.parallel.data_parallel.units import Units, check_units, gathered_alone, listed_modules
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import tensors_in
-
-Units = Callable[[nn.Module], Sequence[nn.Module]]
-
-
-def listed_modules(module: nn.Module) -> list[nn.Module]:
-    """The members of every ``nn.ModuleList`` in a module: the blocks of most networks."""
-    return [
-        block
-        for part in module.modules()
-        if isinstance(part, nn.ModuleList)
-        for block in part
-        if any(True for _ in block.parameters())
-    ]
-
-
-def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those units that can be gathered when they are called, and given back afterwards.
-
-    In the place of containers, which are never called, are their members. Units without parameters, or with a
-    parameter that a module outside has too, are left out: they are gathered with the module. Inner units come before
-    those around them, as FSDP2 needs them.
-
-    Args:
-        module: The whole.
-        units: Parts of it.
-    """
-    owners: dict[nn.Parameter, set[nn.Module]] = {}
-    for part in module.modules():
-        for parameter in part.parameters(recurse=False):
-            owners.setdefault(parameter, set()).add(part)
-    found: dict[nn.Module, None] = {}
-    waiting = list(reversed(units))
-    while waiting:
-        unit = waiting.pop()
-        if type(unit).forward is nn.Module.forward:
-            waiting += reversed(list(unit.children()))
-            continue
-        inside, own = set(unit.modules()), list(unit.parameters())
-        if own and all(owners[parameter] <= inside for parameter in own):
-            found[unit] = None
-    places = {part: place for place, part in enumerate(module.modules())}
-    return sorted(found, key=lambda unit: -places.get(unit, 0))
-
-
-def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Refuse parameters that FSDP2 cannot shard, before any is.
-
-    Args:
-        module: The whole.
-        units: Its parts that are gathered alone.
-
-    Raises:
-        ConfigError: A parameter has no dimension, or its numbers lie in another order; or a unit has several dtypes.
-    """
-    claimed: set[nn.Parameter] = set()
-    names = {p: name for name, p in module.named_parameters()}
-    paths = {part: path for path, part in module.named_modules()}
-    remedy = "zero=3 cannot shard that; use zero=2"
-    for unit in (*units, module):
-        own = [p for p in unit.parameters() if p not in claimed]
-        claimed.update(own)
-        for p in own:
-            if not p.dim():
-                raise ConfigError(f"{names[p]} is a parameter of one number without a dimension: {remedy}")
-            if not p.is_contiguous():
-                raise ConfigError(
-                    f"{names[p]} is not contiguous ({list(p.shape)} with strides {list(p.stride())}, as in "
-                    f"channels_last): {remedy}, or call contiguous() on it"
-                )
-        kinds = sorted({str(p.dtype) for p in own})
-        if len(kinds) > 1:
-            raise ConfigError(
-                f"{paths.get(unit) or type(unit).__name__} has parameters of {' and '.join(kinds)}, which are gathered "
-                f"together: {remedy}, or make units= of one dtype"
-            )
 
 
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:

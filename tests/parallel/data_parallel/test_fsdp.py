@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.fsdp import FullySharded, check_units, gathered_alone, listed_modules
+from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.data_parallel.units import check_units, gathered_alone, listed_modules
 
 
 class _Net(nn.Module):

@@ -1,0 +1,106 @@
+"""Checks that a plan goes with a model, before any collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.plan import ParallelPlan
+
+
+def check_plan(
+    model: nn.Module,
+    plan: ParallelPlan,
+    stages: object | None,
+    sequence: object | None,
+    dap: object | None,
+) -> None:
+    """Refuse a plan that does not go with a model.
+
+    Args:
+        model: Not parallel yet.
+        plan: The plan.
+        stages: As of :func:`fastfold.parallel.parallelize`, or None.
+        sequence: As there.
+        dap: As there.
+
+    Raises:
+        ConfigError: Says what is missing, or which axis the model does not go with.
+    """
+    kind = type(model).__name__
+    tied = next(iter(tied_names(model)), None)
+    if plan.dap > 1 and dap is None:
+        raise ConfigError(
+            f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
+            "fastfold.parallel.alphafold.shard; for other models use sp or tp"
+        )
+    if plan.sp > 1 and sequence is None:
+        raise ConfigError(f"sp={plan.sp} needs to know where {kind} looks along the sequence: give sequence=")
+    if plan.pp > 1 and stages is None:
+        raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
+    if plan.pp > 1 and tied is not None:
+        raise ConfigError(
+            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share"
+        )
+    if plan.pp > 1 and plan.zero > 1:
+        raise ConfigError(
+            f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "
+            f"{plan.zero} would reduce after each one; use zero=1"
+        )
+    if plan.tp_mode != "1d" and tied is not None and plan.tp > 1:
+        raise ConfigError(
+            f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
+        )
+    _check_batch_norm(model, plan)
+
+
+def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
+    """Refuse a tied parameter that is cut in some of its places, so that it could not stay one.
+
+    Args:
+        model: Not parallel yet.
+        shard_fns: Paths of the layers that are cut.
+
+    Raises:
+        ConfigError: Names two of the places.
+    """
+    for names in tied_names(model):
+        cut = [any(name.startswith(f"{path}.") for path in shard_fns) for name in names]
+        if any(cut) and not all(cut):
+            whole = next(name for name, is_cut in zip(names, cut, strict=True) if not is_cut)
+            part = next(name for name, is_cut in zip(names, cut, strict=True) if is_cut)
+            raise ConfigError(
+                f"{whole} and {part} are one parameter, of which layers= cuts the second alone; cut both, or neither"
+            )
+
+
+def _check_batch_norm(model: nn.Module, plan: ParallelPlan) -> None:
+    """Refuse statistics over each rank's part of a batch, here and at every call."""
+    axes = [axis for axis in ("dp", "sp", "dap", "pp") if getattr(plan, axis) > 1]
+    for path, module in model.named_modules():
+        if axes and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            message = (
+                f"{axes[0]}={getattr(plan, axes[0])}: {path or type(model).__name__} is {type(module).__name__}, whose "
+                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, eval() of "
+                "this module, or on GPUs torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+            )
+            _refuse_statistics(message, module)
+            module.register_forward_pre_hook(partial(_refuse_statistics, message))
+
+
+def _refuse_statistics(message: str, module: nn.Module, *_: Any) -> None:
+    if module.training or module.running_mean is None:
+        raise ConfigError(message)
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [alike for alike in names.values() if len(alike) > 1]
