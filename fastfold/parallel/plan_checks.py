@@ -75,7 +75,7 @@ def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
             whole = next(name for name, is_cut in zip(names, cut, strict=True) if not is_cut)
             part = next(name for name, is_cut in zip(names, cut, strict=True) if is_cut)
             raise ConfigError(
-                f"{whole} and {part} are one parameter, of which layers= cuts the second alone; cut both, or neither"
+                f"{whole} and {part} are one parameter, but layers= cuts only {part}; cut both, or neither"
             )
 
 

@@ -219,7 +219,7 @@ def _check_choice(override: Override, group: str) -> None:
 
 
 def _keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every setting of a group and those below it, with its type as it is written."""
+    """Yield every setting of a group and those below it, with the text of its type."""
     for field in fields(schema):
         factory = field.default_factory
         if is_dataclass(factory):

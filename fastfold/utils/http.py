@@ -60,7 +60,7 @@ def open_url(
         timeout: Seconds that connecting and each wait for data may take.
 
     Raises:
-        NetworkError: There is no answer, or its status means that there will be no content.
+        NetworkError: No answer came, or its status excludes any content.
     """
     request = urllib.request.Request(
         url, data=data, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}

@@ -134,7 +134,7 @@ def read_stdin_bytes(*, limit: int) -> bytes:
         limit: Maximum size in bytes, after unpacking.
 
     Raises:
-        InputError: There is no standard input, or it is too large, a damaged gzip, or UTF-16.
+        InputError: The standard input is closed, too large, a damaged gzip, or UTF-16.
     """
     try:
         data = _read_up_to(sys.stdin.buffer, limit + 1)

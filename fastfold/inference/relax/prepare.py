@@ -129,7 +129,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
 
     Raises:
         InputError: See :func:`check_relaxable`.
-        ValueError: Atoms of a residue lie on each other, or OpenMM or pdbfixer cannot complete the structure.
+        ValueError: Atoms of a residue have the same position, or OpenMM or pdbfixer cannot complete the structure.
     """
     check_relaxable(protein, names)
     protein = replace(protein, atom_positions=np.round(protein.atom_positions, 3))
@@ -174,7 +174,7 @@ def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
         if len(near):
             pair = {int(residues[near[0]]), int(residues[near[0] + step])}
             where = " and ".join(residue_label(protein, residue, names) for residue in sorted(pair))
-            raise ValueError(f"atoms of {where} lie on each other")
+            raise ValueError(f"atoms of {where} have the same position")
 
 
 def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:

@@ -39,7 +39,7 @@ class KernelVariant:
     Attributes:
         name: Name in the table of results, with the variant's properties: ``attention_forward bf16 D=32 any``.
         kernel: The ``triton.jit`` function.
-        arguments: Positional arguments of the launch; its tensors have no memory.
+        arguments: Positional arguments of the launch; its tensors are without memory.
         options: Keyword arguments: ``tl.constexpr`` ones, block sizes, ``num_warps``, ``num_stages``.
         chip: Class of chips of the configuration, a key of :data:`~fastfold.kernels.common.tuning.CHIPS`.
     """

@@ -74,7 +74,7 @@ class Linear:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
         relu: True to apply a ReLU to the result.
-        positive: True if no element of ``x`` is negative, as after a ReLU: 8 bits then have no sign, and their steps
+        positive: True if no element of ``x`` is negative, as after a ReLU: 8 bits are then unsigned, and their steps
             are half as wide.
         mean: ``[K]``, mean of the positions of ``x``, if known: the bias then corrects the rounding of the weights for
             it.

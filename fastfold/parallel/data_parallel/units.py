@@ -12,7 +12,7 @@ Units = Callable[[nn.Module], Sequence[nn.Module]]
 
 
 def listed_modules(module: nn.Module) -> list[nn.Module]:
-    """The members of every ``nn.ModuleList`` in a module: the blocks of most networks."""
+    """Return the members of every ``nn.ModuleList`` in a module: the blocks of most networks."""
     return [
         block
         for part in module.modules()
@@ -23,9 +23,9 @@ def listed_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those units that can be gathered when they are called, and given back afterwards.
+    """Return the units that can be gathered at their call and released after it.
 
-    In the place of containers, which are never called, are their members. Units without parameters, or with a
+    Containers, which are never called, are replaced by their members. Units without parameters, or with a
     parameter that a module outside has too, are left out: they are gathered with the module. Inner units come before
     those around them, as FSDP2 needs them.
 

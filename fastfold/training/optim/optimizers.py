@@ -28,7 +28,7 @@ class MuonWithAdam(Optimizer):
         optim: Group ``optim``.
 
     Raises:
-        ConfigError: The parameters have no matrix, because they are shards.
+        ConfigError: The parameters are shards, without a matrix.
     """
 
     def __init__(self, named: Mapping[str, nn.Parameter], optim: OptimConfig) -> None:

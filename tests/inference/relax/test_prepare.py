@@ -134,10 +134,12 @@ def test_atoms_of_two_residues_on_each_other_are_refused_by_name() -> None:
     protein = helix("AAA", "AAA")
     xyz = protein.atom_positions.copy()
     xyz[3:] = xyz[:3]
-    with pytest.raises(ValueError, match=r"ALA [123] of chain A and ALA [123] of chain B lie on each other"):
+    with pytest.raises(
+        ValueError, match=r"ALA [123] of chain A and ALA [123] of chain B have the same position"
+    ):
         prepare(replace(protein, atom_positions=xyz))
 
 
 def test_atoms_on_each_other_are_refused_before_pdbfixer_is_stuck_on_them() -> None:
-    with pytest.raises(ValueError, match="ALA 1 of chain A lie on each other"):
+    with pytest.raises(ValueError, match="ALA 1 of chain A have the same position"):
         prepare(replace(helix("AA"), atom_positions=np.zeros((2, 37, 3))))

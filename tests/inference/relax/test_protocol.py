@@ -175,7 +175,7 @@ def test_a_minimiser_that_fails_is_reported_with_the_residues_that_clash() -> No
 def test_a_collapsed_structure_is_reported_at_once() -> None:
     found = relax(replace(helix("AAAA"), atom_positions=np.zeros((4, 37, 3))), CPU)
     assert not found.minimized
-    assert "ALA 1 of chain A lie on each other" in found.reason
+    assert "ALA 1 of chain A have the same position" in found.reason
 
 
 def test_the_result_says_when_its_iterations_ran_out() -> None:

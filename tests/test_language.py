@@ -1,0 +1,117 @@
+"""Plain language: words that hide what is meant, docstrings without a verb, and commit subjects without an area."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+CHECKED = (
+    "fastfold/cli",
+    "fastfold/evoformer",
+    "fastfold/kernels",
+    "fastfold/protein/metrics",
+    "fastfold/training",
+    "fastfold/utils",
+)
+"""Folders in which nothing may be found."""
+
+FIRST_COMMIT = "a5262ee1de"
+"""The first one whose subject follows the rule."""
+
+RIDDLES = {
+    r"\bbeside\b": "next to, in addition to",
+    r"\b(anew|likewise)\b": "again, also",
+    r"\bnobody\b": "no caller, is not used",
+    r"\b(elsewhere|by itself)\b": "the place, alone",
+    r"\b(all the same|so many)\b": "anyway, a number",
+    r"\b(lets? go of|became of|in the mean)\b": "release, result of, on average",
+    r"\bwhat (a|an|the|is|was|it|they|follows|stays|goes|comes|came)\b": "the thing's name",
+    r"\b(is|have) no\b(?! longer)": "is not a, or the thing that is missing",
+    r"\bof which\b": "a new sentence",
+    r"\b(stands? (in|beside|behind|before|for)|lies? (in|on|where))\b": "is in, precedes, means",
+}
+"""Words to avoid by a pattern, and words to use."""
+
+SUBJECT = re.compile(r"[a-z][a-z0-9_/ ,.-]*: [A-Z][A-Za-z-]+ .+")
+_NO_VERB = re.compile(
+    r"(What|Where|Whose|Whether|Which|How|Of|Those|That|These|With|From|In|At|For|As|A|An|The|Its|This|Each|Some|All|"
+    r"Any|Most|More|Than|To|It|One|Two|Every|Number|Rows|Shapes?|Names?|Places?)\b"
+)
+_NOUNS = {"property", "cached_property", "jit", "fixture", "setter"}
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments and strings of a Python file, and every line of a document, with line numbers."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def _riddles(path: Path) -> Iterator[str]:
+    for line, text in _prose(path):
+        for pattern, better in RIDDLES.items():
+            if found := re.search(pattern, text, re.IGNORECASE):
+                yield f"{path.relative_to(REPOSITORY)}:{line}: {found[0]!r}; better: {better}"
+
+
+def _summaries(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+        summary = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+        if summary and not decorators & _NOUNS and _NO_VERB.match(summary):
+            yield f"{path.relative_to(REPOSITORY)}:{node.lineno}: begin with a verb: {summary[:80]!r}"
+
+
+@pytest.mark.parametrize("folder", CHECKED)
+def test_a_folder_speaks_plainly(folder: str) -> None:
+    files = sorted((REPOSITORY / folder).rglob("*.py"))
+    assert len(files) > 5
+    found = [line for path in files for check in (_riddles, _summaries) for line in check(path)]
+    assert found == [], "\n".join(found)
+
+
+def test_every_kind_of_finding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_language.REPOSITORY", tmp_path)
+    path = tmp_path / "bad.py"
+    path.write_text(
+        'def f(x):\n    """What a network has beside heads."""\n    return x  # nobody asks\n\n'
+        'def g(x):\n    """Return twice a number."""\n    beside = 2 * x\n    return beside\n'
+    )
+    assert [line.split(": ")[1] for line in _riddles(path)] == [
+        "'beside'; better",
+        "'What a'; better",
+        "'nobody'; better",
+    ]
+    assert len(list(_summaries(path))) == 1
+
+
+def test_commit_subjects_name_an_area_and_begin_with_a_verb() -> None:
+    git = ["git", "-C", str(REPOSITORY)]
+    known = subprocess.run([*git, "cat-file", "-e", f"{FIRST_COMMIT}^{{commit}}"], capture_output=True)
+    if known.returncode:
+        pytest.skip("the history of this copy begins later, or there is none")
+    log = subprocess.run(
+        [*git, "log", "--no-merges", "--format=%s", f"{FIRST_COMMIT}^..HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    subjects = log.stdout.splitlines()
+    assert subjects
+    wrong = [subject for subject in subjects if len(subject) > 72 or not SUBJECT.fullmatch(subject)]
+    assert wrong == []
