@@ -30,8 +30,8 @@ are one. For each prediction DIR gets, best first,
 
 and summary.tsv, a table of all of them. --output-format colabfold names these files like ColabFold. Results add up:
 another seed, network or setting adds predictions to those that are there, and all predictions of a target are ranked
-together. Finished predictions are not folded again, so run the same command again to continue. Several processes may work in
-one folder.
+together. Finished predictions are not folded again, so run the same command again to continue. Several processes may
+work in one folder.
 """
 
 
