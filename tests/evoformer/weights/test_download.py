@@ -423,7 +423,7 @@ def test_a_killed_download_goes_on_and_two_at_once_do_the_work_once(
         wait_for(lambda: any(path.stat().st_size for path in folder.glob("*.partial")), first)
         second = start("model_1_ptm", "--mirror", server.url)
         assert second.stderr is not None
-        assert any("waiting for it" in line for line in second.stderr)
+        assert any("waiting for another process" in line for line in second.stderr)
         asked = len(server.requests)
         first.send_signal(number)
         first.communicate(timeout=60)
