@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
-from fastfold.cli.hints import CommandParser
 from fastfold.cli.infer import add_infer_command
+from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
 from fastfold.cli.relax import add_relax_command

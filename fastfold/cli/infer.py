@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.alignment_sources import alignment_engines
-from fastfold.cli.fold_options import add_fold_options, check_weights_names, infer_config, run_options
+from fastfold.cli.options.alignment_sources import alignment_engines
+from fastfold.cli.options.fold import add_fold_options, check_weights_names, infer_config, run_options
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.fold_options import add_fold_options, check_weights_names, infer_config, run_options
 from fastfold.cli.infer import print_summary
+from fastfold.cli.options.fold import add_fold_options, check_weights_names, infer_config, run_options
 from fastfold.cli.process import orderly_termination
 
 _SCREEN = """\

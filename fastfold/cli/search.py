@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.alignment_sources import (
+from fastfold.cli.options.alignment_sources import (
     MMSEQS,
     add_source_options,
     add_worker_option,

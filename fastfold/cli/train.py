@@ -104,7 +104,7 @@ def run_train(options: argparse.Namespace) -> int:
         print(to_yaml(compose_tree(options.overrides)), end="")
         return 0
     if options.multirun:
-        from fastfold.training.sweep import run_sweep
+        from fastfold.training.lifecycle.sweep import run_sweep
 
         return run_sweep(options.overrides, partial(print, flush=True))
     config = compose_config(options.overrides)

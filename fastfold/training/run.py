@@ -25,7 +25,6 @@ from fastfold.parallel import DistributedContext, init_distributed, started_proc
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.checkpoint.manifest import Json
-from fastfold.training.checks import check_settings
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -36,6 +35,7 @@ from fastfold.training.data import (
     make_loader,
     takes_templates,
 )
+from fastfold.training.lifecycle.checks import check_settings
 from fastfold.training.lifecycle.ownership import owned
 from fastfold.training.lifecycle.settings_history import (
     Change,
@@ -204,16 +204,16 @@ class _Run:
             self._forget_validations(trainer.progress.step)
             if path is not None:
                 self._event(f"resuming from {path} after step {trainer.progress.step}")
-                if trainer.progress.step >= config.trainer.steps:
-                    self._event(
-                        f"trainer.steps={config.trainer.steps} was reached before: nothing is trained, weights and "
-                        "report are written again; set more steps to go on"
-                    )
                 suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
                 if suspects:
                     self._event(f"retrying {len(suspects)} quarantined samples when they are drawn")
                 for change in self.changes:
                     self._event(f"changed since the last start: {change}")
+                if trainer.progress.step >= config.trainer.steps:
+                    self._event(
+                        f"trainer.steps={config.trainer.steps} was reached before: nothing is trained, weights and "
+                        "report are written again; set more steps to go on"
+                    )
             self._say(self.source.train.summary())
             if takes_templates(self.tree):
                 self._say(describe_templates(self.reader, self.source.train.entries))

@@ -50,6 +50,11 @@ def test_another_run_neither_continues_one_nor_replaces_it(
         (2, f"resuming from {out / 'checkpoints' / 'step_00000002'} after step 2"),
         (2, "changed since the last start: optim.lr: 0.001 -> 0.0001"),
         (2, "changed since the last start: trainer.seed: 0 -> 5"),
+        (
+            2,
+            "trainer.steps=2 was reached before: nothing is trained, weights and report are written again; set more "
+            "steps to go on",
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fastfold.cli.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.cli.options.alignment_sources import add_source_options, add_worker_option, alignment_engines
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (

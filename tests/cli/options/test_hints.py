@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastfold.cli.command import _parser
-from fastfold.cli.hints import OTHER_PROGRAMS, option_hints
+from fastfold.cli.options.hints import OTHER_PROGRAMS, option_hints
 from tests.helpers.command_line import CommandLine
 
 

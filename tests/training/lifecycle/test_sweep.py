@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training import sweep
 from fastfold.training.compose import compose_config
+from fastfold.training.lifecycle import sweep
 
 
 def test_every_combination_has_its_folder() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training.checks import check_settings
 from fastfold.training.compose import compose_config, network_config
+from fastfold.training.lifecycle.checks import check_settings
 
 GIVEN = ("data.directory=x", "trainer.out=y")
 CLUSTERS = "model.overrides.data.eval.max_msa_clusters"

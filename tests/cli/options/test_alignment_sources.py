@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.cli.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.cli.options.alignment_sources import add_source_options, add_worker_option, alignment_engines
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import HmmerSettings
