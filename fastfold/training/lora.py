@@ -61,9 +61,9 @@ def add_lora(
         model: Any network; changed in place.
         rank: Rank of the adapters.
         alpha: Adapters are scaled by ``alpha / rank``.
-        targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words:
-            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers with a frozen weight
-                are skipped.
+        targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words.
+            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers with a frozen weight are
+            skipped.
 
     Returns:
         Names of the layers with adapters.

@@ -124,10 +124,10 @@ class InputEmbedder(PolicyModule):
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
                 ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and the result of
-                    :func:`fastfold.data.features.coevolution.features` for a network with coevolution.
+                :func:`fastfold.data.features.coevolution.features` for a network with coevolution.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
                 ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. The memory of ``prev_pair``
-                    may be reused for the result.
+                may be reused for the result.
             first_sequence: Index in the MSA of the first row of ``msa_feat``.
             first_row: Residue of the first row of ``prev_pair``.
 

@@ -40,8 +40,7 @@ def own_frame_direction(positions: Tensor) -> Tensor:
     Returns:
         ``[*, N, 3]`` float32, often zero. Vectors have length 1 or less, except the last ``N % 8`` of 16 or more
         residues: those are divided by the length of their first two components (the third is exactly 0 where that loop
-            computes
-        the length) and can be longer.
+        computes the length) and can be longer.
     """
     n, ca, c = (_components(positions[..., rc.atom_order[name], :].float()) for name in ("N", "CA", "C"))
     count = positions.shape[-3]

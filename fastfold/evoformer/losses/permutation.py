@@ -81,12 +81,12 @@ def match_chains(
     The anchor is the sequence with the fewest copies, and of these the one with most resolved residues. Each of its
     predicted copies is superposed on each of its experimental copies. Each time all other chains are assigned
     greedily: the pair of the same sequence with the smallest deviation first. The assignment with the smallest root
-        mean square
-    deviation of the resolved CA atoms, superposed together, wins. Every chain of the experiment is used at most once.
+    mean square deviation of the resolved CA atoms, superposed together, wins. Every chain of the experiment is used at
+    most once.
 
     Returns:
         For each ``asym_id`` the index in ``chains``. Predicted chains without an unused chain of their sequence are
-            left out.
+        left out.
     """
     with torch.no_grad():
         pairs = _Pairs.of(predicted, asym_id, entity_id, residue_index, chains)
