@@ -50,7 +50,7 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "hipErrorOutOfMemory",
 )
-"""Words of errors that have no type of their own: libraries other than PyTorch's allocator raise them."""
+"""Texts of untyped errors, raised by libraries other than PyTorch's allocator."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

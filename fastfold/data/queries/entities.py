@@ -22,7 +22,7 @@ ENTITY_ENDINGS = (".json", ".yaml", ".yml")
 
 _PROTEINS = ("protein", "proteinChain")
 _MEANINGFUL = ("bondedAtomPairs", "userCCD", "userCCDPath", "constraints", "templates", "properties")
-"""Keys of a file whose content changes what is asked for."""
+"""Keys that change the meaning of a file."""
 _OF_CHAIN = ("modifications", "templates", "cyclic", "glycans")
 _ALIGNMENTS = ("msa", "unpairedMsa", "pairedMsa", "unpairedMsaPath", "pairedMsaPath")
 _MAX_COPIES = 1000
