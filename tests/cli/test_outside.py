@@ -49,6 +49,21 @@ def start(arguments: list[Any], prepare: Callable[[], None]) -> subprocess.Popen
     )
 
 
+def hang_up(process: subprocess.Popen[str], folder: Path, pattern: str) -> None:
+    """Close the terminal of a process once it has written a file, and check that it ends by that."""
+    try:
+        until = time.monotonic() + 90
+        while not list(folder.glob(pattern)):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=60)  # workers have the pipe open as long as they run
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGHUP
+
+
 def screen(cli: CommandLine, *more: str) -> list[Any]:
     """A screen of two targets by one worker."""
     fasta = cli.fasta({"T1": SEQUENCE, "T2": OTHER})
@@ -139,17 +154,7 @@ def test_screen_says_that_an_alignment_vanished(cli: CommandLine) -> None:
 @pytest.mark.slow
 def test_screen_of_a_closed_terminal_leaves_no_worker_and_the_next_run_tidies(cli: CommandLine) -> None:
     process = start(screen(cli, "--num-recycles", "20", "--seeds", "0-99"), with_terminal)
-    try:
-        until = time.monotonic() + 90
-        while not list(cli.out.glob("*.pdb")):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=60)  # workers have the pipe open as long as they run
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGHUP
+    hang_up(process, cli.out, "*.pdb")
     finished = {path.name for path in (cli.out / ".fastfold" / "t1").glob("*.json")}
     # A worker is ended in the middle of a file; whoever opens the target next removes it.
     said, _ = start(screen(cli, "--num-recycles", "0", "--seeds", "0"), with_terminal).communicate(
@@ -164,17 +169,7 @@ def test_screen_of_a_closed_terminal_leaves_no_worker_and_the_next_run_tidies(cl
 def test_relax_of_a_closed_terminal_leaves_no_temporary_file(cli: CommandLine) -> None:
     names = [structure(cli.folder, f"f{number}.pdb", "AAA") for number in range(200)]
     process = start(["relax", *names, "--out", cli.out, *QUICK], with_terminal)
-    try:
-        until = time.monotonic() + 90
-        while not list(cli.out.glob("*_relaxed.pdb")):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGHUP
+    hang_up(process, cli.out, "*_relaxed.pdb")
     assert temporary(cli.out) == []
 
 
