@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.distributed import started_processes
 from fastfold.training.compose import compose_config
 
 _OUT = "trainer.out"
@@ -67,8 +67,10 @@ def run_sweep(overrides: Sequence[str], say: Callable[[str], None]) -> int:
     Raises:
         ConfigError: As :func:`sweep_jobs`, or several processes were started.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--multirun starts runs one after another; under torchrun start each run alone")
+    if started_processes() > 1:
+        raise ConfigError(
+            "--multirun starts runs one after another; under torchrun or srun start each run alone"
+        )
     jobs, first = sweep_jobs(overrides), 0
     for number, (place, job) in enumerate(jobs.items(), 1):
         say(f"run {number} of {len(jobs)}: {place}")
