@@ -14,8 +14,8 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_ROW_LENGTH
 
-Backend = Literal["auto", "triton", "torch"]
-BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
+Backend = Literal["auto", "triton", "torch", "cueq"]
+BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch", "cueq")
 VARIABLE = "FASTFOLD_KERNELS"
 """Environment variable with the default backend."""
 
@@ -28,27 +28,39 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
+def requested_backend(backend: str | None) -> str:
+    """Return the name of the requested backend: the argument, else ``FASTFOLD_KERNELS``, else ``auto``.
+
+    Raises:
+        ConfigError: The backend does not exist.
+    """
+    name = backend or os.environ.get(VARIABLE) or "auto"
+    if name not in BACKENDS:
+        raise ConfigError(f"unknown kernel backend {name!r}; use {', '.join(BACKENDS)} ({VARIABLE})")
+    return name
+
+
 def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "torch"]:
     """Choose the implementation for a tensor.
 
     Args:
         x: Input of the operator.
-        backend: ``auto``, ``triton`` or ``torch``. Default: the environment variable ``FASTFOLD_KERNELS``, else
-            ``auto``. ``auto`` takes Triton for float32, bfloat16 and float16 on CUDA and ROCm. It takes PyTorch for
+        backend: ``auto``, ``triton``, ``torch`` or ``cueq``. Default: the environment variable ``FASTFOLD_KERNELS``,
+            else ``auto``. ``auto`` takes Triton for float32, bfloat16 and float16 on CUDA. It takes PyTorch for
             everything else, for 16 bits on GPUs below compute capability 8, and after a kernel asked for more than the
-            GPU has. ROCm is untested: kernels run there with the configurations of unknown chips.
+            GPU has. It also takes PyTorch on ROCm, where kernels run only if ``triton`` is requested, untested.
+            ``cueq`` is ``auto`` for all operators but those of :mod:`fastfold.kernels.common.cuequivariance`.
 
     Raises:
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
     """
-    name = backend or os.environ.get(VARIABLE) or "auto"
-    if name not in BACKENDS:
-        raise ConfigError(f"unknown kernel backend {name!r}; use {', '.join(BACKENDS)} ({VARIABLE})")
+    name = requested_backend(backend)
     if name == "torch":
         return "torch"
     reason = _no_triton(x)
-    # The interpreter is for tests, and meta tensors are for counting: both need an explicit "triton".
-    if reason is None and (name == "triton" or not (interpreted() or x.is_meta)):
+    # The interpreter is for tests, meta tensors are for counting, and no configuration was built for ROCm.
+    explicit_only = interpreted() or x.is_meta or torch.version.hip is not None
+    if reason is None and (name == "triton" or not explicit_only):
         return "triton"
     if name == "triton":
         raise ConfigError(

@@ -46,7 +46,7 @@ def test_the_argument_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unknown_backend_is_named_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"'cuda'; use auto, triton, torch \(FASTFOLD_KERNELS\)"):
+    with pytest.raises(ConfigError, match=r"'cuda'; use auto, triton, torch, cueq \(FASTFOLD_KERNELS\)"):
         choose_backend(torch.zeros(1), "cuda")
     monkeypatch.setenv(VARIABLE, "fast")
     with pytest.raises(ConfigError, match="'fast'"):
@@ -161,3 +161,15 @@ def test_old_chips_take_pytorch_for_16_bits(
                     ConfigError, match=r"16 bits need compute capability 8\.0, and this GPU has 7\.5"
                 ):
                     choose_backend(x, "triton")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="devices are imitated")
+def test_rocm_takes_pytorch_unless_triton_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configuration is compiled for AMD's GPUs."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda:0")
+        assert choose_backend(x) == "torch"
+        assert choose_backend(x, "triton") == "triton"

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.errors import InputError
+from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.cost import declares_cost
 from fastfold.kernels.common.parameters import grads_or_none, like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
@@ -149,7 +150,8 @@ def gated_attention(
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). Gets no gradient.
         out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, which the next operator can reuse.
-        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`.
+        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`. ``cueq`` is NVIDIA's
+            cuEquivariance if there is a bias, and ``auto`` otherwise.
 
     Returns:
         The update ``[*, R, N, c]``, plus the residual, in the dtype and memory layout of ``x``.
@@ -168,15 +170,19 @@ def gated_attention(
             raise InputError(
                 f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
-    backend = attention_backend(x, len(query_weight) // heads, backend)
     parameters = GatedAttentionParams(
         *(norm_weight, norm_bias, query_weight, key_weight, value_weight),
         *(gate_weight, gate_bias, output_weight, output_bias),
     )
+    if out is not None:
+        refuse_gradients(x, bias, residual, *parameters)
+    if bias is not None and cuequivariance.is_requested(x, backend):
+        update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
+        return cuequivariance.Addition(residual, dropout, out)(update)
+    backend = attention_backend(x, len(query_weight) // heads, backend)
     if out is None:
         tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
         return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
-    refuse_gradients(x, bias, residual, *parameters)
     return passes.forward(
         *(out, x, bias, mask, parameters),
         heads=heads,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
 from fastfold.kernels.common.parameters import (
@@ -216,7 +217,8 @@ def triangle_multiplication(
         out: Tensor for the result, without recording gradients; may be ``z`` or ``residual``.
         scratch: With ``out``: buffers to use, which the next operator can reuse.
         plan: With ``out``: number of factors at a time, and place of the product.
-        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
+        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch), ``torch`` or ``cueq`` (NVIDIA's
+            cuEquivariance).
 
     Returns:
         The update ``[*, N, N, c_z]``, plus the residual, in the dtype of ``z``.
@@ -229,12 +231,16 @@ def triangle_multiplication(
         *(norm_in_weight, norm_in_bias, proj_weight, proj_bias, gate_weight, gate_bias),
         *(norm_out_weight, norm_out_bias, out_weight, out_bias, out_gate_weight, out_gate_bias),
     )
+    if out is not None:
+        refuse_gradients(z, residual, *parameters)
+    if cuequivariance.is_requested(z, backend):
+        update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
+        return cuequivariance.Addition(residual, dropout, out)(update)
     backend = products_backend(z, max(out_weight.shape), backend)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
         return _triangle_multiplication(z, mask, *added, parameters, **options)
-    refuse_gradients(z, residual, *parameters)
     return passes.forward(
         *(out, z, mask, parameters),
         residual=residual,
