@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.design import add_design_command
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.plan import add_plan_command
@@ -31,6 +32,7 @@ examples:
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
+  fastfold design hallucinate --length 60 --out designs
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
@@ -95,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
     add_screen_command(commands)
+    add_design_command(commands)
     add_search_command(commands)
     add_train_command(commands)
     add_data_command(commands)

@@ -66,6 +66,10 @@ class StructureModule(PolicyModule):
 
     Computes in the precision of its parameters, by default float32 as in AlphaFold, also if the trunk runs in less.
 
+    Attributes:
+        stop_rotation_gradient: True for line 20, as AlphaFold trains. False for gradients with respect to inputs, as
+            design needs them; with line 20 they disagree with finite differences.
+
     Args:
         config: Official ``structure_module`` config node.
         c_s: Single channels of the trunk.
@@ -84,6 +88,7 @@ class StructureModule(PolicyModule):
             config.position_scale,
             config.dropout,
         )
+        self.stop_rotation_gradient = True
         final: Init = "final" if zero_init else "default"
         self.single_norm = LayerNorm(c_s)
         self.pair_norm = LayerNorm(c_z)
@@ -143,9 +148,8 @@ class StructureModule(PolicyModule):
             quaternion = update_quaternion(quaternion, rotate)
             translation = translation + (frames.rotation * move.unsqueeze(-2)).sum(-1)
             steps.append(self._atoms(x, initial, aatype, quaternion, translation))
-            if layer < self.layers - 1:
-                # No gradient through the orientation between iterations (Algorithm 20, line 20).
-                quaternion = quaternion.detach()
+            if layer < self.layers - 1 and self.stop_rotation_gradient:
+                quaternion = quaternion.detach()  # Algorithm 20, line 20
         stacked = {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
         atom14 = steps[-1]["atom_pos"]
         present = mask[..., None]

@@ -92,6 +92,32 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
         return _png(figure)
 
 
+def trajectory_png(
+    loss: Sequence[float], plddt: Sequence[float], stages: Sequence[str], *, title: str = ""
+) -> bytes:
+    """Draw loss and mean pLDDT of the steps of a design.
+
+    Args:
+        loss: Of each step.
+        plddt: Of each step, 0 to 100.
+        stages: Name of the stage of each step.
+        title: Text above the plot.
+
+    Returns:
+        A PNG file, the same bytes for the same input and matplotlib version.
+    """
+    steps = np.arange(1, len(loss) + 1)
+    with _figure(12.6, 4.8, [title], [1, 1]) as (figure, axes):
+        for axis, values, label in zip(axes, (loss, plddt), ("loss", "mean pLDDT"), strict=True):
+            axis.plot(steps, values, color=INK, linewidth=0.9, marker="." if len(steps) < 3 else None)
+            axis.set(xlabel="step", ylabel=label, xlim=(0.5, len(steps) + 0.5))
+            for i in range(1, len(stages)):
+                if stages[i] != stages[i - 1]:
+                    axis.axvline(i + 0.5, color=FAINT, linewidth=0.8)
+        axes[1].set_ylim(0, 100)
+        return _png(figure)
+
+
 @contextmanager
 def _figure(
     width: float, height: float, title: Sequence[str], panels: Sequence[int]

@@ -1,0 +1,150 @@
+"""Differentiable input features of a designed sequence, from its logits.
+
+As in ColabDesign, a sequence is relaxed between its logits, their softmax, and its most likely residues, and becomes
+the only row of the alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+
+RESIDUES = 20
+"""Residue types of a designed sequence, in the order of :data:`fastfold.protein.residue_constants.restypes`."""
+
+_MSA_CHANNELS, _PROFILE = 49, 25
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Mixture of logits, softmax and most likely residues that the network sees.
+
+    Attributes:
+        soft: Share of the softmax, 0 to 1; the rest are the parameters as they are.
+        hard: Share of the most likely residues, 0 to 1.
+        temperature: Divides the logits in the softmax.
+        alpha: Multiplies the parameters to give logits.
+    """
+
+    soft: float = 0.0
+    hard: float = 0.0
+    temperature: float = 1.0
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            InputError: A value is outside its range.
+        """
+        for name in ("soft", "hard"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: expected a number from 0 to 1, found {getattr(self, name)}")
+        for name in ("temperature", "alpha"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: expected a positive number, found {getattr(self, name)}")
+
+
+class RelaxedSequence(NamedTuple):
+    """Forms of a sequence, each ``[N, 20]``.
+
+    Attributes:
+        logits: Scaled parameters plus bias.
+        soft: Softmax of the logits at the temperature.
+        hard: One-hot most likely residues; the gradient is that of ``soft``.
+        pseudo: Mixture that the network sees.
+    """
+
+    logits: Tensor
+    soft: Tensor
+    hard: Tensor
+    pseudo: Tensor
+
+
+def relax_sequence(
+    parameters: Tensor, relaxation: Relaxation, bias: Tensor | None = None, noise: Tensor | None = None
+) -> RelaxedSequence:
+    """Relax a sequence between its parameters and its most likely residues.
+
+    Args:
+        parameters: ``[N, 20]``, free numbers.
+        relaxation: The mixture.
+        bias: Added to the logits, ``[N, 20]`` or ``[20]``: a large negative number forbids a residue.
+        noise: Gumbel noise ``[N, 20]`` that is added to the logits (:func:`gumbel_noise`), None for none.
+
+    Returns:
+        The forms, differentiable with respect to ``parameters``; ``hard`` by the straight-through estimator
+        (Bengio et al., 2013).
+
+    Raises:
+        InputError: The parameters have another shape.
+    """
+    if parameters.dim() != 2 or parameters.shape[-1] != RESIDUES:
+        raise InputError(f"expected parameters [N, {RESIDUES}], found {list(parameters.shape)}")
+    logits = parameters * relaxation.alpha
+    if bias is not None:
+        logits = logits + bias
+    if noise is not None:
+        logits = logits + noise
+    soft = torch.softmax(logits / relaxation.temperature, -1)
+    chosen = F.one_hot(soft.argmax(-1), RESIDUES).to(soft.dtype)
+    hard = (chosen - soft).detach() + soft
+    pseudo = relaxation.soft * soft + (1.0 - relaxation.soft) * parameters
+    pseudo = relaxation.hard * hard + (1.0 - relaxation.hard) * pseudo
+    return RelaxedSequence(logits, soft, hard, pseudo)
+
+
+def gumbel_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw standard Gumbel noise of the shape and dtype of ``like``."""
+    uniform = torch.rand(like.shape, dtype=torch.float64, generator=generator).clamp(min=1e-300)
+    return -torch.log(-torch.log(uniform)).to(like)
+
+
+def sequence_features(
+    sequence: Tensor, *, multimer: bool, profile: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the network's features of a sequence without an alignment, differentiable.
+
+    The sequence is the only row of the MSA and its own cluster profile, without deletions and masked positions.
+
+    Args:
+        sequence: ``[N, 20]``, one-hot or any mixture of residues.
+        multimer: True for a multimer network, whose ``target_feat`` has no flag of chain breaks.
+        profile: Cluster profile ``[N, 20]``; by default ``sequence``.
+
+    Returns:
+        ``target_feat [N, 22 or 21]``, ``msa_feat [1, N, 49]``, ``msa_mask [1, N]`` and ``aatype [N]`` (int64, the
+        largest entry of each residue).
+    """
+    target = F.pad(sequence, (0, 1) if multimer else (1, 1))
+    gap = sequence.new_zeros(len(sequence), _PROFILE - RESIDUES)
+    rest = sequence.new_zeros(len(sequence), _MSA_CHANNELS - _PROFILE - RESIDUES)
+    row = torch.cat([sequence, gap, sequence if profile is None else profile, rest], -1)
+    return {
+        "target_feat": target,
+        "msa_feat": row[None],
+        "msa_mask": sequence.new_ones(1, len(sequence)),
+        "aatype": sequence.detach().argmax(-1),
+    }
+
+
+def encode_sequence(sequence: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return one-hot residues ``[N, 20]`` of one-letter codes; zeros for other letters."""
+    encoded = torch.zeros(len(sequence), RESIDUES, dtype=dtype)
+    for place, letter in enumerate(sequence):
+        index = rc.restype_order.get(letter)
+        if index is not None:
+            encoded[place, index] = 1.0
+    return encoded
+
+
+def decode_sequence(scores: Tensor) -> str:
+    """Return the one-letter codes of the largest entries of ``scores [N, 20]``."""
+    return "".join(rc.restypes[index] for index in scores.argmax(-1).tolist())

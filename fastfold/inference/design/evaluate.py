@@ -1,0 +1,319 @@
+"""Loss of a designed sequence under networks, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.data.features.pipeline import featurize
+from fastfold.errors import ConfigError, OutputError
+from fastfold.evoformer.confidence.scores import plddt
+from fastfold.evoformer.inputs import RESIDUES, Relaxation, RelaxedSequence, relax_sequence, sequence_features
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.design.losses import Outputs, seq_ent_loss
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.folding.features import add_settings, input_order
+from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.target_templates import read_templates, takes_templates
+from fastfold.kernels.cpu.products import exact_products
+from fastfold.protein import residue_constants as rc
+
+RecycleMode = Literal["last", "average"]
+"""Passes whose gradient counts: the last, or the mean of all, as in ColabDesign."""
+
+_CHECKPOINTED = 128
+"""Residues from which activations are recomputed in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Losses of a sequence, means over the networks.
+
+    Attributes:
+        loss: Weighted sum of the losses.
+        losses: Losses by name, without weights.
+        gradient: ``[P, 20]`` of the loss with respect to the parameters, None if it was not asked for.
+        plddt: ``[N]``, 0 to 100.
+        positions: ``[N, 37, 3]`` in Å, of the first network.
+        logits: Logits ``[P, 20]`` of the sequence.
+    """
+
+    loss: float
+    losses: Mapping[str, float]
+    gradient: Tensor | None
+    plddt: np.ndarray
+    positions: np.ndarray
+    logits: Tensor
+
+
+class Evaluator:
+    """Losses of designs under several networks.
+
+    Args:
+        task: Residues to design, and losses.
+        models: Networks of one kind, on one device.
+        weights: Weight of each loss by its name; others are not computed.
+        recycles: Extra passes.
+        recycle_mode: Passes whose gradient counts.
+        bias: Added to the logits, ``[20]``.
+        hard_profile: True if the profile in the MSA's features has the most likely residues, whose gradient is an
+            estimate. By default of multimer networks alone, as in ColabDesign.
+
+    Raises:
+        ConfigError: A loss is not defined for the task or a network, or chains need a multimer network.
+    """
+
+    def __init__(
+        self,
+        task: DesignTask,
+        models: Sequence[AlphaFold],
+        weights: Mapping[str, float],
+        *,
+        recycles: int = 0,
+        recycle_mode: RecycleMode = "last",
+        bias: Tensor | None = None,
+        hard_profile: bool | None = None,
+    ) -> None:
+        self.task, self.models, self.recycles, self.recycle_mode = task, list(models), recycles, recycle_mode
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self._hard_profile = models[0].multimer if hard_profile is None else hard_profile
+        parameter = next(models[0].parameters())
+        self.device, self.dtype = parameter.device, models[0].structure_module.initial.weight.dtype
+        self._bias = None if bias is None else bias.to(self.device, self.dtype)
+        self._losses = task.losses(self.device, self.dtype)
+        known = {*self._losses, "seq_ent"}
+        if unknown := sorted(set(weights) - known):
+            raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        for model in models:
+            if "predicted_aligned_error" not in model.heads and self.weights.keys() & {"pae", "i_pae"}:
+                raise ConfigError(
+                    f"{model.name} predicts no aligned error, which the losses pae and i_pae need; use a network such "
+                    "as model_1_ptm"
+                )
+            if task.target.is_complex and not model.multimer:
+                raise ConfigError(
+                    f"{model.name} takes single chains; design {task.name} with several chains by a multimer network "
+                    "(--weights multimer)"
+                )
+        self._features = [self._constant_features(model) for model in models]
+
+    def __call__(
+        self,
+        parameters: Tensor,
+        relaxation: Relaxation,
+        *,
+        networks: Sequence[int] | None = None,
+        recycles: int | None = None,
+        seed: int = 0,
+        dropout: bool = False,
+        gradient: bool = True,
+        noise: Tensor | None = None,
+    ) -> Evaluation:
+        """Compute the losses, and their gradient.
+
+        Args:
+            parameters: ``[P, 20]``.
+            relaxation: Mixture that the networks see.
+            networks: Numbers of the networks to use; None for all.
+            recycles: Extra passes; None for those of the evaluator.
+            seed: Seed of dropout.
+            dropout: True for dropout as in training.
+            gradient: True for the gradient.
+            noise: Noise ``[P, 20]`` on the logits, or None.
+
+        Raises:
+            OutputError: A loss is not finite.
+        """
+        chosen = range(len(self.models)) if networks is None else networks
+        recycles = self.recycles if recycles is None else recycles
+        leaf = parameters.detach().to(self.device, self.dtype).requires_grad_(gradient)
+        total: dict[str, float] = {}
+        confidence: list[np.ndarray] = []
+        positions: np.ndarray | None = None
+        logits = leaf.detach()
+        for network in chosen:
+            for share, outputs, relaxed, aatype in self._passes(
+                network, leaf, relaxation, noise, recycles, seed, dropout
+            ):
+                found = self._named_losses(outputs, relaxed, relaxation, aatype)
+                loss = torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
+                if not bool(torch.isfinite(loss)):
+                    raise OutputError(
+                        f"{self.models[network].name}: the loss is not finite; try --precision fp32"
+                    )
+                if gradient and share:
+                    (share * loss / len(chosen)).backward()
+            for name, value in {"loss": loss, **found}.items():
+                total[name] = total.get(name, 0.0) + float(value.detach()) / len(chosen)
+            confidence.append(plddt(outputs.lddt.detach()).cpu().numpy())
+            if positions is None:
+                positions = outputs.positions.detach().float().cpu().numpy()
+            logits = relaxed.logits.detach()
+        assert positions is not None
+        return Evaluation(
+            loss=total.pop("loss"),
+            losses=total,
+            gradient=leaf.grad,
+            plddt=np.mean(confidence, 0),
+            positions=positions,
+            logits=logits.cpu(),
+        )
+
+    @property
+    def allowed(self) -> np.ndarray:
+        """Residue types that designs may have, ``[20]`` bool."""
+        return np.ones(RESIDUES, bool) if self._bias is None else (self._bias > -1e5).cpu().numpy()
+
+    def logits_of(self, parameters: Tensor) -> Tensor:
+        """Return the logits ``[P, 20]`` of parameters, on the CPU."""
+        bias = None if self._bias is None else self._bias.cpu()
+        return relax_sequence(parameters.cpu(), Relaxation(), bias).logits
+
+    def _named_losses(
+        self, outputs: Outputs, relaxed: RelaxedSequence, relaxation: Relaxation, aatype: Tensor
+    ) -> dict[str, Tensor]:
+        found = {name: self._losses[name](outputs, aatype) for name in self.weights if name != "seq_ent"}
+        if "seq_ent" in self.weights:
+            everyone = relaxed.logits.new_ones(len(relaxed.logits))
+            found["seq_ent"] = seq_ent_loss(relaxed.logits, everyone, relaxation.temperature)
+        return found
+
+    def _passes(
+        self,
+        network: int,
+        leaf: Tensor,
+        relaxation: Relaxation,
+        noise: Tensor | None,
+        recycles: int,
+        seed: int,
+        dropout: bool,
+    ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
+        """Yield the share of the gradient, outputs and sequence of the passes whose gradient counts."""
+        model = self.models[network]
+        average = self.recycle_mode == "average" and recycles > 0
+        state: _Passes | None = None
+        for number in range(recycles + 1) if average else [recycles]:
+            relaxed = relax_sequence(leaf, relaxation, self._bias, noise)
+            features, aatype, order = self._features_of(network, relaxed)
+            with _differentiable(model, len(aatype), seed + number, dropout), exact_products(self.device):
+                result = model(
+                    lambda cycle, member, f=features: f, number, recycle_tolerance=0.0, state=state
+                )
+                yield (
+                    1 / (recycles + 1) if average else 1.0,
+                    Outputs.from_result(result, order),
+                    relaxed,
+                    aatype,
+                )
+            if average:
+                state = _Passes(number + 1, result)
+
+    def _features_of(
+        self, network: int, relaxed: RelaxedSequence
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """Return features with the sequence, residue types in the order of the task, and the order of the features."""
+        constant, order = self._features[network]
+        sequence = self.task.sequence(relaxed.pseudo)
+        profile = self.task.sequence(relaxed.hard) if self._hard_profile else sequence
+        aatype = sequence.detach().argmax(-1)
+        back = None if order is None else torch.argsort(order)
+        if back is not None:
+            sequence, profile = sequence[back], profile[back]
+        dynamic = sequence_features(sequence, multimer=self.models[network].multimer, profile=profile)
+        return constant | dynamic, aatype, order
+
+    def _constant_features(self, model: AlphaFold) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return features that do not depend on the sequence, and the order of their residues if it differs."""
+        task = self.task
+        alignments: list[Any] = [([], []) for _ in task.target.chains]
+        templates = None
+        if task.templates is not None:
+            if not takes_templates(model.config, task.target):
+                raise ConfigError(
+                    f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
+                )
+            read = read_templates(
+                task.target, alignments, [None if path is None else [path] for path in task.templates]
+            )
+            templates = None if read is None else read.features
+        config = apply_settings(InferConfig(), model.config)
+        sampler = featurize(task.target.chains, alignments, config, templates=templates)
+        add_settings(sampler, task.target, cyclic=task.cyclic, guess=None)
+        order = torch.from_numpy(input_order(sampler))
+        sampled = {key: torch.as_tensor(np.asarray(x)) for key, x in sampler.sample(0, 0).items()}
+        for key, value in sampled.items():
+            if key.startswith("extra_"):
+                # No further sequences: one row that is masked out.
+                sampled[key] = torch.zeros_like(value[:1]) if value.dim() > 1 else value
+            elif value.is_floating_point():
+                sampled[key] = value.to(self.dtype)
+        features = {key: value.to(self.device) for key, value in sampled.items()}
+        is_plain = bool((order == torch.arange(len(order))).all())
+        return features, None if is_plain else order.to(self.device)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """State that a network resumes from for one more pass (:class:`fastfold.evoformer.model.KeptState`)."""
+
+    number: int
+    result: Mapping[str, Any]
+
+    def load(self, device: torch.device) -> tuple[int, int, dict[str, Tensor]]:
+        found = self.result["representations"]
+        previous = {
+            "prev_pos": self.result["structure_module"]["final_atom_positions"],
+            "prev_msa_first_row": found["msa_first_row"],
+            "prev_pair": found["pair"],
+        }
+        return self.number, self.number, {key: value.detach().clone() for key, value in previous.items()}
+
+    def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
+        """Keep nothing: the pass is the last."""
+
+
+@contextmanager
+def _differentiable(model: AlphaFold, residues: int, seed: int, dropout: bool) -> Iterator[None]:
+    """Let a network pass gradients to its inputs alone, without the stop of orientations; undo it at the end."""
+    training = model.training
+    needed = [p for p in model.parameters() if p.requires_grad]
+    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
+    module = model.structure_module
+    for parameter in needed:
+        parameter.requires_grad_(False)
+    module.stop_rotation_gradient = False
+    model.set_checkpointing(residues >= _CHECKPOINTED)
+    model.train(dropout)
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        module.stop_rotation_gradient = True
+        model.set_checkpointing(False)
+        model.train(training)
+        for parameter in needed:
+            parameter.requires_grad_(True)
+
+
+def uniform_bias(forbidden: str) -> Tensor | None:
+    """Return a bias ``[20]`` that forbids residues by their letters; None if there are none.
+
+    Raises:
+        ConfigError: A letter is not one of the twenty residues, or all are forbidden.
+    """
+    letters = sorted(set(forbidden.upper()) - {",", " "})
+    if unknown := [letter for letter in letters if letter not in rc.restype_order]:
+        raise ConfigError(f"expected residues such as CM to forbid, found {unknown[0]!r}")
+    if len(letters) == RESIDUES:
+        raise ConfigError("all residues are forbidden; leave at least one")
+    bias = torch.zeros(RESIDUES)
+    bias[[rc.restype_order[letter] for letter in letters]] = -1e6
+    return bias if letters else None

@@ -1,0 +1,239 @@
+"""Losses of designs under ColabDesign's names, each a small function of a network's outputs.
+
+Masks are float tensors of 0 and 1. Distances are in Å, pLDDT and pTM-like scores from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastfold.evoformer.confidence.scores import bin_centres
+from fastfold.evoformer.losses.clashes import between_residue_clashes
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.all_atom import lookup
+from fastfold.protein.metrics.superposition import superpose
+
+_N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
+_LAST_CENTRE = 31.0
+"""Divisor of aligned errors in Å, as in ColabDesign."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of a network that losses read, of ``N`` residues.
+
+    Attributes:
+        distogram: Logits ``[N, N, bins]``.
+        lower_edges: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first.
+        lddt: Logits of the predicted lDDT ``[N, bins]``.
+        resolved: Logits of resolved atoms ``[N, 37]``.
+        positions: ``[N, 37, 3]`` in Å.
+        atom14: ``[N, 14, 3]`` in Å.
+        errors: Logits of the aligned error ``[N, N, bins]``, or None without that head.
+        error_breaks: Edges of its bins in Å, ``[bins - 1]``, or None.
+    """
+
+    distogram: Tensor
+    lower_edges: Tensor
+    lddt: Tensor
+    resolved: Tensor
+    positions: Tensor
+    atom14: Tensor
+    errors: Tensor | None = None
+    error_breaks: Tensor | None = None
+
+    @classmethod
+    def from_result(cls, result: dict[str, Any], order: Tensor | None = None) -> Outputs:
+        """Read a network's result.
+
+        Args:
+            result: Result of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+            order: Indices ``[N]`` of the result's residues in the wanted order; None for the order of the result.
+        """
+
+        def single(x: Tensor) -> Tensor:
+            return x if order is None else x[order]
+
+        def pair(x: Tensor) -> Tensor:
+            return x if order is None else x[order][:, order]
+
+        edges = result["distogram"]["bin_edges"]
+        errors = result.get("predicted_aligned_error")
+        structure = result["structure_module"]
+        return cls(
+            distogram=pair(result["distogram"]["logits"]),
+            lower_edges=torch.cat([edges.new_zeros(1), edges]),
+            lddt=single(result["predicted_lddt"]["logits"]),
+            resolved=single(result["experimentally_resolved"]["logits"]),
+            positions=single(structure["final_atom_positions"]),
+            atom14=single(structure["final_atom14_positions"]),
+            errors=None if errors is None else pair(errors["logits"]),
+            error_breaks=None if errors is None else errors["breaks"],
+        )
+
+
+@dataclass(frozen=True)
+class ContactOptions:
+    """Contacts that a loss counts.
+
+    Attributes:
+        num: Contacts per residue.
+        cutoff: Distance in Å below which two CB atoms are in contact.
+        binary: True for the probability of a contact, False for the entropy within the cutoff as well.
+        seqsep: Smallest separation in the sequence.
+        num_pos: Residues that count, those with the lowest loss; infinite for all.
+    """
+
+    num: int = 2
+    cutoff: float = 14.0
+    binary: bool = False
+    seqsep: int = 0
+    num_pos: float = float("inf")
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of ``x`` over a mask of the same shape, a scalar."""
+    return (x * mask).sum() / (1e-8 + mask.sum())
+
+
+def plddt_loss(outputs: Outputs, mask: Tensor) -> Tensor:
+    """Return one minus the mean predicted lDDT of the residues in ``mask [N]``."""
+    bins = outputs.lddt.shape[-1]
+    centres = (torch.arange(bins, device=mask.device, dtype=outputs.lddt.dtype) + 0.5) / bins
+    return masked_mean(1.0 - outputs.lddt.softmax(-1) @ centres, mask)
+
+
+def exp_res_loss(outputs: Outputs, mask: Tensor) -> Tensor:
+    """Return one minus the mean probability that an experiment resolves CA, over ``mask [N]``."""
+    return masked_mean(1.0 - outputs.resolved[:, _CA].sigmoid(), mask)
+
+
+def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
+    """Return the mean aligned error over ``pairs [N, N]``, both ways, divided by 31 Å."""
+    assert outputs.errors is not None
+    assert outputs.error_breaks is not None
+    centres = bin_centres(outputs.error_breaks.to(outputs.errors.dtype))
+    error = outputs.errors.softmax(-1) @ centres / _LAST_CENTRE
+    return masked_mean((error + error.transpose(0, 1)) / 2, pairs)
+
+
+def contact_losses(outputs: Outputs, cutoff: float, binary: bool) -> Tensor:
+    """Return the loss ``[N, N]`` of each pair for being in contact below ``cutoff`` in Å.
+
+    ``-log P(d < cutoff)`` if binary; otherwise the cross entropy of the whole distogram against its part below the
+    cutoff, which also rewards certainty within.
+    """
+    logits = outputs.distogram
+    near = (outputs.lower_edges < cutoff).to(logits.dtype)
+    if binary:
+        return -torch.log((near * logits.softmax(-1) + 1e-8).sum(-1))
+    within = (logits - 1e7 * (1.0 - near)).softmax(-1)
+    return -(within * logits.log_softmax(-1)).sum(-1)
+
+
+def contact_loss(
+    outputs: Outputs, offset: Tensor, options: ContactOptions, rows: Tensor, pairs: Tensor
+) -> Tensor:
+    """Return the mean loss of the best contacts of each residue.
+
+    Args:
+        outputs: Outputs of the network.
+        offset: Separation in the sequence, ``[N, N]``.
+        options: Contacts to count.
+        rows: Residues whose contacts count, ``[N]``.
+        pairs: Pairs that may be in contact, ``[N, N]``.
+    """
+    losses = contact_losses(outputs, options.cutoff, options.binary)
+    allowed = (pairs > 0) & (offset.abs() >= options.seqsep)
+    per_residue = _mean_of_lowest(losses, options.num, allowed)
+    return _mean_of_lowest(per_residue, options.num_pos, rows > 0)
+
+
+def _mean_of_lowest(x: Tensor, count: float, mask: Tensor) -> Tensor:
+    """Return the mean of the lowest ``count`` masked entries of the last axis, 0 if there are none."""
+    ordered = torch.where(mask, x, torch.inf).sort(-1).values
+    kept = (torch.arange(x.shape[-1], device=x.device) < count) & ordered.isfinite()
+    return torch.where(kept, ordered, 0.0).sum(-1) / (kept.sum(-1) + 1e-8)
+
+
+def helix_loss(outputs: Outputs, offset: Tensor, pairs: Tensor) -> Tensor:
+    """Return the mean loss for residues three apart to be within 6 Å, over ``pairs [N, N]``."""
+    mask = ((offset == 3) & (pairs > 0)).to(outputs.distogram.dtype)
+    return masked_mean(contact_losses(outputs, 6.0, True), mask)
+
+
+def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:
+    """Return the cross entropy of the distogram against given CB atoms ``[N, 3]`` in Å, over ``pairs [N, N]``."""
+    squared = (beta[:, None] - beta[None]).square().sum(-1)
+    bins = (squared[..., None] > outputs.lower_edges[1:].to(squared.dtype).square()).sum(-1)
+    errors = F.cross_entropy(outputs.distogram.flatten(0, 1), bins.flatten(), reduction="none")
+    return masked_mean(errors.view_as(pairs), pairs)
+
+
+def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor) -> Tensor:
+    """Return the root mean square deviation in Å of CA from given ones ``[N, 3]`` over ``mask [N]``, superposed."""
+    predicted = outputs.positions[:, _CA]
+    weights = (mask / (mask.sum() + 1e-8))[:, None]
+    # The best superposition has no gradient of its own.
+    moved = superpose(predicted.detach(), ca, mask).apply(predicted)
+    return ((weights * (moved - ca).square()).sum() + 1e-8).sqrt()
+
+
+def fape_loss(outputs: Outputs, positions: Tensor, pairs: Tensor, clamp: float = 10.0) -> Tensor:
+    """Return the frame-aligned error of CA against given atoms, clamped, in units of 10 Å.
+
+    Args:
+        outputs: Outputs of the network.
+        positions: Given atoms ``[N, 37, 3]`` in Å.
+        pairs: Pairs of frame and atom that count, ``[N, N]``.
+        clamp: Largest error of a pair in Å.
+    """
+    error = (_seen_from_frames(positions) - _seen_from_frames(outputs.positions)).square().sum(-1)
+    error = (error + 1e-8).sqrt().clamp(0.0, clamp) / 10.0
+    return masked_mean(error, pairs)
+
+
+def _seen_from_frames(positions: Tensor) -> Tensor:
+    """Return CA of each residue in the backbone frame of each other one, ``[N, N, 3]``."""
+    n, ca, c = positions[:, _N], positions[:, _CA], positions[:, _C]
+
+    def unit(x: Tensor) -> Tensor:
+        return x / (x.square().sum(-1, keepdim=True) + 1e-8).sqrt()
+
+    first = unit(c - ca)
+    second = unit((n - ca) - (first * (n - ca)).sum(-1, keepdim=True) * first)
+    axes = torch.stack([first, second, torch.linalg.cross(first, second)], -1)
+    return torch.einsum("rji,rsj->rsi", axes, ca[None] - ca[:, None])
+
+
+def rg_loss(outputs: Outputs, mask: Tensor) -> Tensor:
+    """Return the radius of gyration of CA in Å minus 2.38 N^0.365, softened below zero (ELU), over ``mask [N]``."""
+    ca = outputs.positions[mask > 0, _CA]
+    radius = ((ca - ca.mean(0)).square().sum(-1).mean() + 1e-8).sqrt()
+    return F.elu(radius - 2.38 * len(ca) ** 0.365)
+
+
+def termini_loss(outputs: Outputs, mask: Tensor, threshold: float = 7.0) -> Tensor:
+    """Return the distance of the first and last CA in ``mask [N]`` beyond a threshold, in Å."""
+    ca = outputs.positions[mask > 0, _CA]
+    return F.relu(((ca[0] - ca[-1]).square().sum() + 1e-8).sqrt() - threshold)
+
+
+def clash_loss(
+    outputs: Outputs, aatype: Tensor, residue_index: Tensor, chain: Tensor, mask: Tensor
+) -> Tensor:
+    """Return the overlap of atoms of different residues beyond 1.5 Å, in Å per residue of ``mask [N]``."""
+    exists = lookup("restype_atom14_mask", aatype, outputs.atom14)
+    found = between_residue_clashes(outputs.atom14, exists, residue_index, chain, aatype, 1.5)
+    return masked_mean(found["clashes_per_atom_loss_sum"].sum(-1), mask)
+
+
+def seq_ent_loss(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Return the mean entropy of the sequence's distributions in nats, from ``logits [N, 20]``, over ``mask [N]``."""
+    scaled = logits / temperature
+    return masked_mean(-(scaled.softmax(-1) * scaled.log_softmax(-1)).sum(-1), mask)

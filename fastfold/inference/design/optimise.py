@@ -1,0 +1,307 @@
+"""Optimisation of a designed sequence: from logits to residues in stages, then mutations.
+
+The stages, their schedules and defaults are those of ColabDesign's ``design_3stage`` and ``design_semigreedy``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
+from fastfold.inference.design.evaluate import Evaluation, Evaluator, RecycleMode
+
+Optimizer = Literal["sgd", "adam"]
+Start = Literal["gumbel", "random", "wildtype"]
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class DesignConfig:
+    """Settings of an optimisation.
+
+    Attributes:
+        soft_steps: Steps from logits to their softmax.
+        temperature_steps: Steps in which the softmax sharpens.
+        hard_steps: Steps on the most likely residues.
+        mutation_steps: Rounds of mutations, each the best of ``tries``.
+        tries: Mutations that a round compares.
+        optimizer: ``sgd`` or ``adam``, on gradients of unit length per residue.
+        learning_rate: Step length.
+        recycles: Extra passes of the network.
+        recycle_mode: Passes whose gradient counts.
+        dropout: True for dropout before the steps on residues.
+        networks: Networks drawn for a step; None for all. Steps on residues and mutations use all.
+        start: First parameters: Gumbel noise, small noise, or the residues of the given structure.
+        weights: Weights of losses that differ from the protocol's.
+        forbid: Residues never used, such as ``CM``.
+        give_up_below: Mean pLDDT (0 to 100) after the first stage below which the rest is left out.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    soft_steps: int = 300
+    temperature_steps: int = 100
+    hard_steps: int = 10
+    mutation_steps: int = 0
+    tries: int = 10
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.1
+    recycles: int = 0
+    recycle_mode: RecycleMode = "last"
+    dropout: bool = True
+    networks: int | None = 1
+    start: Start = "gumbel"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    forbid: str = ""
+    give_up_below: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        counts = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps", "recycles")
+        for name, least in (*((count, 0) for count in counts), ("tries", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected a number from {least}, found {getattr(self, name)}")
+        if not sum(getattr(self, name) for name in counts[:4]):
+            raise ConfigError("a design needs at least one step")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
+        for name, kinds in (("optimizer", Optimizer), ("start", Start), ("recycle_mode", RecycleMode)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ConfigError(
+                    f"{name}: expected {', '.join(get_args(kinds))}, found {getattr(self, name)!r}"
+                )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the schedule.
+
+    Attributes:
+        stage: ``soft``, ``temperature``, ``hard`` or ``mutate``.
+        relaxation: Mixture that the network sees.
+        rate: Factor of the learning rate.
+        recycles: Extra passes.
+        dropout: True for dropout.
+        all_networks: True to average over all networks.
+    """
+
+    stage: str
+    relaxation: Relaxation
+    rate: float
+    recycles: int
+    dropout: bool
+    all_networks: bool
+
+
+def schedule(config: DesignConfig) -> list[Step]:
+    """Return the steps of an optimisation in order."""
+    steps = []
+    for i in range(config.soft_steps):
+        share = (i + 1) / config.soft_steps
+        recycles = round(config.recycles * share)
+        steps.append(Step("soft", Relaxation(soft=share), 1.0, recycles, config.dropout, False))
+    for i in range(config.temperature_steps):
+        rest = 1.0 - (i + 1) / config.temperature_steps
+        temperature = 1e-2 + (1.0 - 1e-2) * rest**2
+        relaxation = Relaxation(soft=1.0, temperature=temperature)
+        steps.append(Step("temperature", relaxation, temperature, config.recycles, config.dropout, False))
+    hard = Relaxation(soft=1.0, hard=1.0, temperature=1e-2)
+    steps += [Step("hard", hard, 1e-2, config.recycles, False, True)] * config.hard_steps
+    return steps + [Step("mutate", hard, 0.0, config.recycles, False, True)] * config.mutation_steps
+
+
+@dataclass
+class DesignState:
+    """Everything that an optimisation resumes from.
+
+    Attributes:
+        parameters: ``[P, 20]`` float32.
+        step: Number of finished steps.
+        moments: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD.
+        best: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none.
+        best_loss: Their loss; infinite if no step has used residues.
+        plddt: pLDDT ``[N]`` of the last step, 0 to 100.
+        log: A row of figures for each step.
+        trace: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å.
+    """
+
+    parameters: Tensor
+    step: int
+    moments: Tensor
+    best: Tensor
+    best_loss: float
+    plddt: np.ndarray
+    log: list[dict[str, Any]]
+    trace: list[np.ndarray]
+
+
+def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
+    """Return the state before the first step.
+
+    Raises:
+        ConfigError: The start is ``wildtype`` and the task has no given structure.
+    """
+    task = evaluator.task
+    rng = np.random.default_rng([seed, 0])
+    shape = (task.num_parameters, RESIDUES)
+    x = 0.01 * rng.normal(size=shape)
+    if config.start == "gumbel":
+        x = x + rng.gumbel(size=shape) / Relaxation().alpha
+    if config.start == "wildtype":
+        if task.reference is None:
+            raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
+        places = [int(np.flatnonzero(task.source == row)[0]) for row in range(task.num_parameters)]
+        x = np.eye(RESIDUES)[task.reference.aatype[places].numpy()]
+    parameters = torch.from_numpy(x).float()
+    count = len(task.source)
+    return DesignState(
+        parameters,
+        0,
+        torch.zeros(2, *shape),
+        parameters,
+        math.inf,
+        np.full(count, 50.0, np.float32),
+        [],
+        [],
+    )
+
+
+def optimise(
+    evaluator: Evaluator,
+    config: DesignConfig,
+    seed: int,
+    state: DesignState,
+    on_step: Callable[[DesignState], None] | None = None,
+) -> DesignState:
+    """Run the steps that are left.
+
+    Every step draws its random numbers from the seed and its number, so that a resumed optimisation equals one that
+    ran through.
+
+    Args:
+        evaluator: Losses of the task.
+        config: Settings.
+        seed: Seed of everything random.
+        state: State to go on from; it is changed.
+        on_step: Called after each step.
+
+    Returns:
+        The state after the last step.
+    """
+    for step in _remaining(config, state):
+        rng = np.random.default_rng([seed, state.step + 1])
+        networks = _draw(rng, len(evaluator.models), None if step.all_networks else config.networks)
+        if step.stage == "mutate":
+            found = _mutate(evaluator, config, step, state, rng)
+        else:
+            found = evaluator(
+                state.parameters,
+                step.relaxation,
+                networks=networks,
+                recycles=step.recycles,
+                seed=int(rng.integers(2**31)),
+                dropout=step.dropout,
+            )
+            assert found.gradient is not None
+            if step.stage == "hard":
+                _keep_best(state, found, state.parameters)
+            _descend(state, found.gradient.cpu().float(), config, step.rate)
+        _record(state, step, found)
+        if on_step is not None:
+            on_step(state)
+    return state
+
+
+def _remaining(config: DesignConfig, state: DesignState) -> Iterator[Step]:
+    steps = schedule(config)
+    while state.step < len(steps):
+        if state.step == config.soft_steps > 0 and float(np.mean(state.plddt)) < config.give_up_below:
+            state.log[-1]["given_up"] = True
+            return
+        yield steps[state.step]
+
+
+def _draw(rng: np.random.Generator, total: int, count: int | None) -> list[int]:
+    """Draw the numbers of the networks of a step."""
+    if count is None or count >= total:
+        return list(range(total))
+    return sorted(rng.choice(total, count, replace=False).tolist())
+
+
+def _descend(state: DesignState, gradient: Tensor, config: DesignConfig, rate: float) -> None:
+    """Take a step along the gradient, whose length is scaled to the square root of the number of residues."""
+    squared = gradient.square().sum(-1)
+    length = math.sqrt(int((squared > 0).sum())) / (float(squared.sum()) ** 0.5 + 1e-7)
+    update = gradient * length
+    if config.optimizer == "adam":
+        count = state.step + 1
+        first = _BETAS[0] * state.moments[0] + (1 - _BETAS[0]) * update
+        second = _BETAS[1] * state.moments[1] + (1 - _BETAS[1]) * update.square()
+        state.moments = torch.stack([first, second])
+        update = (first / (1 - _BETAS[0] ** count)) / ((second / (1 - _BETAS[1] ** count)).sqrt() + _EPS)
+    state.parameters = state.parameters - config.learning_rate * rate * update
+
+
+def _keep_best(state: DesignState, found: Evaluation, parameters: Tensor) -> None:
+    if found.loss < state.best_loss:
+        state.best_loss, state.best = found.loss, parameters.clone()
+
+
+def _mutate(
+    evaluator: Evaluator, config: DesignConfig, step: Step, state: DesignState, rng: np.random.Generator
+) -> Evaluation:
+    """Take the best of several mutations, at residues that the network is least sure of.
+
+    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly among those allowed.
+    """
+    start = state.best if math.isfinite(state.best_loss) else state.parameters
+    residues = evaluator.logits_of(start).argmax(-1).numpy()
+    source = evaluator.task.source
+    doubt = np.array([1.0 - state.plddt[source == row].mean() / 100.0 for row in range(len(residues))]).clip(
+        1e-3
+    )
+    allowed = np.flatnonzero(evaluator.allowed)
+    tried: list[tuple[float, Evaluation, Tensor]] = []
+    for _ in range(config.tries):
+        place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
+        mutant = residues.copy()
+        mutant[place] = int(rng.choice([r for r in allowed if r != residues[place]] or [residues[place]]))
+        parameters = torch.eye(RESIDUES)[torch.from_numpy(mutant)]
+        found = evaluator(parameters, step.relaxation, recycles=step.recycles, gradient=False)
+        tried.append((found.loss, found, parameters))
+    _, found, parameters = min(tried, key=lambda one: one[0])
+    state.parameters = parameters
+    _keep_best(state, found, parameters)
+    return found
+
+
+def _record(state: DesignState, step: Step, found: Evaluation) -> None:
+    state.step += 1
+    state.plddt = found.plddt
+    state.trace.append(found.positions[:, 1].astype(np.float32))
+    state.log.append(
+        {
+            "step": state.step,
+            "stage": step.stage,
+            "loss": found.loss,
+            **found.losses,
+            "mean_plddt": float(found.plddt.mean()),
+            "sequence": decode_sequence(found.logits),
+        }
+    )
+
+
+def final_sequence(evaluator: Evaluator, state: DesignState) -> list[str]:
+    """Return the designed sequence of each chain: the best residues that were evaluated, or the last ones."""
+    parameters = state.best if math.isfinite(state.best_loss) else state.parameters
+    return evaluator.task.letters(decode_sequence(evaluator.logits_of(parameters)))

@@ -1,0 +1,306 @@
+"""Tasks of design: designed residues, kept residues, and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.data.targets import Target, target_from_sequence
+from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.inputs import encode_sequence
+from fastfold.inference.design import losses
+from fastfold.inference.design.losses import ContactOptions, Outputs
+from fastfold.inference.design.residues import residue_places
+from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
+from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.structure import ChainStructure
+
+CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
+INTERFACE_CONTACTS = ContactOptions(num=1, cutoff=21.6875)
+"""Contacts within and between chains, as ColabDesign counts them."""
+
+_PLACEHOLDER = "G"
+
+Loss = Callable[[Outputs, Tensor], Tensor]
+"""Loss of the outputs and the residue types ``[N]`` of the most likely sequence."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Given atoms of residues of a task.
+
+    Attributes:
+        positions: ``[N, 37, 3]`` in Å, zero where unknown.
+        mask: ``[N, 37]``, 1 for known atoms of supervised residues.
+        aatype: ``[N]`` residue types of the given structure.
+    """
+
+    positions: Tensor
+    mask: Tensor
+    aatype: Tensor
+
+
+@dataclass(frozen=True)
+class DesignTask:
+    """Residues to design in the chains of a target, and losses of them.
+
+    Attributes:
+        name: Name of the protocol.
+        target: Chains; designed residues are glycines in it.
+        source: Parameter row that each residue has its type from, ``[N]``; -1 for fixed residues.
+        weights: Default weights of losses by name.
+        reference: Given atoms that designs are compared with, None for none.
+        hotspots: Residues of the given chains that a binder must touch, ``[H]``; empty for any.
+        templates: Structure file that is the template of each chain, None for no template.
+        cyclic: True if designed chains are rings.
+    """
+
+    name: str
+    target: Target
+    source: np.ndarray
+    weights: Mapping[str, float]
+    reference: Reference | None = None
+    hotspots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    templates: Sequence[Path | None] | None = None
+    cyclic: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of residues that are designed independently."""
+        return int(self.source.max()) + 1
+
+    @cached_property
+    def chain(self) -> np.ndarray:
+        """Chain number of each residue, ``[N]``."""
+        lengths = [len(chain.sequence) for chain in self.target.chains]
+        return np.repeat(np.arange(len(lengths)), lengths)
+
+    @cached_property
+    def place(self) -> np.ndarray:
+        """Number of each residue in its chain from 0, ``[N]``."""
+        return np.concatenate([np.arange(len(chain.sequence)) for chain in self.target.chains])
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """Separation of residues in the sequence, ``[N, N]``; large between chains, the shorter way in rings."""
+        apart = self.place[:, None] - self.place[None]
+        if self.cyclic:
+            length = np.bincount(self.chain)[self.chain][:, None]
+            apart = (apart + length // 2) % length - length // 2
+        same = self.chain[:, None] == self.chain[None]
+        return torch.from_numpy(np.where(same, apart, 10**6))
+
+    def sequence(self, one_hot: Tensor) -> Tensor:
+        """Return a form ``[N, 20]`` of all residues, from its rows ``[P, 20]`` of the designed ones."""
+        fixed = encode_sequence("".join(chain.sequence for chain in self.target.chains)).to(one_hot)
+        source = torch.from_numpy(self.source).to(one_hot.device)
+        return torch.where(source[:, None] >= 0, one_hot[source.clamp(min=0)], fixed)
+
+    def letters(self, parameters: str) -> list[str]:
+        """Return the sequence of each chain, from the letters of the parameter rows."""
+        whole = "".join(chain.sequence for chain in self.target.chains)
+        chosen = [parameters[s] if s >= 0 else letter for s, letter in zip(self.source, whole, strict=True)]
+        return ["".join(chosen[i] for i in np.flatnonzero(self.chain == c)) for c in np.unique(self.chain)]
+
+    def losses(self, device: torch.device, dtype: torch.dtype) -> dict[str, Loss]:
+        """Return every loss that is defined for the task, by ColabDesign's name."""
+        designed = torch.from_numpy(self.source >= 0).to(device, dtype)
+        chain = torch.from_numpy(self.chain).to(device)
+        offset = self.offset.to(device)
+        same = (chain[:, None] == chain[None]).to(dtype)
+        everyone = torch.ones_like(designed)
+        is_binder = self.name == "binder"
+        if self.name == "fixbb":
+            designed = everyone  # kept residues are part of the fold
+        # As in ColabDesign, errors of a binder count against all chains, those of other designs within chains.
+        error_pairs = designed[:, None] * everyone if is_binder else same * designed[:, None]
+        within = same * (designed[None] if is_binder else everyone)
+        found: dict[str, Loss] = {
+            "plddt": lambda o, _: losses.plddt_loss(o, designed),
+            "exp_res": lambda o, _: losses.exp_res_loss(o, designed),
+            "pae": lambda o, _: losses.pae_loss(o, error_pairs),
+            "con": lambda o, _: losses.contact_loss(o, offset, CONTACTS, designed, within),
+            "helix": lambda o, _: losses.helix_loss(
+                o, offset, within * (designed if is_binder else everyone)[:, None]
+            ),
+            "rg": lambda o, _: losses.rg_loss(o, designed * (chain == chain[designed > 0][0])),
+            "NC": lambda o, _: losses.termini_loss(o, designed * (chain == chain[designed > 0][0])),
+            "clashes": lambda o, aatype: losses.clash_loss(
+                o, aatype, torch.from_numpy(self.place).to(device), chain, designed
+            ),
+        }
+        if len(self.target.chains) > 1:
+            rows, columns = designed, everyone
+            if is_binder:
+                goal = everyone - designed
+                if len(self.hotspots):
+                    goal = torch.zeros_like(goal).index_fill(
+                        0, torch.from_numpy(self.hotspots).to(device), 1.0
+                    )
+                rows, columns = (goal, designed) if len(self.hotspots) else (designed, goal)
+            between = (1.0 - same) * columns[None]
+            found["i_con"] = lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between)
+            error_columns = (1.0 - same) * (designed[:, None] * (goal if is_binder else everyone)[None])
+            found["i_pae"] = lambda o, _: losses.pae_loss(o, error_columns)
+        if self.reference is not None:
+            found |= _supervised(self.reference, device, dtype)
+        return found
+
+
+def _supervised(reference: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, Loss]:
+    """Return losses against given atoms; CB is that of the designed residue type, as in ColabDesign."""
+    positions, mask = reference.positions.to(device, dtype), reference.mask.to(device, dtype)
+    backbone = mask[:, 0] * mask[:, 1] * mask[:, 2]
+
+    def dgram(outputs: Outputs, aatype: Tensor) -> Tensor:
+        present = pseudo_beta_mask(aatype, mask)
+        beta = pseudo_beta(aatype, positions)
+        return losses.dgram_cce_loss(outputs, beta, present[:, None] * present[None])
+
+    return {
+        "dgram_cce": dgram,
+        "rmsd": lambda o, _: losses.rmsd_loss(o, positions[:, 1], mask[:, 1]),
+        "fape": lambda o, _: losses.fape_loss(o, positions, backbone[:, None] * backbone[None]),
+    }
+
+
+def hallucination(length: int, *, copies: int = 1, cyclic: bool = False) -> DesignTask:
+    """Design a protein of a length without a given structure.
+
+    Args:
+        length: Residues of a chain.
+        copies: Chains with the same sequence.
+        cyclic: True for rings.
+
+    Raises:
+        ConfigError: Length or copies are out of range.
+    """
+    if length < 10 or copies < 1:
+        raise ConfigError(f"expected a length from 10 and copies from 1, found {length} and {copies}")
+    weights = {"con": 1.0} | ({"i_con": 1.0} if copies > 1 else {})
+    target = target_from_sequence(":".join([_PLACEHOLDER * length] * copies), "hallucinate")
+    return DesignTask("hallucinate", target, np.tile(np.arange(length), copies), weights, cyclic=cyclic)
+
+
+def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> DesignTask:
+    """Design a sequence for the backbone of a chain.
+
+    Args:
+        path: PDB or mmCIF file.
+        chain: Chain name; needed if the file has several.
+        keep: Residues whose type stays, such as ``A10-25,A40``.
+
+    Raises:
+        InputError: The file or a residue cannot be used.
+    """
+    given = _one_chain(path, chain)
+    reference = _reference([given])
+    kept = residue_places(keep, [given], path)
+    return DesignTask(
+        "fixbb", _target("fixbb", [given], kept), _source(len(given), kept), {"dgram_cce": 1.0}, reference
+    )
+
+
+def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
+    """Design everything around a motif, whose structure and residue types stay.
+
+    Args:
+        path: PDB or mmCIF file.
+        motif: Residues, such as ``A10-25,A40``.
+        chain: Chain name; needed if the file has several.
+
+    Raises:
+        InputError: The file or a residue cannot be used.
+        ConfigError: The motif is empty or the whole chain.
+    """
+    given = _one_chain(path, chain)
+    kept = residue_places(motif, [given], path)
+    if not 0 < len(kept) < len(given):
+        raise ConfigError(
+            f"expected a motif of 1 to {len(given) - 1} residues of {path}, found {len(kept)}; name residues such as "
+            f"{given.chain_id}10-25"
+        )
+    reference = _reference([given])
+    supervised = torch.zeros(len(given), 1).index_fill(0, torch.from_numpy(kept), 1.0)
+    reference = Reference(reference.positions, reference.mask * supervised, reference.aatype)
+    weights = {"dgram_cce": 1.0, "con": 1.0}
+    return DesignTask(
+        "partial", _target("partial", [given], kept), _source(len(given), kept), weights, reference
+    )
+
+
+def binder(
+    path: Path, length: int, *, chains: Sequence[str] = (), hotspots: str = "", cyclic: bool = False
+) -> DesignTask:
+    """Design a chain that binds given ones, whose structure is a template.
+
+    Args:
+        path: PDB or mmCIF file of the bound protein.
+        length: Residues of the binder.
+        chains: Chain names to bind; empty for all.
+        hotspots: Residues to touch, such as ``A10-25,B40``; empty for any.
+        cyclic: True for a ring.
+
+    Raises:
+        InputError: The file, a chain or a residue cannot be used.
+        ConfigError: The length is out of range, or a ring is asked for, which given chains cannot be.
+    """
+    if length < 5:
+        raise ConfigError(f"expected a binder of 5 residues or more, found {length}")
+    if cyclic:
+        raise ConfigError("a cyclic binder is not supported: the setting makes rings of all chains")
+    read = list(read_user_structure(path).chains)
+    given = [one for one in read if one.chain_id in chains] if chains else read
+    if missing := sorted(set(chains) - {one.chain_id for one in read}):
+        raise InputError(
+            f"has no chain {missing[0]!r}, only {', '.join(one.chain_id for one in read)}", path=path
+        )
+    touched = residue_places(hotspots, given, path)
+    sequences = [one.sequence for one in given] + [_PLACEHOLDER * length]
+    fixed = sum(len(one) for one in given)
+    return DesignTask(
+        "binder",
+        target_from_sequence(":".join(sequences), "binder"),
+        np.concatenate([np.full(fixed, -1), np.arange(length)]),
+        {"plddt": 0.1, "i_con": 1.0},
+        hotspots=touched,
+        templates=[*[path] * len(given), None],
+    )
+
+
+def _one_chain(path: Path, name: str | None) -> ChainStructure:
+    chains = read_user_structure(path).chains
+    names = [chain.chain_id for chain in chains]
+    if name is None and len(chains) > 1:
+        raise InputError(f"has chains {', '.join(names)}; choose one with --chain", path=path)
+    for chain in chains:
+        if name in (None, chain.chain_id):
+            return chain
+    raise InputError(f"has no chain {name!r}, only {', '.join(names)}", path=path)
+
+
+def _target(name: str, chains: Sequence[ChainStructure], kept: np.ndarray) -> Target:
+    """Return a target with the given residue types at ``kept`` and placeholders at all others."""
+    (chain,) = chains
+    letters = [chain.sequence[i] if i in set(kept.tolist()) else _PLACEHOLDER for i in range(len(chain))]
+    return target_from_sequence("".join(letters), name)
+
+
+def _source(length: int, kept: np.ndarray) -> np.ndarray:
+    source = np.full(length, -1)
+    designed = np.setdiff1d(np.arange(length), kept)
+    source[designed] = np.arange(len(designed))
+    return source
+
+
+def _reference(chains: Sequence[ChainStructure]) -> Reference:
+    positions = np.concatenate([chain.positions for chain in chains])
+    mask = np.concatenate([chain.mask for chain in chains])
+    one_hot = encode_sequence("".join(chain.sequence for chain in chains))
+    return Reference(torch.from_numpy(positions), torch.from_numpy(mask), one_hot.argmax(-1))

@@ -1,0 +1,110 @@
+"""``fastfold design``: files, tables, resuming, and messages for wrong use."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastfold.cli.design import PROTOCOLS
+from fastfold.inference.design.run import SEQUENCES, TABLE
+from fastfold.protein import residue_constants as rc
+from tests.helpers.command_line import CommandLine
+from tests.helpers.results import helix_prediction
+
+SHORT = ("--steps", "1,1,1", "--mutations", "1,2")
+
+
+def design(cli: CommandLine, *arguments: str | Path, weights: str = "model_1_ptm"):
+    return cli.run("design", *arguments, "--out", cli.out, "--weights", cli.weights(weights))
+
+
+def table(cli: CommandLine) -> list[dict[str, str]]:
+    with (cli.out / TABLE).open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None:
+    done = design(cli, "hallucinate", "--length", "10", *SHORT, "--num-designs", "2", "--forbid", "C")
+    assert done.code == 0, done.err
+    rows = table(cli)
+    assert {row["name"] for row in rows} == {"hallucinate_seed_000", "hallucinate_seed_001"}
+    assert [float(row["plddt"]) for row in rows] == sorted(
+        (float(row["plddt"]) for row in rows), reverse=True
+    )
+    for row in rows:
+        assert len(row["sequence"]) == 10
+        assert set(row["sequence"]) <= set(rc.restypes) - {"C"}
+        assert float(row["rmsd"]) >= 0
+        log = [json.loads(line) for line in (cli.out / "trajectories" / f"{row['name']}.jsonl").open()]
+        assert [one["stage"] for one in log] == ["soft", "temperature", "hard", "mutate"]
+        assert (cli.out / "trajectories" / f"{row['name']}.pdb").read_text().count("MODEL") == 4
+        assert (cli.out / "trajectories" / f"{row['name']}.png").read_bytes().startswith(b"\x89PNG")
+    assert rows[0]["sequence"] in (cli.out / SEQUENCES).read_text()
+    assert (cli.out / "report.html").exists()
+    assert "2 designed" in done.out
+
+
+def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path) -> None:
+    arguments = ("hallucinate", "--length", "10", *SHORT)
+    assert design(cli, *arguments).code == 0
+    names = (SEQUENCES, TABLE, "trajectories/hallucinate_seed_000.jsonl")
+    first = [(cli.out / name).read_bytes() for name in names]
+    kept = tmp_path / "kept.safetensors"
+    shutil.copy(cli.out / "trajectories" / "hallucinate_seed_000.safetensors", kept)
+    shutil.rmtree(cli.out)
+    (cli.out / "trajectories").mkdir(parents=True)
+    shutil.copy(kept, cli.out / "trajectories" / "hallucinate_seed_000.safetensors")
+    again = design(cli, *arguments)
+    assert "continues after step 4" in again.out
+    assert [(cli.out / name).read_bytes() for name in names] == first
+    other = design(cli, *arguments, "--learning-rate", "0.2")
+    assert other.code == 1
+    assert "belongs to a design with other settings" in other.err
+    assert design(cli, *arguments, "--learning-rate", "0.2", "--overwrite").code == 0
+
+
+def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
+    given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    done = design(
+        cli,
+        *("binder", given, "--length", "6", "--hotspots", "A3", "--steps", "1,0,1"),
+        weights="model_1_multimer_v3",
+    )
+    assert done.code == 0, done.err
+    (row,) = table(cli)
+    target, made = row["sequence"].split(":")
+    assert (len(target), len(made)) == (12, 6)
+    assert row["iptm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hallucinate",), "hallucinate needs --length"),
+        (("fixbb",), "fixbb needs a structure"),
+        (("hallucinate", "x.pdb", "--length", "20"), "hallucinate takes no structure"),
+        (("hallucinate", "--length", "20", "--hotspots", "A1"), "--hotspots does not belong to hallucinate"),
+        (("hallucinate", "--length", "20", "--steps", "3,4"), "--steps: expected 3 whole numbers"),
+        (("hallucinate", "--length", "20", "--loss", "rg"), "--loss: expected NAME=WEIGHT"),
+        (("hallucinate", "--length", "20", "--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
+        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs: expected a number from 1"),
+        (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
+        (("fixbb", "missing.pdb"), "missing.pdb"),
+        (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),
+    ],
+)
+def test_wrong_use_is_explained(cli: CommandLine, arguments: tuple[str, ...], message: str) -> None:
+    done = design(cli, *arguments)
+    assert done.code == 1
+    assert message in done.err
+    assert not cli.names()
+
+
+def test_the_help_names_every_protocol(cli: CommandLine) -> None:
+    done = cli.run("design", "--help")
+    assert done.code == 0
+    assert all(protocol in done.out for protocol in PROTOCOLS)
