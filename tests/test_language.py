@@ -18,6 +18,7 @@ CHECKED = (
     "fastfold/cli",
     "fastfold/evoformer",
     "fastfold/kernels",
+    "fastfold/memory",
     "fastfold/protein/metrics",
     "fastfold/training",
     "fastfold/utils",

@@ -1,8 +1,8 @@
-"""Memory of big models on small devices: general, for any ``nn.Module``.
+"""Memory management for large models on small devices, for any ``nn.Module``.
 
-:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone. :func:`autochunk` runs a
-model in chunks, so that its peak stays under a budget. What an operator moves to the host for a while lies in
-:class:`HostBuffers`.
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner and can be used alone. :func:`autochunk` runs
+a model in chunks, so that its peak stays under a budget. :class:`HostBuffers` holds tensors that an operator offloads
+to the host.
 """
 
 from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk

@@ -1,8 +1,8 @@
-"""Sizes of the blocks in which big operators run, from a budget and what each size costs.
+"""Choose the block sizes of large operators from a memory budget and the cost of each size.
 
-Operators that run one after the other share a budget without sharing memory: each takes the fastest of its candidates
-that fits in addition to what is resident at that time. How long a candidate takes is measured
-(:func:`measure_blocks`), not guessed: an operator's time is that of its work and, for every block, an overhead.
+Operators that run one after the other share a budget, not memory. Each takes the fastest of its candidates that fits
+in addition to the resident memory. The time of a candidate is measured (:func:`measure_blocks`): the operator's work,
+and an overhead for each block.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Candidate:
     """One way to run an operator.
 
     Attributes:
-        size: Of its blocks, in the operator's own unit.
-        working: Bytes that it takes in addition to what is resident.
-        seconds: What it costs.
-        host: Bytes that it takes of the host's memory, if the operator runs elsewhere.
-        disk: Bytes that it takes of a disk, as memory that is slower still.
-        settings: What else has to be told to the operator, by whatever name it has there.
+        size: Block size, in the operator's own unit.
+        working: Bytes used in addition to the resident memory.
+        seconds: Time of the operator.
+        host: Bytes of the host's memory, if the operator offloads.
+        disk: Bytes on a disk, if the operator offloads to one.
+        settings: Other settings of the operator, by its own names.
     """
 
     size: int
@@ -40,13 +40,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Operator:
-    """Something that can be run in several ways.
+    """Operator that can run in several ways.
 
     Attributes:
-        name: What people call it.
-        resident: Bytes that are there while it runs, whichever way that is.
+        name: Name in plans and errors.
+        resident: Bytes held while it runs, with any candidate.
         candidates: At least one.
-        unit: What sizes count.
+        unit: Unit of block sizes.
     """
 
     name: str
@@ -56,18 +56,18 @@ class Operator:
 
     @property
     def smallest(self) -> int:
-        """Bytes without which it cannot run."""
+        """Smallest number of bytes with which the operator can run."""
         return self.resident + min(c.working for c in self.candidates)
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """How each operator is run.
+    """Chosen candidate of each operator.
 
     Attributes:
-        operators: What was planned.
-        chosen: The candidate of each, by its name.
-        budget: Bytes that there are.
+        operators: Planned operators.
+        chosen: Candidate of each operator, by its name.
+        budget: Budget in bytes.
     """
 
     operators: tuple[Operator, ...]
@@ -76,27 +76,27 @@ class BlockPlan:
 
     @property
     def peak(self) -> int:
-        """Most bytes at any time."""
+        """Peak memory in bytes."""
         return max(o.resident + self.chosen[o.name].working for o in self.operators)
 
     @property
     def host(self) -> int:
-        """Most bytes of the host's memory at any time."""
+        """Peak of the host's memory in bytes."""
         return max(c.host for c in self.chosen.values())
 
     @property
     def disk(self) -> int:
-        """Most bytes of the disk at any time."""
+        """Peak of disk usage in bytes."""
         return max(c.disk for c in self.chosen.values())
 
     @property
     def seconds(self) -> float:
-        """Time of everything once."""
+        """Time in seconds to run every operator once."""
         return sum(c.seconds for c in self.chosen.values())
 
     @property
     def slow_down(self) -> float:
-        """Time over that of the fastest candidates, whatever memory they take: 1 where the budget costs nothing."""
+        """Time relative to the fastest candidates without a budget; at least 1."""
         fastest = sum(min(c.seconds for c in o.candidates) for o in self.operators)
         return self.seconds / fastest if fastest else 1.0
 
@@ -104,15 +104,17 @@ class BlockPlan:
 def choose_candidates(
     operators: Sequence[Operator], budget: int, *, host_budget: int | None = None
 ) -> BlockPlan:
-    """The fastest candidate of each operator that fits; of equally fast ones the one that takes the least.
+    """Choose the fastest candidate of each operator that fits the budget.
+
+    Among equally fast candidates, the one with the smallest memory is chosen.
 
     Args:
-        operators: With different names.
-        budget: Bytes that there are.
-        host_budget: Bytes of the host's memory for operators that run elsewhere; None for any.
+        operators: Operators with distinct names.
+        budget: Bytes on the device.
+        host_budget: Bytes of the host's memory for operators that offload; None for no limit.
 
     Raises:
-        BudgetError: No candidate of an operator fits; says which operator, and the smallest budget that works.
+        BudgetError: No candidate of an operator fits. Names the operator and the smallest budget that works.
     """
     chosen = {}
     for operator in operators:
@@ -135,7 +137,7 @@ def choose_candidates(
 
 
 def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | None = None) -> int:
-    """The smallest budget with which :func:`choose_candidates` finds a plan, in bytes."""
+    """Return the smallest budget in bytes for which :func:`choose_candidates` finds a plan."""
     return max(
         operator.resident
         + min(c.working for c in operator.candidates if host_budget is None or c.host <= host_budget)
@@ -144,12 +146,12 @@ def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | Non
 
 
 def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int = _MAX_LENGTH) -> int:
-    """The largest length whose smallest budget is no more than a budget.
+    """Return the largest length whose smallest budget is within a budget.
 
     Args:
-        smallest: Smallest budget of a length; must not fall with it.
-        budget: Bytes.
-        most: No longer than this.
+        smallest: Smallest budget in bytes of a length; must not decrease with the length.
+        budget: Budget in bytes.
+        most: Largest length to try.
     """
     low, high = 0, most
     while low < high:
@@ -163,10 +165,10 @@ def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What blocks cost: a line through measurements.
+    """Cost of blocks, a line fitted to measurements.
 
     Attributes:
-        work: Seconds of the operator, however it is cut.
+        work: Seconds of the operator itself, for any number of blocks.
         per_block: Seconds that each block adds.
     """
 
@@ -174,14 +176,14 @@ class BlockCost:
     per_block: float
 
     def seconds(self, blocks: float) -> float:
-        """Seconds with this number of blocks."""
+        """Return the seconds for a number of blocks."""
         return self.work + self.per_block * blocks
 
 
 def fit_blocks(measured: Mapping[int, float]) -> BlockCost:
-    """The line of least relative squares through seconds by number of blocks; neither part is below zero."""
+    """Fit seconds by number of blocks: a line of least relative squares with nonnegative parts."""
     if len(measured) < 2:
-        raise ValueError("a line needs measurements of two numbers of blocks")
+        raise ValueError("expected measurements of at least two numbers of blocks")
     weights = {blocks: 1.0 / max(seconds, 1e-12) ** 2 for blocks, seconds in measured.items()}
     total = sum(weights.values())
     mean_x = sum(w * b for b, w in weights.items()) / total
@@ -203,11 +205,11 @@ def measure_blocks(
     """Time an operator with several numbers of blocks.
 
     Args:
-        run: Runs it with a number of blocks.
-        blocks: The numbers, at least two different ones.
-        repeats: Runs of each, in turns, of which the fastest counts: what else the machine does only adds time.
-        synchronize: Waits until the device has done its work.
-        clock: Seconds.
+        run: Runs the operator with a number of blocks.
+        blocks: At least two distinct numbers.
+        repeats: Runs of each number, in turns. The fastest counts, because other processes only add time.
+        synchronize: Waits until the device has finished its work.
+        clock: Returns seconds.
     """
     best = dict.fromkeys(blocks, float("inf"))
     run(blocks[0])

@@ -1,8 +1,7 @@
-"""A tensor that is made in parts, waits in the host's memory or on a disk, and is read back in blocks of rows.
+"""Tensors that are offloaded to the host's memory or a disk, and read back in blocks of rows.
 
-On CUDA the host's memory is pinned and all copies run on a stream of their own: while the part after it is
-computed, a part leaves; while a block is used, the next one comes. Elsewhere the same copies are made one after the
-other.
+On CUDA the host's memory is pinned and all copies run on a separate stream. One part is copied while the next is
+computed, and one block is copied while the previous one is used. On other devices the copies run one after the other.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from fastfold.memory.devices.region import Region, smallest_gap
 from fastfold.memory.devices.tiers import NvmeTier
 
 Allocate = Callable[[int, torch.dtype], Tensor]
-"""``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
+"""Function from ``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
 
 _log = logging.getLogger(__name__)
 
 
 def host_memory(elements: int, dtype: torch.dtype) -> Tensor:
-    """Plain flat memory of any content."""
+    """Allocate flat pageable memory with any content."""
     return torch.empty(elements, dtype=dtype)
 
 
 def pin(buffer: Tensor, device: torch.device) -> bool:
-    """Pin memory of the host with the driver of a GPU; False, with a warning, where it cannot.
+    """Pin host memory with the driver of a GPU; return False and log a warning if that fails.
 
-    PyTorch's allocator of pinned memory rounds sizes up to powers of two, which would nearly double a buffer of
-    a hundred gibibytes; so plain memory is registered with the driver instead. Copies are right without, but wait.
+    PyTorch's allocator of pinned memory rounds sizes up to powers of two, up to twice the size. Therefore pageable
+    memory is registered with the driver. Without pinning, copies are correct but synchronous.
     """
     if not buffer.nbytes:
         return False
@@ -42,7 +41,7 @@ def pin(buffer: Tensor, device: torch.device) -> bool:
     if status == 0:
         return True
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)  # with which the driver reports the same error again, to nobody
+        torch.zeros(1, device=device)  # clears the error, which the driver would report again
     _log.warning(
         "CUDA cannot pin %.2f GiB of the host's memory (error %d): copies to and from the GPU will be slower",
         buffer.nbytes / 2**30,
@@ -52,19 +51,19 @@ def pin(buffer: Tensor, device: torch.device) -> bool:
 
 
 class HostBuffers:
-    """Buffers in the host's memory for what leaves the device for a while; kept from one use to the next.
+    """Reusable buffers in the host's memory for offloaded tensors.
 
     Args:
-        allocate: Where the memory comes from.
-        limit: Bytes that may be in use here at a time where ``overflow`` takes the rest; None for any number.
-        overflow: Where goes what finds no room here, see :func:`disk_buffers`; None for nowhere.
+        allocate: Allocates the memory.
+        limit: Largest number of bytes in use at a time, if ``overflow`` is given; None for no limit.
+        overflow: Buffers for tensors over the limit, see :func:`disk_buffers`; None for none.
 
     Attributes:
-        sent: Bytes that have left the device to here.
-        returned: Bytes that have come back from here.
+        sent: Bytes copied from the device.
+        returned: Bytes copied to the device.
         overflow: See above.
-        expected: Bytes that will be in use at a time: so much is allocated when the first of them are asked for, so
-            that one use leaves room for the next.
+        expected: Bytes that will be in use at a time. The first request allocates this size, so that a tensor leaves
+            room for the next.
     """
 
     def __init__(
@@ -77,19 +76,19 @@ class HostBuffers:
         self._allocate, self._limit, self.overflow = allocate, limit, overflow
         self._regions: list[Region] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pinned: set[int] = set()  # addresses
+        self._pinned: set[int] = set()  # addresses of pinned memory
         self._pins = True
         self.sent = self.returned = self.expected = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in the host's memory."""
+        """Size of the buffers in bytes."""
         return sum(region.memory.nbytes for region in self._regions)
 
     def buffer(self, elements: int, like: Tensor) -> Tensor:
-        """Flat memory of the dtype of ``like``, pinned if that is on a GPU; with any content.
+        """Return flat memory of the dtype of ``like``, pinned if ``like`` is on a GPU; with any content.
 
-        It is the caller's for as long as the caller keeps what is returned, views of it not counted.
+        The memory is in use while the caller keeps the returned tensor, regardless of its views.
         """
         nbytes = elements * like.dtype.itemsize
         place = smallest_gap(self._regions, nbytes, like.dtype.itemsize)
@@ -104,14 +103,14 @@ class HostBuffers:
         return region.hand_out(0, elements, like.dtype)
 
     def split(self, sizes: Sequence[int], like: Tensor) -> list[tuple[HostBuffers, Tensor, int]]:
-        """Memory for consecutive pieces: the first of them here, those that find no room in ``overflow``.
+        """Allocate memory for consecutive pieces, first here, then in ``overflow``.
 
         Args:
-            sizes: Elements of each piece.
+            sizes: Number of elements of each piece.
             like: See :meth:`buffer`.
 
         Returns:
-            For here and for there, where anything is: the buffers, flat memory for the pieces, and their number.
+            For these buffers and the overflow, if used: the buffers, flat memory for the pieces, and their number.
         """
         here = len(sizes)
         if self.overflow is not None and self._limit is not None:
@@ -128,11 +127,11 @@ class HostBuffers:
         ]
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
-        """Give a tensor's memory on the device back (0 bytes), or get it again."""
+        """Free a tensor's memory on the device (0 bytes), or allocate it again."""
         tensor.untyped_storage().resize_(nbytes)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """The stream of all copies of a GPU; None for other devices, where a copy is done when it returns."""
+        """Return the copy stream of a GPU; None for other devices, whose copies are synchronous."""
         if device.type != "cuda":
             return None
         if device not in self._streams:
@@ -140,7 +139,7 @@ class HostBuffers:
         return self._streams[device]
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._release(self._regions)
 
     def _release(self, regions: Sequence[Region]) -> None:
@@ -158,34 +157,34 @@ class HostBuffers:
 
 
 def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
-    """Buffers in files without names on a disk (:class:`~fastfold.memory.devices.tiers.NvmeTier`).
+    """Return buffers in anonymous files on a disk (:class:`~fastfold.memory.devices.tiers.NvmeTier`).
 
     Args:
-        folder: On that disk; None for the system's folder of temporary files.
+        folder: Folder on the disk; None for the system's folder of temporary files.
     """
     tier = NvmeTier(folder)
-    found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "what waits on the disk"))
-    found._pins = False  # the driver pins no memory of files
+    found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
+    found._pins = False  # the driver cannot pin mapped files
     return found
 
 
 def kept_rows(rows: int, kept: float) -> int:
-    """How many of ``rows`` rows stay on the device where a share of them does, and no part of a row leaves."""
+    """Return the number of rows that stay on the device for a share of ``rows``."""
     return min(rows, math.ceil(rows * kept - 1e-9))
 
 
 class OffloadedRows:
-    """A tensor ``[*, N, N, c]`` most of whose memory on the device is free, read and written in blocks of rows.
+    """Offloaded tensor ``[*, N, N, c]``, read and written in blocks of rows.
 
-    Its first rows may stay on the device, in memory of their own; the others wait on the host or on a disk.
+    A share of the rows can stay on the device, in separate memory.
 
     Args:
-        tensor: Contiguous and alone in its memory; not to be used until :meth:`restore`.
-        host: Where it waits.
-        kept: Share of the rows that stay on the device, from 0 to 1.
+        tensor: Contiguous tensor that shares its memory with no other; not to be used until :meth:`restore`.
+        host: Buffers for the offloaded rows.
+        kept: Share of the rows that stays on the device, from 0 to 1.
 
     Attributes:
-        placeholder: A tensor of its shape without memory or contents, to be cut into blocks in its place.
+        placeholder: Tensor of the same shape without memory, to be cut into blocks.
     """
 
     def __init__(self, tensor: Tensor, host: HostBuffers, *, kept: float = 0.0) -> None:
@@ -193,8 +192,8 @@ class OffloadedRows:
         self._tensor, self._host = tensor, host
         *lead, rows, columns, channels = tensor.shape
         first, each = kept_rows(rows, kept), math.prod(lead) * columns * channels
-        self._memory = host.split([each] * (rows - first), tensor)  # rows are the pieces
-        # What of the rows lies where; without buffers it is the device.
+        self._memory = host.split([each] * (rows - first), tensor)  # each row is a piece
+        # Place and range of the rows; without buffers they are on the device.
         self._parts: list[tuple[HostBuffers | None, slice, Tensor]] = []
         if first:
             self._parts.append((None, slice(0, first), tensor[..., :first, :, :].clone()))
@@ -204,11 +203,11 @@ class OffloadedRows:
             waiting.copy_(tensor[..., first : first + count, :, :], non_blocking=True)
             buffers.sent += waiting.nbytes
             first += count
-        # Freed memory is used again by what is queued on this stream, after the copy.
+        # Operators queued later on this stream reuse the freed memory, after the copy.
         host.resize(tensor, 0)
 
     def _within(self, index: slice) -> Iterator[tuple[HostBuffers | None, Tensor, slice]]:
-        """Parts of rows that lie together, and which of the rows ``index`` they are."""
+        """Yield the contiguous parts of ``index``, with their buffers."""
         for buffers, rows, memory in self._parts:
             start, stop = max(index.start, rows.start), min(index.stop, rows.stop)
             if start < stop:
@@ -216,7 +215,7 @@ class OffloadedRows:
                 yield buffers, found, slice(start - index.start, stop - index.start)
 
     def rows(self, index: slice) -> Tensor:
-        """Rows ``[*, rows, N, c]`` on the device."""
+        """Return rows ``[*, rows, N, c]`` on the device."""
         *lead, _, columns, channels = self._tensor.shape
         shape = (*lead, index.stop - index.start, columns, channels)
         found = torch.empty(shape, dtype=self._tensor.dtype, device=self._tensor.device)
@@ -227,33 +226,33 @@ class OffloadedRows:
         return found
 
     def write(self, index: slice, rows: Tensor) -> None:
-        """Let rows ``[*, rows, N, c]`` take the place of those that wait."""
+        """Overwrite offloaded rows with ``[*, rows, N, c]``."""
         for buffers, memory, where in self._within(index):
             memory.copy_(rows[..., where, :, :], non_blocking=True)
             if buffers is not None:
                 buffers.sent += memory.nbytes
 
     def restore(self) -> Tensor:
-        """The tensor, with its memory and contents."""
+        """Return the tensor with its memory and contents."""
         self._host.resize(self._tensor, self._tensor.nbytes)
         for buffers, rows, memory in self._parts:
             self._tensor[..., rows, :, :].copy_(memory, non_blocking=True)
             if buffers is not None:
                 buffers.returned += memory.nbytes
-        self._parts = []  # what had stayed has a copy now
+        self._parts = []  # the kept rows are copied
         return self._tensor
 
 
 class StreamedRows:
-    """A tensor ``[c, N, N]`` that is written in parts of channels and rows, and read in blocks of rows.
+    """Tensor ``[c, N, N]``, written in parts of channels and rows and read in blocks of rows.
 
     Args:
-        host: Where it waits, the first blocks in memory where there is not enough for all.
+        host: Buffers for the tensor.
         channels: c.
-        blocks: The blocks of rows, in order.
+        blocks: Blocks of rows, in order.
         columns: N.
-        staging: Two buffers on the device, each of which holds a part.
-        like: Tensor of its dtype and device.
+        staging: Two buffers on the device for one part each.
+        like: Tensor of the same dtype and device.
     """
 
     def __init__(
@@ -269,7 +268,7 @@ class StreamedRows:
         self._staging = staging
         sizes = [channels * (block.stop - block.start) * columns for block in blocks]
         self._memory = host.split(sizes, like)
-        # Each block without gaps, and whose memory it is.
+        # Contiguous memory of each block, with its buffers.
         self._waiting: list[tuple[HostBuffers, Tensor]] = []
         for buffers, memory, count in self._memory:
             here = sizes[len(self._waiting) :][:count]
@@ -280,7 +279,7 @@ class StreamedRows:
         self._turn = 0
 
     def part(self, channels: int, block: int) -> Tensor:
-        """Where to write the next part, ``[channels, rows, N]``; to be handed to :meth:`send` when it is full."""
+        """Return a buffer for the next part, ``[channels, rows, N]``; pass it to :meth:`send` when it is full."""
         event = self._left[self._turn]
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
@@ -288,17 +287,17 @@ class StreamedRows:
         return _shaped(self._staging[self._turn], channels, rows, self.columns)
 
     def send(self, part: Tensor, first: int, block: int) -> None:
-        """Let the part leave for the channels from ``first`` of a block; its memory is used again later."""
+        """Copy the part to the channels from ``first`` of a block; its buffer is reused later."""
         buffers, waiting = self._waiting[block]
         self._left[self._turn] = self._copy(waiting[first : first + len(part)], part)
         buffers.sent += part.nbytes
         self._turn = 1 - self._turn
 
     def read(self, buffers: tuple[Tensor, Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Each block of rows and its content ``[c, rows, N]``, valid until the next one is asked for.
+        """Yield each block of rows with its content ``[c, rows, N]``, valid until the next iteration.
 
         Args:
-            buffers: Memory on the device, each for a block.
+            buffers: Two buffers on the device, each for a block.
         """
         if not self.blocks:
             return
@@ -318,11 +317,11 @@ class StreamedRows:
         return target, self._copy(target, waiting)
 
     def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
-        """Copy after everything that is queued so far; on CUDA returns the event of its end."""
+        """Copy after the queued work; on CUDA return the event at the end."""
         if self._stream is None:
             target.copy_(source)
             return None
-        # What wrote the source, or last read the target, is on the main stream.
+        # The writer of the source and the last reader of the target are on the main stream.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)

@@ -1,4 +1,4 @@
-"""From a module and a budget to a module that stays within it."""
+"""Public function of automatic chunking."""
 
 from __future__ import annotations
 
@@ -30,32 +30,31 @@ def autochunk(
     donate: bool = False,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> ChunkedModule:
-    """A module that gives what ``module`` gives, in chunks, so that its peak stays under a budget.
+    """Convert a module to one that computes in chunks and stays under a memory budget.
 
-    The module is exported by ``torch.export``. Where its graph holds more than the budget, a region around that is run
-    in chunks along a dimension along which its results do not depend on each other, and what is between lives a chunk
-    at a time. Results are equal within rounding: products of other sizes may add up in another order. Peaks are those
-    that a simulated device measures, of inputs, results and what PyTorch's operators make in between; what a kernel
-    takes inside itself is not seen, and parameters come on top.
+    ``torch.export`` exports the module. Where its graph needs more than the budget, the operations around the peak run
+    in chunks along a dimension on which their results are independent, and intermediate tensors exist for one chunk at
+    a time. Results are equal within rounding, because products of other sizes may sum in another order. A simulated
+    device measures the peaks: inputs, results, and tensors made by PyTorch's operators. Workspaces inside a kernel are
+    not counted, and parameters come on top.
 
     Args:
-        module: Any module, in the mode in which it will run (most often ``eval()``), seen as it runs where gradients
-            are recorded. Its operators are cut where it is known how they carry dimensions, see
-            :mod:`fastfold.memory.chunking.flow`.
-        example: What it will be called with: a tensor of any shape, a tuple of arguments by position, or a mapping of
-            arguments by name. The result is for these shapes, dtypes and devices; contents do not count.
-        budget: Bytes, such as ``"2GiB"``.
-        donate: The inputs may be overwritten by the call: results take their memory where that is possible.
-        decompositions: Operators to be taken apart by functions of the same arguments, as
-            ``ExportedProgram.run_decompositions`` takes them; for own operators, which are not cut otherwise.
+        module: Any module, in the mode in which it will run, usually ``eval()``. Operators are chunked if
+            :mod:`fastfold.memory.chunking.flow` has a rule for them. The export records gradients.
+        example: Example input: a tensor of any shape, a tuple of positional arguments, or a mapping of arguments by
+            name. The result works for these shapes, dtypes and devices, and for any values.
+        budget: Bytes, for example ``"2GiB"``.
+        donate: Let the call overwrite its inputs, so that results can use their memory.
+        decompositions: Operators to decompose, with functions of the same arguments, as for
+            ``ExportedProgram.run_decompositions``. Custom operators are chunked only if they are decomposed.
 
     Returns:
-        The module, with what was decided as ``plan``, to be printed.
+        The chunked module. Its ``plan`` can be printed.
 
     Raises:
-        BudgetError: No chunks were found that stay under the budget; names the smallest one that works.
-        ConfigError: The module cannot be exported: it depends on the contents of tensors, changes its inputs or
-            buffers in place, or draws random numbers; or the budget is not an amount of memory.
+        BudgetError: No chunks stay under the budget. Names the smallest budget that works.
+        ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or
+            buffers in place, or draws random numbers. Or the budget is not an amount of memory.
     """
     allowed = parse_bytes(budget)
     args, kwargs = _arguments(example)
@@ -90,7 +89,7 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
-    """The first choice that the simulated device finds under the budget, and its peak."""
+    """Return the first choice under the budget on the simulated device, and its peak."""
 
     def attempts(choose: Callable[[int], Chosen]) -> tuple[Chosen, int] | None:
         target = budget
@@ -101,7 +100,7 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
                 return chosen, peak
             if not chosen.fits:
                 return None
-            target -= peak - budget  # what was not counted
+            target -= peak - budget  # bytes that the estimate missed
         return None
 
     found = attempts(search.choose)
@@ -115,19 +114,21 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
     if smallest <= budget:
         return least, smallest
     raise BudgetError(
-        f"a budget of {budget:,} bytes is too small: inputs, results and what cannot be cut take {smallest:,} bytes at "
-        "once, which is the smallest budget that works. Inputs that may be overwritten (donate=True), a smaller batch "
-        "or lower precision need less",
+        f"a budget of {budget:,} bytes is too small: inputs, results and operations that cannot be chunked take "
+        f"{smallest:,} bytes at once, which is the smallest budget that works. Inputs that may be overwritten "
+        "(donate=True), a smaller batch or lower precision need less",
         smallest,
     )
 
 
 def measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
-    """Most bytes that a simulated device sees while steps run, without parameters and buffers.
+    """Measure the peak of activation memory on a simulated device, in bytes.
+
+    Parameters and buffers are not counted.
 
     Args:
-        graph: The graph.
-        steps: All of its steps.
+        graph: Graph of the module.
+        steps: All of its steps, in order.
     """
     device = SimulatedDevice(_ENOUGH, "meta")
     sources: list[Any] = []

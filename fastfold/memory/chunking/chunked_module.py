@@ -1,4 +1,4 @@
-"""A module that runs by a plan, in place of the one that it was made from."""
+"""Module that runs a chunked program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fastfold.memory.chunking.program import Program
 
 
 class ChunkedModule(nn.Module):
-    """What :func:`fastfold.memory.autochunk` gives: takes and gives what the module does, in less memory.
+    """Chunked form of a module, returned by :func:`fastfold.memory.autochunk`.
 
-    It holds the module, whose parameters it reads at each call: weights can be loaded as before.
+    Inputs and outputs are those of the module. Its parameters are read at each call, so weights can be loaded later.
 
     Args:
-        module: The module.
-        program: Its operations, in order and in chunks.
-        plan: What is said about them.
-        donate: Whether inputs may be overwritten.
+        module: Original module.
+        program: Its operations in chunks, in order.
+        plan: Summary of the chunks.
+        donate: True if inputs may be overwritten.
 
     Attributes:
-        plan: See above.
+        plan: Summary of the chunks.
     """
 
     def __init__(self, module: nn.Module, program: Program, plan: ChunkPlan, *, donate: bool) -> None:
@@ -39,15 +39,16 @@ class ChunkedModule(nn.Module):
         self._constants = {name: f"constant_{i}" for i, name in enumerate(program.graph.constants)}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives, within rounding.
+        """Compute the module's result, equal within rounding.
 
         Args:
-            args: As the example's: same shapes, dtypes and devices, and equal values of what is no tensor.
-            kwargs: The same, by name.
+            args: Positional arguments like the example's: equal shapes, dtypes and devices, and equal values of
+                arguments that are not tensors.
+            kwargs: Keyword arguments, in the same way.
 
         Raises:
-            ConfigError: Gradients are recorded, the module is in another mode or has changed its dtype or device, or
-                the arguments are not like the example.
+            ConfigError: Gradients are recorded, the module's mode, dtype or device has changed, or the arguments differ
+                from the example.
         """
         inputs = self._inputs(args, kwargs)
         sources = [self._source(number, inputs) for number in range(len(self._program.graph.sources))]
@@ -64,8 +65,8 @@ class ChunkedModule(nn.Module):
         inputs, spec = tree_flatten((args, kwargs))
         if spec != graph.in_spec:
             raise ConfigError(
-                "the arguments are others than those of the example of autochunk: give as many, by position and by "
-                f"name ({', '.join(by_name) or 'none by name'}) as there"
+                "the arguments differ from the example of autochunk: pass the same number of positional arguments and "
+                f"these by name: {', '.join(by_name) or 'none'}"
             )
         names = {source.position: source.name for source in graph.sources}
         for position, (value, expected) in enumerate(zip(inputs, graph.inputs, strict=True)):
@@ -74,21 +75,23 @@ class ChunkedModule(nn.Module):
                 self._check_tensor(name, value, expected)
             elif value is not expected and value != expected:
                 raise ConfigError(
-                    f"{name} is {value!r} and was {expected!r} in the example of autochunk, on which its plan depends: "
-                    "call autochunk again"
+                    f"{name} is {value!r}, and was {expected!r} in the example of autochunk, on which its plan "
+                    "depends: call autochunk again"
                 )
         return inputs
 
     def _check_tensor(self, name: str, value: Any, expected: Layout) -> None:
         if not isinstance(value, Tensor):
-            raise ConfigError(f"{name} has to be a tensor, as in the example of autochunk")
+            raise ConfigError(
+                f"{name}: expected a tensor, as in the example of autochunk, found {type(value).__name__}"
+            )
         found = Layout.of(value)
         same = (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
         if not same or (self._donate and found != expected):
             raise ConfigError(
-                f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, and "
-                f"the example of autochunk was {list(expected.shape)} {expected.dtype} on {expected.device} with "
-                f"{list(expected.stride)}: call autochunk again with an example like it"
+                f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, "
+                f"and was {list(expected.shape)} {expected.dtype} on {expected.device} with strides "
+                f"{list(expected.stride)} in the example of autochunk: call autochunk again with such an example"
             )
 
     def _source(self, number: int, inputs: list[Any]) -> Any:
@@ -106,14 +109,16 @@ class ChunkedModule(nn.Module):
         tensors = [value for value in (*sources, *inputs) if isinstance(value, Tensor)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise ConfigError(
-                "a module that autochunk made records no gradients: call it inside torch.no_grad(), and train the "
-                "module that it was made from"
+                "a module made by autochunk does not record gradients: call it inside torch.no_grad(), and train the "
+                "original module"
             )
         if any(torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors}):
-            raise ConfigError("autochunk does not know autocast: convert the module and its inputs instead")
+            raise ConfigError(
+                "autochunk does not support autocast: convert the module and its inputs instead"
+            )
         if [inner.training for inner in self.module.modules()] != self._modes:
             raise ConfigError(
-                "the module is in another mode (train() or eval()) than when autochunk was called: call it again"
+                "the mode of the module, train() or eval(), has changed since autochunk was called: call it again"
             )
         for number, source in enumerate(graph.sources):
             if source.kind in ("parameter", "buffer") and sources[number] is not None:
@@ -124,7 +129,7 @@ class ChunkedModule(nn.Module):
                     expected.device,
                 ):
                     raise ConfigError(
-                        f"{source.name} has another shape, dtype or device than when autochunk was called: call it "
+                        f"the shape, dtype or device of {source.name} has changed since autochunk was called: call it "
                         "again"
                     )
         memories = [
@@ -133,4 +138,4 @@ class ChunkedModule(nn.Module):
             if self._donate and isinstance(value, Tensor) and value.numel()
         ]
         if len(set(memories)) < len(memories):
-            raise ConfigError("two inputs share memory, so that neither can be overwritten: leave donate out")
+            raise ConfigError("two inputs share memory, so neither can be overwritten: leave out donate=True")

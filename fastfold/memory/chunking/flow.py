@@ -1,7 +1,7 @@
-"""How operators carry a dimension: to make a part of the result along it, which parts of the arguments are enough.
+"""Rules of operators: the parts of arguments needed for a part of the result.
 
-One rule per ATen operator, registered by its name. An operator without a rule, or a dimension that a rule does not
-give away, is not cut: nothing is guessed.
+Each rule is registered under the name of an ATen operator. Operators without a rule, and dimensions that a rule does
+not return, are not chunked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fastfold.memory.chunking.graph import Graph, Operation, Path, Ref
 
 @dataclass(frozen=True)
 class Cut:
-    """What a part of a result is made of.
+    """Parts of arguments from which a part of a result is computed.
 
     Attributes:
-        dims: The dimension along which a tensor is cut alike, by its place among the arguments; others are whole.
-        sizes: Places of numbers among the arguments that are the length of the part.
+        dims: Chunked dimension of each tensor, by its place among the arguments; other tensors are used whole.
+        sizes: Places of numbers among the arguments that equal the length of the part.
     """
 
     dims: Mapping[Path, int] = field(default_factory=dict)
@@ -29,10 +29,10 @@ class Cut:
 
 
 class Call:
-    """An operation as its rule sees it.
+    """Operation as its rule sees it.
 
     Args:
-        graph: Where it is.
+        graph: Graph of the operation.
         operation: The operation.
     """
 
@@ -44,29 +44,29 @@ class Call:
         return self.operation.given.get(name)
 
     def shape(self, *path: str | int) -> tuple[int, ...]:
-        """Shape of a tensor among the arguments, of the first where it is several."""
+        """Return the shape of a tensor argument, or of the first tensor in a list."""
         value: Any = self.operation.given[str(path[0])]
         for place in path[1:]:
             value = value[place]
         return self._graph.layout(value.index).shape
 
     def tensors(self) -> list[tuple[Path, tuple[int, ...]]]:
-        """Place and shape of all tensors among the arguments."""
+        """Return the place and shape of each tensor argument."""
         return [(path, self._graph.layout(index).shape) for path, index in self.operation.values()]
 
     def is_tensor(self, name: str) -> bool:
-        """Whether an argument is a tensor."""
+        """Return True if an argument is a tensor."""
         return isinstance(self[name], Ref)
 
 
 Rule = Callable[[Call, int], Cut | None]
-"""From an operation and a dimension of its result, counted from 0, to what a part is made of."""
+"""Rule from an operation and a dimension of its result, counted from 0, to the parts of its arguments."""
 
 _RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of ATen operators, by their names without ``aten::``."""
+    """Register a rule of ATen operators, by their names without ``aten::``."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -78,12 +78,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
-    """What a part of an operation's result along ``dim`` is made of; None where that is not known.
+    """Return the parts of arguments for a part of a result along ``dim``; None without a rule.
 
     Args:
-        graph: Where it is.
+        graph: Graph of the operation.
         operation: The operation.
-        dim: Dimension of the result, from 0; of each of several results.
+        dim: Dimension of the result, counted from 0. For several results, of each of them.
     """
     call = Call(graph, operation)
     if operation.name == "getitem":
@@ -95,18 +95,18 @@ def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
 
 
 def known_operators() -> frozenset[str]:
-    """Names of the operators that have rules of their own; those that PyTorch tags as pointwise come on top."""
+    """Return the names of operators with a rule, except those that PyTorch tags as pointwise."""
     return frozenset(_RULES)
 
 
 def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
-    """The dimension of a tensor that becomes ``dim`` when it is broadcast to ``out``; None for the same everywhere."""
+    """Return the dimension that becomes ``dim`` when broadcast to ``out``; None if it is broadcast along ``dim``."""
     own = dim - (len(out) - len(shape))
     return own if own >= 0 and shape[own] == out[dim] else None
 
 
 def elementwise(call: Call, dim: int) -> Cut | None:
-    """Tensors that are broadcast against each other."""
+    """Apply the rule of tensors that broadcast against each other."""
     dims = {}
     for path, shape in call.tensors():
         own = broadcast(shape, call.out, dim)
@@ -116,12 +116,12 @@ def elementwise(call: Call, dim: int) -> Cut | None:
 
 
 def place(dim: int, rank: int) -> int:
-    """A dimension counted from 0."""
+    """Return a dimension counted from 0."""
     return dim + rank if dim < 0 else dim
 
 
 def without(dims: set[int], dim: int) -> int:
-    """The dimension of a tensor that becomes ``dim`` when it loses ``dims``."""
+    """Return the dimension that becomes ``dim`` when ``dims`` are removed."""
     own = -1
     for _ in range(dim + 1):
         own += 1
@@ -138,7 +138,7 @@ rule("zeros_like", "ones_like", "full_like")(elementwise)
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod")
 def _along_one(call: Call, dim: int) -> Cut | None:
-    """Other dimensions than the one along which values depend on each other."""
+    """Apply the rule of operators whose values depend on each other along one dimension."""
     return None if place(call["dim"], len(call.out)) == dim else Cut({("self",): dim})
 
 
@@ -155,7 +155,7 @@ def _group_norm(call: Call, dim: int) -> Cut | None:
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training")
 def _batch_norm(call: Call, dim: int) -> Cut | None:
-    if call["training"] or dim == 1:  # the second form never trains
+    if call["training"] or dim == 1:  # the second form has no training mode
         return None
     return Cut({("input",): dim})
 
@@ -177,7 +177,7 @@ def _batch_norm(call: Call, dim: int) -> Cut | None:
     "min",
 )
 def _reduction(call: Call, dim: int) -> Cut | None:
-    """Dimensions that are not summed over; nothing where all are."""
+    """Apply the rule of reductions: dimensions that are not summed."""
     given = call["dim"]
     if given is None or given == []:
         return None
@@ -204,7 +204,7 @@ def _index_select(call: Call, dim: int) -> Cut | None:
 def _gather(call: Call, dim: int) -> Cut | None:
     if dim == place(call["dim"], len(call.out)):
         return Cut({("index",): dim})
-    # Only the first of a longer tensor take part.
+    # Only the first elements of a longer tensor are used.
     same = call.shape("self")[dim] == call.out[dim]
     return Cut({("self",): dim, ("index",): dim}) if same else None
 

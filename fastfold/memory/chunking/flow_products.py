@@ -1,4 +1,4 @@
-"""How matrix products carry dimensions: rows and columns of the result, and batches, but never what is summed over."""
+"""Rules of matrix products: rows, columns and batches can be chunked, summed dimensions cannot."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _product(call: Call, first: str, second: str, dim: int) -> Cut | None:
 
 
 def _batches(call: Call, names: tuple[str, ...], dim: int) -> dict[Path, int]:
-    """Tensors that have a batch dimension, whose last two are matrices."""
+    """Return the chunked batch dimension of each tensor; the last two dimensions are matrices."""
     found: dict[Path, int] = {}
     for name in names:
         own = broadcast(call.shape(name)[:-2], call.out[:-2], dim)
@@ -70,14 +70,14 @@ def _einsum(call: Call, dim: int) -> Cut | None:
         own = _spelled(term, len(shape))
         if own is None:
             return None
-        # What an ellipsis stands for is broadcast, and so are lengths of 1.
+        # Dimensions of an ellipsis and lengths of 1 are broadcast.
         if wanted in own and shape[own.index(wanted)] == call.out[dim]:
             dims["tensors", i] = own.index(wanted)
     return Cut(dims)
 
 
 def _spelled(term: str, rank: int) -> list[str | int] | None:
-    """A label for each dimension, numbers from the right for those of an ellipsis; None for a diagonal."""
+    """Return a label for each dimension, numbers from the right for an ellipsis; None for a diagonal."""
     if "..." not in term:
         labels: list[str | int] = list(term)
     else:
@@ -100,7 +100,7 @@ def _attention(call: Call, dim: int) -> Cut | None:
         if has_mask:
             dims |= _batches(call, ("attn_mask",), dim)
         return Cut(dims)
-    # Queries are cut, unless their number says which keys they see.
+    # Queries can be chunked, unless their number determines the keys that they see.
     if dim == rank - 1 or call["is_causal"]:
         return None
     dims = {("query",): len(call.shape("query")) - 2}

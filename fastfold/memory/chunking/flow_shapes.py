@@ -1,4 +1,4 @@
-"""How operators that arrange elements anew carry dimensions: views, permutations, joins and splits."""
+"""Rules of operators that rearrange elements: views, permutations, concatenations and splits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastfold.memory.chunking.graph import Path
 
 @rule("reshape")
 def _view(call: Call, dim: int) -> Cut | None:
-    """A dimension that is the same before and after: as long, and with as many elements in front of it."""
+    """Apply the rule of views: the dimension keeps its length and the number of elements before it."""
     shape, out = call.shape("self"), call.out
     before = math.prod(out[:dim])
     for own, size in enumerate(shape):
@@ -89,7 +89,7 @@ def _squeeze(call: Call, dim: int) -> Cut | None:
 def _cat(call: Call, dim: int) -> Cut | None:
     if place(call["dim"], len(call.out)) == dim:
         return None
-    # An empty list of numbers may be joined to anything.
+    # An empty list of numbers may be concatenated with anything.
     if any(len(shape) != len(call.out) for _, shape in call.tensors()):
         return None
     return Cut({path: dim for path, _ in call.tensors()})

@@ -1,7 +1,7 @@
-"""The graph of a module as ``torch.export`` sees it, checked and in records of our own.
+"""Checked graph of a module, exported by ``torch.export``.
 
-Nothing in it changes in place: an operation makes its value from values before it, so that operations may run in
-another order, in pieces, or twice.
+Nothing in it changes in place: an operation computes its value from earlier values. Operations can therefore run in
+another order, in chunks, or twice.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from fastfold.errors import ConfigError
 
 Path = tuple[str | int, ...]
-"""Where an argument is: its name, and its place where it is a list."""
+"""Place of an argument: its name, and the index in a list."""
 
-# The same, where the strides of a part allow no view.
+# The same operators where the strides of a part do not allow a view.
 _REARRANGED = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
 }
-# Draw random numbers only where they are told to.
+# Operators that draw random numbers only if an argument asks for it.
 _RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A value that an operation takes.
+    """Reference to a value that an operation uses.
 
     Attributes:
-        index: Its number.
+        index: Number of the value.
     """
 
     index: int
@@ -45,13 +45,13 @@ class Ref:
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known of a tensor before it is there.
+    """Shape, strides, dtype and device of a tensor that is not computed yet.
 
     Attributes:
-        shape: Its shape.
-        stride: Its strides.
-        dtype: Its type.
-        device: Where it is.
+        shape: Shape.
+        stride: Strides.
+        dtype: Type of the elements.
+        device: Device of the tensor.
     """
 
     shape: tuple[int, ...]
@@ -61,23 +61,23 @@ class Layout:
 
     @staticmethod
     def of(tensor: Tensor) -> Layout:
-        """The layout of any tensor."""
+        """Return the layout of a tensor of any shape."""
         return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of the elements in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Source:
-    """A value that is there before the first operation.
+    """Value that exists before the first operation.
 
     Attributes:
         kind: ``parameter``, ``buffer``, ``constant`` or ``input``.
-        name: Where the module has it; of an input, what the forward function calls it.
-        position: Of an input, its place among all of them; else -1.
+        name: Name in the module; for an input, the argument's name.
+        position: Place among the inputs; -1 for other kinds.
     """
 
     kind: str
@@ -87,13 +87,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of an operator.
+    """Call of an operator.
 
     Attributes:
-        index: Number of the value that it makes.
+        index: Number of the value that it computes.
         target: The operator, or ``operator.getitem`` for one of several results.
-        given: Its arguments by name, :class:`Ref` for values.
-        named: Names of the arguments that are given by keyword.
+        given: Arguments by name, with :class:`Ref` for values.
+        named: Names of keyword arguments.
     """
 
     index: int
@@ -103,11 +103,11 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Such as ``aten::linear``."""
+        """Name such as ``aten::linear``."""
         return "getitem" if self.target is operator.getitem else str(self.target._schema.name)
 
     def values(self) -> list[tuple[Path, int]]:
-        """Each value that it takes, with its place."""
+        """Return each value that the operation uses, with its place."""
         found: list[tuple[Path, int]] = []
         for name, value in self.given.items():
             if isinstance(value, Ref):
@@ -118,28 +118,28 @@ class Operation:
 
     @cached_property
     def taken(self) -> tuple[int, ...]:
-        """The values that it takes, each once."""
+        """Values that the operation uses, each once."""
         return tuple(dict.fromkeys(index for _, index in self.values()))
 
     def call(self, given: Mapping[str, Any]) -> Any:
-        """The result with these arguments in place of its own."""
+        """Compute the result with other arguments."""
         positional = [value for name, value in given.items() if name not in self.named]
         return self.target(*positional, **{name: given[name] for name in self.named})
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A module's operations.
+    """Operations of a module.
 
     Attributes:
-        sources: Of the first values.
-        operations: Of the others, in order.
-        layouts: Of each value; a tuple of them where an operation has several results.
+        sources: First values.
+        operations: Operations that compute the other values, in order.
+        layouts: Layout of each value; a tuple if an operation has several results.
         outputs: Flat results: :class:`Ref`, or a constant.
         in_spec: Structure of the inputs ``(args, kwargs)``.
         out_spec: Structure of the outputs.
         inputs: Flat inputs of the example: layouts, or constants.
-        constants: Tensors that the module makes by itself, by name.
+        constants: Tensors that the module creates, by name.
     """
 
     sources: tuple[Source, ...]
@@ -152,16 +152,16 @@ class Graph:
     constants: Mapping[str, Tensor]
 
     def operation(self, index: int) -> Operation:
-        """The operation that makes a value."""
+        """Return the operation that computes a value."""
         return self.operations[index - len(self.sources)]
 
     def layout(self, index: int) -> Layout:
-        """Layout of a value that is one tensor; of several, that of the first."""
+        """Return the layout of a value; of the first tensor if there are several."""
         found = self.layouts[index]
         return found if isinstance(found, Layout) else found[0]
 
     def output_indices(self) -> set[int]:
-        """Values that are results."""
+        """Return the numbers of the values that are results."""
         return {value.index for value in self.outputs if isinstance(value, Ref)}
 
 
@@ -175,18 +175,18 @@ def export_graph(
 
     Args:
         module: Any module, in the mode in which it will run.
-        args: Example of its arguments by position.
-        kwargs: Of those by name.
-        decompositions: Operators that are to be taken apart, with functions that do.
+        args: Example of the positional arguments.
+        kwargs: Example of the keyword arguments.
+        decompositions: Operators to decompose, with functions that replace them.
 
     Raises:
-        ConfigError: It cannot be exported: what it does depends on the contents of tensors, or it changes its inputs or
+        ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or
             buffers, or draws random numbers.
     """
     try:
         program = torch.export.export(module, args, dict(kwargs), strict=False)
         program = program.run_decompositions(dict(decompositions))
-    except Exception as error:  # whatever PyTorch raises: its kinds differ between versions
+    except Exception as error:  # the type differs between versions of PyTorch
         raise ConfigError(_no_export(module, error)) from error
     return _graph(program, args, kwargs)
 
@@ -196,8 +196,8 @@ def _no_export(module: nn.Module, error: Exception) -> str:
     name = type(module).__name__
     if "data-dependent" in str(error):
         return (
-            f"{name} takes different ways for different contents of its tensors ({first[:200]}): give autochunk its "
-            "parts without that decision, or decide by torch.where"
+            f"{name} branches on the values of its tensors ({first[:200]}): call autochunk on its parts without that "
+            "branch, or use torch.where"
         )
     return f"torch.export cannot export {name}: {first[:300]}"
 
@@ -207,8 +207,8 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
     for output in signature.output_specs:
         if output.kind is not OutputKind.USER_OUTPUT:
             raise ConfigError(
-                f"the module changes {output.target or 'one of its inputs'} in place, so that it cannot run in "
-                "chunks: return what changes instead, or call eval() if it is a running statistic"
+                f"the module changes {output.target or 'one of its inputs'} in place, so it cannot run in chunks: "
+                "return the changed tensor instead, or call eval() if it is a running statistic"
             )
     indices: dict[Any, int] = {}
     sources: list[Source] = []
@@ -227,7 +227,7 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
             is_input = spec.kind is InputKind.USER_INPUT
             kind = _KINDS.get(spec.kind)
             if kind is None:
-                raise ConfigError(f"autochunk does not know inputs such as {node.name} ({spec.kind.name})")
+                raise ConfigError(f"autochunk does not support inputs such as {node.name} ({spec.kind.name})")
             sources.append(
                 Source(kind, node.name if is_input else str(spec.target), position if is_input else -1)
             )
@@ -236,7 +236,7 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
             layouts.append(Layout.of(value) if isinstance(value, Tensor) else ())
             continue
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
-            del indices[node]  # has been checked by the export, and by the layouts of the inputs
+            del indices[node]  # checked by the export, and by the layouts of the inputs
             continue
         operations.append(_operation(node, indices))
         layouts.append(_layouts(node))
@@ -274,8 +274,8 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
         return Operation(index, target, given, frozenset())
     if not isinstance(target, torch._ops.OpOverload):
         raise ConfigError(
-            f"the module has {target} in it, whose branches depend on the contents of tensors or have settings of "
-            "their own: give autochunk its parts without that"
+            f"the module contains {target}, whose branches depend on the values of tensors or have settings of their "
+            "own: call autochunk on its parts without that"
         )
     target = _REARRANGED.get(target, target)
     schema = target._schema
@@ -289,7 +289,7 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
     for name, value in node.kwargs.items():
         given[name] = _refs(value, indices)
         named.add(name)
-    # Where an argument in the middle was given by name, those after it are too.
+    # An argument after one given by name is given by name too.
     names, seen = [argument.name for argument in positional], False
     for name in names:
         seen = seen or name in named
@@ -306,8 +306,8 @@ def _check_not_random(operation: Operation) -> None:
     rate = _RANDOM_IF_ASKED.get(operation.name)
     if rate is None or operation.given.get(rate, 0.0):
         raise ConfigError(
-            f"the module draws random numbers ({operation.name}), which would be others in chunks: call eval() first, "
-            "or give it what it draws as an input"
+            f"the module draws random numbers ({operation.name}), which would differ in chunks: call eval() first, or "
+            "pass the random numbers as an input"
         )
 
 
@@ -318,5 +318,5 @@ def _layouts(node: torch.fx.Node) -> Layout | tuple[Layout, ...]:
     if isinstance(value, Sequence) and all(isinstance(item, Tensor) for item in value):
         return tuple(Layout.of(item) for item in value)
     raise ConfigError(
-        f"the module reads a number out of a tensor ({node.target}), on which what follows depends: keep it a tensor"
+        f"the module reads a number out of a tensor ({node.target}), on which later operations depend: keep it a tensor"
     )

@@ -1,4 +1,4 @@
-"""What runs in chunks, and what that does to the memory: to be read and printed."""
+"""Printable summary of chunked regions and their memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fastfold.memory.chunking.steps import Loop, Step
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a module that runs in chunks.
+    """Part of a module that runs in chunks.
 
     Attributes:
         first: Operator of its first operation.
-        last: Of its last one.
-        operations: How many there are.
-        shape: Of its last result.
-        dim: Dimension along which that is cut.
-        chunks: How many chunks there are.
+        last: Operator of its last operation.
+        operations: Number of operations.
+        shape: Shape of its last result.
+        dim: Chunked dimension of that result.
+        chunks: Number of chunks.
         size: Length of a chunk along the dimension; the last one may be shorter.
-        in_place: Whether results are written over what is not needed any more.
+        in_place: True if results overwrite values that are not used again.
     """
 
     first: str
@@ -43,16 +43,16 @@ class Region:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """How a module is run so that its peak stays under a budget.
+    """Chunked regions of a module, and its peak memory.
 
-    Bytes are those of inputs, results and all between them; parameters and buffers come on top.
+    Bytes count inputs, results and intermediate values; parameters and buffers come on top.
 
     Attributes:
-        budget: Bytes that there are.
-        regions: What runs in chunks.
-        peak_before: Most bytes at a time without chunks, as the simulated device measured it.
-        peak: The same with them.
-        estimated: What the search had counted for ``peak``.
+        budget: Budget in bytes.
+        regions: Regions that run in chunks.
+        peak_before: Peak in bytes without chunks, measured on the simulated device.
+        peak: Peak in bytes with chunks, measured on the simulated device.
+        estimated: Estimate of ``peak`` by the search.
         parameters: Bytes of parameters, buffers and constants.
     """
 
@@ -73,7 +73,7 @@ class ChunkPlan:
 
 
 def regions_of(graph: Graph, steps: Sequence[Step]) -> tuple[Region, ...]:
-    """Each loop of some steps."""
+    """Return a summary of each loop."""
     return tuple(
         Region(
             first=graph.operation(step.members[0]).name,

@@ -1,4 +1,4 @@
-"""Runs steps: operations as they are, loops chunk by chunk, each value for as long as it is needed."""
+"""Run operations and loops of chunks, and free each value after its last use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastfold.memory.chunking.steps import Loop, Step, made, on_meta, taken
 
 
 class Program:
-    """Steps of a graph, ready to run.
+    """Executable steps of a graph.
 
     Args:
-        graph: The graph.
-        steps: All of them, in order.
+        graph: Graph of the module.
+        steps: All of its steps, in order.
     """
 
     def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
@@ -35,12 +35,12 @@ class Program:
         }
 
     def run(self, sources: Sequence[Any], *, sample: bool = False) -> list[Any]:
-        """The flat results, without recording gradients.
+        """Compute the flat results without recording gradients.
 
         Args:
-            sources: The graph's first values.
-            sample: They are on the device ``meta``: of each loop run the first two chunks and the last alone, to count
-                what they take.
+            sources: First values of the graph.
+            sample: The values are on the device ``meta``. Of each loop, only the first two chunks and the last one run,
+                to measure their memory.
         """
         values: dict[int, Any] = dict(enumerate(sources))
         for number, step in enumerate(self.steps):
@@ -86,10 +86,10 @@ class Program:
         start: int,
         length: int,
     ) -> dict[str, Any]:
-        """Arguments of a member for one chunk."""
+        """Return the arguments of an operation for one chunk."""
         cut = loop.cuts[operation.index]
 
-        # No function that calls itself: it would be a circle that keeps values until they are collected.
+        # A recursive function would be a reference cycle, which keeps values until garbage collection.
         def part(path: Path, value: Any) -> Any:
             if path in cut.sizes:
                 return length
@@ -102,7 +102,7 @@ class Program:
                 return found
             if isinstance(found, Tensor):
                 return found.narrow(dim, start, length)
-            # Of several results one is taken.
+            # Select one of several results.
             item = operation.given["item"]
             return {item: found[item].narrow(dim, start, length)}
 
@@ -129,13 +129,13 @@ def _call(operation: Operation, given: dict[str, Any], meta: bool) -> Any:
 
 
 def _room(layout: Layout, part: Tensor) -> Tensor:
-    """Memory for a whole output without gaps, its dimensions in the order in which they would lie without chunks."""
+    """Allocate a whole output without gaps, with its dimensions in the order that they have without chunks."""
     order = sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
     return torch.empty_permuted(layout.shape, order, dtype=part.dtype, device=part.device)
 
 
 def _inner_leaving(graph: Graph, loop: Loop) -> dict[int, list[int]]:
-    """Values of a chunk that are not needed after each member."""
+    """Return the values of a chunk that are not used after each operation."""
     last: dict[int, int] = {}
     for member in loop.members:
         last |= dict.fromkeys(_members(graph, member, loop.inside), member)

@@ -1,4 +1,4 @@
-"""Regions of a graph that can run in chunks: from a dimension of one value back to what that is made of."""
+"""Regions of a graph that can run in chunks, found by following a dimension of one value back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastfold.memory.chunking.steps import Loop, Step, made, taken
 
 @dataclass(frozen=True)
 class Flow:
-    """Values that can be made chunk by chunk on the way to one of them.
+    """Values that can be computed in chunks, up to one end value.
 
     Attributes:
-        end: The value.
-        length: Of the dimension along which it is cut.
-        dims: Of each value on the way, the dimension along which it is cut.
-        cuts: What a chunk of each is made of.
+        end: The end value.
+        length: Length of its chunked dimension.
+        dims: Chunked dimension of each value.
+        cuts: Parts of arguments for a chunk of each value.
     """
 
     end: int
@@ -28,10 +28,10 @@ class Flow:
 
 
 class Cuts:
-    """The rules of a graph's operations, each asked once.
+    """Cached rules of a graph's operations.
 
     Args:
-        graph: The graph.
+        graph: Graph of the module.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -39,7 +39,7 @@ class Cuts:
         self._known: dict[tuple[int, int], Cut | None] = {}
 
     def find(self, value: int, dim: int) -> Cut | None:
-        """As :func:`~fastfold.memory.chunking.flow.find_cut`, for the operation of a value."""
+        """Return :func:`~fastfold.memory.chunking.flow.find_cut` for the operation of a value."""
         key = (value, dim)
         if key not in self._known:
             self._known[key] = find_cut(self._graph, self._graph.operation(value), dim)
@@ -47,7 +47,7 @@ class Cuts:
 
 
 def dissolved(steps: Sequence[Step]) -> list[int]:
-    """The operations of some steps, those of loops one by one, each once."""
+    """Return the operations of some steps, each once, including those inside loops."""
     return list(
         dict.fromkeys(
             value for step in steps for value in ((step,) if isinstance(step, int) else step.members)
@@ -56,16 +56,16 @@ def dissolved(steps: Sequence[Step]) -> list[int]:
 
 
 def flow_back(graph: Graph, cuts: Cuts, span: Sequence[Step], end: int, dim: int) -> Flow | None:
-    """Follow a dimension of a value back as far as it goes.
+    """Follow a dimension of a value back as far as possible.
 
-    A value that is needed along two dimensions, or as a whole, is made before, and so is what it is made of.
+    A value needed along two dimensions, or as a whole, is computed before the loop, and so are its inputs.
 
     Args:
-        graph: The graph.
-        cuts: Its rules.
+        graph: Graph of the module.
+        cuts: Rules of its operations.
         span: Steps that may take part; loops do not.
-        end: The value that is cut, of one of them.
-        dim: The dimension.
+        end: Chunked value of one of the steps.
+        dim: Dimension of the end value.
     """
     layout = graph.layouts[end]
     if not isinstance(layout, Layout):
@@ -89,17 +89,17 @@ def flow_back(graph: Graph, cuts: Cuts, span: Sequence[Step], end: int, dim: int
 
 
 def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[int]) -> list[Step]:
-    """Steps that follow each other, those of a flow as a loop.
+    """Convert the part of consecutive steps that belongs to a flow to a loop.
 
     Args:
-        graph: The graph.
-        span: The steps.
-        flow: What can be cut.
-        needed: Values that later steps need, or that are results.
+        graph: Graph of the module.
+        span: Consecutive steps.
+        flow: Values that can be computed in chunks.
+        needed: Values that later steps or the caller use.
 
     Returns:
-        What the loop needs, the loop, and what is needed besides. What is needed as a whole as well is made twice.
-        The steps as they are where that is not possible.
+        Steps that the loop uses, the loop, and the remaining steps. A value that is also needed as a whole is computed
+        twice. The steps are unchanged if a loop is not possible.
     """
     members = _used(graph, [step for step in span if isinstance(step, int) and step in flow.dims], flow.end)
     cuts = {member: flow.cuts[member] for member in members}
@@ -115,7 +115,7 @@ def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[i
     wanted = set(needed).union(*(taken(graph, step) for step in after))
     outputs = tuple(m for m in members if m == flow.end or (m in wanted and m not in present))
     if not all(isinstance(graph.layouts[output], Layout) for output in outputs):
-        return list(span)  # several results at once cannot be put together
+        return list(span)  # several results cannot be assembled at once
     loop = Loop(
         members=tuple(members),
         dims={member: flow.dims[member] for member in members},
@@ -128,7 +128,7 @@ def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[i
 
 
 def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list[Step]:
-    """The steps that some values need."""
+    """Return the steps from which some values are computed."""
     wanted = set(values)
     found: list[Step] = []
     for step in reversed(span):
@@ -139,7 +139,7 @@ def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list
 
 
 def _used(graph: Graph, inside: list[int], end: int) -> list[int]:
-    """Of the operations those that the end needs, through others of them."""
+    """Return the operations from which the end value is computed."""
     wanted = {end}
     found: list[int] = []
     for value in reversed(inside):

@@ -1,8 +1,8 @@
-"""Which regions run in chunks, and in how many: the largest peak first, until all fit.
+"""Choose the regions that run in chunks, and their number of chunks.
 
-After Zhao et al. 2024, "AutoChunk: Automated Activation Chunk for Memory-Efficient Long Sequence Inference": estimate
-the memory, find the regions along which dimensions flow around its peak, and take the one that costs least of those
-that bring the peak under the budget.
+Follows Zhao et al. 2024, "AutoChunk: Automated Activation Chunk for Memory-Efficient Long Sequence Inference". The
+largest peak comes first: estimate the memory, find the regions along which dimensions flow around the peak, and take
+the cheapest region that brings the peak under the budget.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fastfold.memory.chunking.steps import (
 )
 
 WINDOW = 64
-"""How many steps before and after a peak a region may reach."""
+"""Largest number of steps that a region extends before and after a peak."""
 _BEGINNINGS = 8
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Steps that a search has come to.
+    """Result of a search.
 
     Attributes:
-        profile: Of the steps.
-        target: Bytes that they were to fit.
+        profile: Memory of the steps.
+        target: Bytes that they should fit.
     """
 
     profile: Profile
@@ -45,7 +45,7 @@ class Chosen:
 
     @property
     def fits(self) -> bool:
-        """Whether they do, as far as is estimated."""
+        """True if the estimated peak is within the target."""
         return self.profile.peak <= self.target
 
 
@@ -54,13 +54,13 @@ _Rank = tuple[int, float, int]
 
 @dataclass(frozen=True)
 class _Region:
-    """Where a region is.
+    """Context of a region.
 
     Attributes:
-        start: What lives before it.
-        needed: Values that are needed after it.
-        target: Bytes that there are.
-        once: Work of its operations, each done once.
+        start: Live values before it.
+        needed: Values that are used after it.
+        target: Bytes that it should fit.
+        once: Work of its operations without repetition.
     """
 
     start: State
@@ -70,11 +70,11 @@ class _Region:
 
 
 class Search:
-    """Finds regions of one graph.
+    """Search for regions of one graph.
 
     Args:
-        memory: Of the graph.
-        donate: Whether inputs may be overwritten.
+        memory: Memory of the graph's values.
+        donate: True if inputs may be overwritten.
     """
 
     def __init__(self, memory: Memory, *, donate: bool) -> None:
@@ -84,14 +84,14 @@ class Search:
         self._whole: tuple[Step, ...] = tuple(operation.index for operation in memory.graph.operations)
 
     def unchunked(self) -> Chosen:
-        """All operations as they are."""
+        """Return all operations without chunks."""
         return Chosen(profile(self.memory, self._whole, donate=self.donate), 0)
 
     def choose(self, target: int) -> Chosen:
-        """Regions and numbers of chunks with which all fits, or the least that was found.
+        """Choose regions and numbers of chunks that fit the target, or come closest.
 
         Args:
-            target: Bytes.
+            target: Bytes to fit.
         """
         chosen = Chosen(self.unchunked().profile, target)
         while not chosen.fits:
@@ -99,14 +99,14 @@ class Search:
             if better is None:
                 break
             changed = self.fewest_chunks(better, target)
-            # What lives longer now may cost more elsewhere than was won here.
+            # Values that live longer can cost more at another step than the region saves.
             if _height(changed.profile) >= _height(chosen.profile):
                 break
             chosen = changed
         return chosen
 
     def fewest_chunks(self, steps: Sequence[Step], target: int) -> Chosen:
-        """The steps, each loop with as few chunks as the target allows, at most as many as there can be."""
+        """Return the steps with the smallest number of chunks per loop that fits the target."""
         found = profile(self.memory, steps, donate=self.donate)
         with_chunks = [
             step if isinstance(step, int) else self._with_chunks(step, target - outside)
@@ -120,7 +120,7 @@ class Search:
         return replace(loop, chunks=-(-loop.length // size))
 
     def _improve(self, found: Profile, target: int) -> list[Step] | None:
-        """The steps with one more region around the largest peak; None if that helps nowhere."""
+        """Add one more region around the largest peak; return None if none helps."""
         steps = found.steps
         current = profile(self.memory, steps, donate=self.donate, states=True)
         top = max(range(len(steps)), key=lambda number: current.peaks[number])
@@ -147,11 +147,11 @@ class Search:
         return [*steps[:begin], *span, *steps[end + 1 :]]
 
     def _ends(self, step: Step) -> list[tuple[int, int]]:
-        """Values that a region may end in with this step, and dimensions along which they may be cut."""
+        """Return the values at which a region may end with this step, with their dimensions."""
         found = []
         for value in made(step):
             layout, source = self.memory.graph.layouts[value], self.memory.alias[value]
-            # A view costs nothing, unless it is of something larger.
+            # A view costs nothing, unless it is a part of something larger.
             if not isinstance(layout, Layout):
                 continue
             if source is None or layout.nbytes < self.memory.graph.layout(source).nbytes:
@@ -159,7 +159,7 @@ class Search:
         return found
 
     def _needed(self, steps: Sequence[Step]) -> list[set[int]]:
-        """Of each step, the values that later steps or the caller need."""
+        """Return, for each step, the values that later steps or the caller use."""
         found, after = [], set(self.memory.graph.output_indices())
         for step in reversed(steps):
             found.append(set(after))
@@ -169,7 +169,7 @@ class Search:
     def _beginnings(
         self, steps: Sequence[Step], current: Profile, flow: Flow, span: range, top: int
     ) -> list[int]:
-        """Where a loop for a flow may begin: of its steps up to the peak, those before which the least lives."""
+        """Return the places before the peak where a loop may begin, those with the fewest live bytes."""
         found = [
             number
             for number in span
@@ -178,7 +178,7 @@ class Search:
         return heapq.nsmallest(_BEGINNINGS, found, key=lambda number: (current.states[number].live, -number))
 
     def _refined(self, span: list[Step], region: _Region) -> tuple[_Rank, list[Step]]:
-        """A region, and its rank: where what its loop needs as a whole is the largest, that is made in loops too."""
+        """Return the rank and steps of a region. Its largest whole input is computed in loops too."""
         best = self._rank(span, region)
         for number in range(len(span)):
             loop = span[number]
@@ -206,7 +206,7 @@ class Search:
         return best, span
 
     def _rank(self, span: list[Step], region: _Region) -> _Rank:
-        """What a region is worth: its peak, the work that is done twice, and the number of chunks."""
+        """Rank a region by its peak, its repeated work, and the number of chunks."""
         found = profile(self.memory, span, donate=self.donate, start=region.start, needed=region.needed)
         peak = chunks = 0
         for number, step in enumerate(found.steps):
@@ -225,7 +225,7 @@ class Search:
         return max(peak, region.target), work - region.once, chunks
 
     def _work(self, value: int) -> float:
-        """Work of an operation, in elements that are computed; of a product, in those that are multiplied."""
+        """Return the work of an operation, in computed or, for a product, multiplied elements."""
         if value not in self._known_work:
             graph = self.memory.graph
             operation = graph.operation(value)
@@ -237,5 +237,5 @@ class Search:
 
 
 def _height(found: Profile) -> tuple[int, int]:
-    """The largest peak, and how many steps have it."""
+    """Return the largest peak, and the number of steps that reach it."""
     return found.peak, found.peaks.count(found.peak)

@@ -1,6 +1,6 @@
-"""What runs after what: operations as they are, and loops that run several of them chunk by chunk.
+"""Steps of a program, operations and loops of chunks, and the memory that is live at each step.
 
-A profile says what lives at each step, from one run of the graph on tensors without contents.
+One run on tensors without contents measures the memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ENOUGH = 1 << 62
 
 @dataclass(frozen=True)
 class Memory:
-    """What the values of a graph take.
+    """Memory of a graph's values.
 
     Attributes:
-        graph: The graph.
-        alias: By value, the one whose memory it is a view of; None if it has memory of its own.
-        nbytes: By value, bytes of that memory.
-        workspace: By value, bytes that its operation takes besides, while it runs.
-        known: What has been counted of loops.
+        graph: Graph of the module.
+        alias: By value, the value whose memory it is a view of; None if it has its own memory.
+        nbytes: By value, size of that memory.
+        workspace: By value, bytes that its operation allocates temporarily.
+        known: Cached memory of loops.
     """
 
     graph: Graph
@@ -41,12 +41,12 @@ class Memory:
 
 
 def without_contents(layout: Layout) -> Tensor:
-    """A tensor of a layout on the device ``meta``."""
+    """Return a tensor with a layout on the device ``meta``."""
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
 
 def on_meta(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an operator for tensors on the device ``meta``."""
+    """Return an operator's arguments for tensors on the device ``meta``."""
     return {
         name: torch.device("meta") if isinstance(value, torch.device) else value
         for name, value in given.items()
@@ -54,7 +54,7 @@ def on_meta(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_memory(graph: Graph) -> Memory:
-    """Run a graph once without contents, and note what has memory of its own."""
+    """Run a graph once without contents, and record the values with their own memory."""
     device = SimulatedDevice(_ENOUGH, "meta")
     values: list[Any] = []
     alias: list[int | None] = []
@@ -77,7 +77,7 @@ def measure_memory(graph: Graph) -> Memory:
             made = device.other - before
             workspace.append(max(0, device.mark() - before - made))
             keys = _storages(result)
-            # Of what it was given, so that a view of a view is one of that.
+            # Record the root value, so that a view of a view refers to it.
             views = [index for _, index in operation.values() if keys & _storages(values[index])]
             alias.append(views[0] if views else None)
             nbytes.append(0 if views else made)
@@ -91,17 +91,17 @@ def _storages(value: Any) -> set[int]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Operations that run chunk by chunk along one dimension of each of their values.
+    """Operations that run in chunks along one dimension of each of their values.
 
     Attributes:
-        members: Their values, in order.
-        dims: The dimension of each of them.
-        cuts: What a chunk of each is made of.
-        outputs: Those of them that others need, which are put together.
-        length: Of the dimension.
-        read: Along which dimensions each value from before is read; None for as a whole.
-        chunks: How many chunks there are.
-        reuse: Outputs that are written into the memory of a value that nobody needs afterwards.
+        members: Numbers of their values, in order.
+        dims: Chunked dimension of each value.
+        cuts: Parts of arguments for a chunk of each value.
+        outputs: Values that other steps use, which are assembled from their chunks.
+        length: Length of the dimension.
+        read: Dimensions along which each earlier value is read; None for as a whole.
+        chunks: Number of chunks.
+        reuse: Outputs that are written into the memory of a value that is not used again.
     """
 
     members: tuple[int, ...]
@@ -120,26 +120,26 @@ class Loop:
 
     @cached_property
     def inside(self) -> frozenset[int]:
-        """The members."""
+        """Set of the members."""
         return frozenset(self.members)
 
 
 Step = int | Loop
-"""A value whose operation runs as it is, or a loop."""
+"""Number of a value whose operation runs unchunked, or a loop."""
 
 
 def made(step: Step) -> tuple[int, ...]:
-    """Values that are there after a step."""
+    """Return the values that a step computes."""
     return (step,) if isinstance(step, int) else step.outputs
 
 
 def taken(graph: Graph, step: Step) -> Iterable[int]:
-    """Values that a step needs from before."""
+    """Return the earlier values that a step uses."""
     return graph.operation(step).taken if isinstance(step, int) else step.read
 
 
 def inner_bytes(memory: Memory, loop: Loop) -> int:
-    """Most bytes inside a loop of one chunk, without its whole outputs."""
+    """Return the peak of a loop of one chunk in bytes, without its whole outputs."""
     key = (loop.members, tuple(loop.reuse))
     if key not in memory.known:
         memory.known[key] = _inner_bytes(memory, loop)
@@ -175,12 +175,12 @@ def _inner_bytes(memory: Memory, loop: Loop) -> int:
 
 @dataclass(frozen=True)
 class State:
-    """What lives between two steps.
+    """Live memory between two steps.
 
     Attributes:
         live: Bytes.
-        root: By value, the one whose memory it is in.
-        bytes_of: By such a value, the bytes that go with it; not those of inputs, which their owner keeps.
+        root: By value, the value that owns its memory.
+        bytes_of: By owner, bytes that are released with it; none for inputs, which the caller owns.
     """
 
     live: int
@@ -189,7 +189,7 @@ class State:
 
     @staticmethod
     def first(memory: Memory) -> State:
-        """Before the first step: the inputs. Parameters and buffers are not counted."""
+        """Return the state before the first step: the inputs, without parameters and buffers."""
         sources = memory.graph.sources
         live = sum(memory.nbytes[i] for i, source in enumerate(sources) if source.kind == "input")
         return State(live, {index: index for index in range(len(sources))}, {})
@@ -197,13 +197,13 @@ class State:
 
 @dataclass(frozen=True)
 class Profile:
-    """What lives while steps run.
+    """Live memory of each step.
 
     Attributes:
-        peaks: Most bytes during each step.
+        peaks: Peak in bytes of each step.
         steps: The steps, loops with the memory that they may reuse.
-        outside: Of each step, bytes that do not depend on the number of chunks.
-        states: Before each step, if they were asked for.
+        outside: By step, bytes that do not depend on the number of chunks.
+        states: State before each step, if requested.
     """
 
     peaks: tuple[int, ...]
@@ -213,7 +213,7 @@ class Profile:
 
     @property
     def peak(self) -> int:
-        """Most bytes at any time."""
+        """Peak in bytes of all steps."""
         return max(self.peaks, default=0)
 
 
@@ -226,15 +226,15 @@ def profile(
     needed: Iterable[int] | None = None,
     states: bool = False,
 ) -> Profile:
-    """Count what lives at each step: inputs, results, and what is between them, without parameters and buffers.
+    """Count the live bytes at each step, without parameters and buffers.
 
     Args:
-        memory: Of the graph.
-        steps: All of them in order, or some that follow each other.
-        donate: Whether inputs may be overwritten.
-        start: What lives before the first of them; None for the inputs.
-        needed: Values that are needed after the last of them; None for the results.
-        states: Whether to note what lives before each step.
+        memory: Memory of the graph's values.
+        steps: All steps in order, or some consecutive ones.
+        donate: True if inputs may be overwritten.
+        start: State before the first step; None for the inputs.
+        needed: Values used after the last step; None for the results.
+        states: True to record the state before each step.
     """
     graph, sources = memory.graph, len(memory.graph.sources)
     start = State.first(memory) if start is None else start
@@ -242,7 +242,7 @@ def profile(
     live, bytes_of = start.live, dict(start.bytes_of)
     root, last = _lifetimes(memory, steps, start, needed)
     end = dict(last)
-    moved: dict[int, int] = {}  # the memory of one value that is now another's
+    moved: dict[int, int] = {}  # from a value's memory to its new owner
 
     def final(storage: int) -> int:
         while storage in moved:
@@ -293,7 +293,7 @@ def profile(
 def _lifetimes(
     memory: Memory, steps: Sequence[Step], start: State, needed: Iterable[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """The value that owns each value's memory, and the last step that needs it (beyond the end: later ones)."""
+    """Return the owner of each value's memory, and its last step (beyond the end: later ones)."""
     root = dict(start.root)
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -314,10 +314,10 @@ def _reusable(
     ends: Mapping[int, bool],
     donate: bool,
 ) -> dict[int, int]:
-    """Outputs of a loop that may be written over a value of the same layout.
+    """Return the outputs of a loop that may overwrite a value of the same layout.
 
-    ``ends`` says of which values the memory is not needed after this loop. Each chunk of that value is read by the
-    chunk of the loop that overwrites it alone, nobody reads it later, and no other output is a view of it.
+    ``ends`` is True for values whose memory is not used after this loop. Each chunk of such a value is read only by the
+    chunk that overwrites it, and no other output is a view of it.
     """
     graph, found, used = memory.graph, {}, set()
     read = loop.read
@@ -340,7 +340,7 @@ def _reusable(
             whole = layout.nbytes == (
                 memory.nbytes[storage] if memory.alias[storage] is None else graph.layout(storage).nbytes
             )
-            # All that is read of this memory is read along that dimension.
+            # All reads of this memory are along that dimension.
             alone = all(other == value or root[other] != storage for other in read)
             others = all(origins[other] != storage for other in loop.outputs if other != output)
             if owned and whole and alone and others and ends[value]:

@@ -1,1 +1,1 @@
-"""Places for tensors: a device, one that is simulated, and the tiers behind it."""
+"""Memory of devices, of a simulated device, of the host and of disks."""

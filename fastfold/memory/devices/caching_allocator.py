@@ -1,9 +1,8 @@
-"""A model of PyTorch's caching allocator for CUDA: which memory it asks the driver for, without any.
+"""Model of PyTorch's caching allocator for CUDA, which counts memory without allocating it.
 
-Sizes are rounded, blocks are cut out of segments and joined again when they are free, and of free blocks the smallest
-that is enough is taken. What tensors take together and what the allocator holds for them differ by what that costs.
-Rules and numbers are those of PyTorch 2 (``c10/cuda/CUDACachingAllocator.cpp``), of one stream and without
-``max_split_size_mb``.
+Sizes are rounded, blocks are cut out of segments and joined when they are free, and the smallest sufficient free block
+is used. Therefore the allocator reserves more memory than the tensors need. Rules and numbers are those of PyTorch 2
+(``c10/cuda/CUDACachingAllocator.cpp``) with one stream and without ``max_split_size_mb``.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ LARGE_SEGMENT, MIN_LARGE_SEGMENT, ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
 
 @dataclass(eq=False)
 class Block:
-    """A part of a segment.
+    """Part of a segment.
 
     Attributes:
-        address: Of its first byte, in a space of the model's own.
-        size: Bytes.
-        pool: Whose it is.
-        used: Whether a tensor has it.
-        mapped: Whether there is memory behind it; only an expandable segment has blocks without.
-        before: The block that ends where it begins, in the same segment.
-        after: The block that begins where it ends.
+        address: Address of its first byte, in the model's own address space.
+        size: Size in bytes.
+        pool: Pool of the block.
+        used: True if a tensor uses it.
+        mapped: True if it has physical memory; only blocks of an expandable segment may have none.
+        before: The preceding block in the segment.
+        after: The following block in the segment.
     """
 
     address: int
@@ -41,7 +40,7 @@ class Block:
     after: Block | None = field(default=None, repr=False)
 
     def cut(self, size: int) -> Block:
-        """Keep the first ``size`` bytes and give the rest as a block after this one."""
+        """Keep the first ``size`` bytes and return the rest as a new block."""
         rest = Block(self.address + size, self.size - size, self.pool, False, self.mapped, self, self.after)
         if rest.after is not None:
             rest.after.before = rest
@@ -49,7 +48,7 @@ class Block:
         return rest
 
     def join(self) -> None:
-        """Take in the block after this one."""
+        """Merge with the following block."""
         other = self.after
         assert other is not None
         self.size, self.after = self.size + other.size, other.after
@@ -61,44 +60,44 @@ class Pool:
     """Blocks of small tensors, or of large ones.
 
     Args:
-        small: Which.
+        small: True for blocks of small tensors.
     """
 
     def __init__(self, small: bool) -> None:
         self.small = small
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
         self._free: list[tuple[int, int, Block]] = []  # by size and address
-        self.first: Block | None = None  # of the expandable segment
+        self.first: Block | None = None  # first block of the expandable segment
 
     def add(self, block: Block) -> None:
-        """Note a free block."""
+        """Add a free block."""
         bisect.insort(self._free, (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Forget a free block."""
+        """Remove a free block."""
         del self._free[bisect.bisect_left(self._free, (block.size, block.address))]
 
     def best(self, size: int) -> Block | None:
-        """The smallest free block that is enough, which is free no more."""
+        """Remove and return the smallest sufficient free block; None if there is none."""
         place = bisect.bisect_left(self._free, (size, -1))
         return self._free.pop(place)[2] if place < len(self._free) else None
 
     def free_blocks(self) -> list[Block]:
-        """All free blocks."""
+        """Return all free blocks."""
         return [block for _, _, block in self._free]
 
 
 class CachingAllocator:
-    """Counts what PyTorch's allocator would hold.
+    """Simulation of the memory that PyTorch's allocator reserves.
 
     Args:
-        limit: Bytes that the driver has for it.
-        expandable: Whether there is one segment per pool that grows by pages (``expandable_segments:True``).
+        limit: Memory of the device in bytes.
+        expandable: True for one segment per pool that grows by pages (``expandable_segments:True``).
 
     Attributes:
-        reserved: Bytes held now.
-        peak: Most bytes ever held.
-        releases: How often memory ended, and segments or pages that were free were given back.
+        reserved: Bytes reserved now.
+        peak: Largest number of bytes ever reserved.
+        releases: Number of times that free segments or pages were returned because memory ran out.
     """
 
     def __init__(self, limit: int, *, expandable: bool = False) -> None:
@@ -108,13 +107,13 @@ class CachingAllocator:
         self._end = 0
 
     def allocate(self, nbytes: int) -> Block:
-        """A block for a tensor.
+        """Allocate a block for a tensor.
 
         Args:
-            nbytes: Its bytes, more than 0.
+            nbytes: Size in bytes, more than 0.
 
         Raises:
-            DeviceFull: The driver has no more, also after everything that is free was given back.
+            DeviceFull: The device has not enough memory, even after all free memory was returned.
         """
         size = max(MIN_BLOCK, _rounded(nbytes, MIN_BLOCK))
         pool = self._pools[size > SMALL_SIZE]
@@ -125,10 +124,10 @@ class CachingAllocator:
             if attempt == 0:
                 self.releases += 1
                 self._release()
-        raise DeviceFull(size, self.reserved, self.limit, "a tensor, with what the allocator holds free")
+        raise DeviceFull(size, self.reserved, self.limit, "a tensor, with free blocks of the allocator")
 
     def free(self, block: Block) -> None:
-        """Let a block go; it stays with the allocator."""
+        """Free a block; the allocator keeps its memory."""
         block.used, pool = False, block.pool
         if block.after is not None and not block.after.used and block.after.mapped:
             pool.remove(block.after)
@@ -154,7 +153,7 @@ class CachingAllocator:
         return True
 
     def _new(self, pool: Pool, size: int) -> Block | None:
-        """A block that is free no more, of memory that the driver is asked for; None if it has no more."""
+        """Reserve memory for a new block; return None if the device has not enough."""
         if self.expandable:
             return self._mapped(pool, size)
         segment = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
@@ -163,11 +162,11 @@ class CachingAllocator:
         if not self._grow(segment):
             return None
         block = Block(self._end, segment, pool)
-        self._end += 2 * segment  # no segment touches another
+        self._end += 2 * segment  # a gap, so that segments are not adjacent
         return block
 
     def _mapped(self, pool: Pool, size: int) -> Block | None:
-        """Map pages where free and unmapped blocks follow each other over enough bytes, the first such place."""
+        """Map pages at the first place where free and unmapped blocks are adjacent over enough bytes."""
         if pool.first is None:
             pool.first = Block(self._end, 1 << 50, pool, mapped=False)
             self._end += 1 << 51
@@ -209,10 +208,10 @@ class CachingAllocator:
                 if room >= size:
                     return start
             block = block.after
-        raise AssertionError("the address space ends nowhere")
+        raise AssertionError("no place in the address space")
 
     def _release(self) -> None:
-        """Give back to the driver what is free: whole segments, or whole pages of the expandable one."""
+        """Return free memory to the device: whole segments, or whole pages of the expandable one."""
         for pool in self._pools:
             for block in pool.free_blocks():
                 if self.expandable:

@@ -1,4 +1,4 @@
-"""What computes, with a budget: the interface, and a GPU."""
+"""Devices with a memory budget: the interface, and CUDA."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fastfold.memory.planner.schedule import BudgetError
 
 
 class DeviceFull(RuntimeError):
-    """An allocation that the device's budget has no room for.
+    """Allocation that exceeds the device's budget.
 
     Args:
         wanted: Bytes of the allocation.
         used: Bytes in use.
-        budget: Bytes that the device has.
-        what: What it was for.
+        budget: Budget of the device in bytes.
+        what: Name of the allocation in the message.
     """
 
     def __init__(self, wanted: int, used: int, budget: int, what: str) -> None:
@@ -30,14 +30,14 @@ class DeviceFull(RuntimeError):
 
 
 class Arriving:
-    """A tensor that is on its way to a device before it is needed.
+    """Tensor that is being copied to a device before it is used.
 
     Args:
-        tensor: Where it arrives.
-        event: On a GPU, what its copy ends with.
+        tensor: Destination of the copy.
+        event: On a GPU, the event at the end of the copy.
 
     Attributes:
-        tensor: As given; None when it has been taken or called off.
+        tensor: The destination; None after it was taken or cancelled.
     """
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
@@ -46,14 +46,14 @@ class Arriving:
 
 
 class Device(Tier):
-    """What computes, with a budget. Chunks come and go; tensors made by operators are the rest.
+    """Device with a budget, which chunks share with the tensors made by operators.
 
     Args:
-        budget: Bytes.
-        device: Where tensors are made.
+        budget: Budget in bytes.
+        device: PyTorch's device.
 
     Attributes:
-        received: Bytes that chunks brought from other tiers.
+        received: Bytes of chunks copied from other tiers.
     """
 
     name = "device"
@@ -67,79 +67,79 @@ class Device(Tier):
         self._fetches = Fetches()
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a part of a chunk's buffer here."""
+        """Return True if a tensor is a part of a chunk's buffer on this device."""
         return tensor.untyped_storage()._cdata in self._buffers
 
     def _own(self, buffer: Tensor) -> Tensor:
-        """Notes a chunk's buffer for :meth:`owns`, as long as it lives."""
+        """Register a chunk's buffer for :meth:`owns` for its lifetime."""
         storage = buffer.untyped_storage()
         self._buffers.add(storage._cdata)
         weakref.finalize(storage, self._buffers.discard, storage._cdata)
         return buffer
 
     def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """A buffer that stays on the device."""
+        """Allocate a buffer that stays on the device."""
         return self._own(super().allocate(numel, dtype, what))
 
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A flat buffer without memory yet; views of it stay valid through :meth:`fill` and :meth:`drop`."""
+        """Return a flat buffer without memory; its views stay valid through :meth:`fill` and :meth:`drop`."""
         raise NotImplementedError
 
     def fill(self, buffer: Tensor, source: Tensor) -> None:
-        """Gives a reserved buffer memory and the contents of ``source``."""
+        """Allocate the memory of a reserved buffer and copy ``source`` to it."""
         raise NotImplementedError
 
     def wait(self, buffer: Tensor) -> None:
-        """Operators after this find what :meth:`fill` brings."""
+        """Make later operators wait for :meth:`fill`."""
 
     def drop(self, buffer: Tensor) -> None:
-        """Takes a buffer's memory away again."""
+        """Free the memory of a buffer."""
         raise NotImplementedError
 
     def send(self, tensor: Tensor, host: Tier) -> Tensor:
-        """A copy of a dense tensor's memory, flat, on another tier."""
+        """Copy a dense tensor's memory to another tier and return the flat copy."""
         with self.host_work(), torch.no_grad():
             copy = host.allocate_waiting(tensor.numel(), tensor.dtype, "activations")
             copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
         return copy
 
     def bring(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-        """The tensor that :meth:`send` copied, on the device again."""
+        """Return the tensor that :meth:`send` copied, on the device again."""
         with self.host_work():
             waiting = host_copy.as_strided(tuple(shape), tuple(stride))
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         return back.copy_(waiting)
 
     def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
-        """Copy a tensor that is not needed here any more to its place on the host; done after :meth:`settle`.
+        """Copy a tensor to its place on the host; the copy is complete after :meth:`settle`.
 
         Args:
-            tensor: Here.
-            target: Of its shape and dtype, on the host.
-            to: Where the place is.
-            add: Whether to add to what is there.
+            tensor: Tensor on this device, not used here again.
+            target: Tensor of its shape and dtype on the host.
+            to: Tier of ``target``.
+            add: True to add to ``target``.
         """
         with self.host_work(), torch.no_grad():
             self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None, to=to)
 
     def settle(self) -> None:
-        """What was fetched is in its place after this."""
+        """Wait until all copies of :meth:`fetch` are complete."""
         with self.host_work():
             self._fetches.finish()
 
     def hand_over(self, buffer: Tensor) -> Callable[[], None]:
-        """What was fetched to a buffer on the host and is not in its place yet: a function that any thread may call."""
+        """Return a function, callable in any thread, that completes the copies to a buffer on the host."""
         return self._fetches.hand_over(buffer)
 
-    # Before they are needed
+    # Early copies
 
     @property
     def coming_bytes(self) -> int:
-        """Bytes of what :meth:`begin` has begun and nobody has taken yet."""
+        """Return the bytes of early copies that were begun and not taken yet."""
         return sum(arriving.tensor.nbytes for arriving in self._coming if arriving.tensor is not None)
 
     def begin(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Arriving:
-        """Begin what :meth:`bring` does. Until it is taken, the tensor counts as chunks do, not among other things."""
+        """Begin an early copy as in :meth:`bring`; the tensor counts like a chunk until it is taken."""
         self._charge(host_copy.nbytes, "a saved tensor")
         with self.host_work(), torch.no_grad():
             arriving = self._begin(host_copy.as_strided(tuple(shape), tuple(stride)))
@@ -151,7 +151,7 @@ class Device(Tier):
         return Arriving(back.copy_(waiting))
 
     def take(self, arriving: Arriving) -> Tensor | None:
-        """The tensor, for operators after this; None if it was called off."""
+        """Return the tensor for later operators; None if it was cancelled."""
         tensor, arriving.tensor = arriving.tensor, None
         if tensor is None:
             return None
@@ -161,7 +161,7 @@ class Device(Tier):
         return tensor
 
     def call_off(self) -> None:
-        """Give up what is on its way: the room is needed. It can be brought when it is needed."""
+        """Cancel the early copies to free their memory; :meth:`bring` can copy them later."""
         for arriving in self._coming:
             assert arriving.tensor is not None
             self._discharge(arriving.tensor.nbytes)
@@ -170,42 +170,42 @@ class Device(Tier):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Operators inside run on this device; only a simulated one needs to be told."""
+        """Run the operators inside on this device; needed for a simulated device."""
         yield
 
     def other_bytes(self) -> int:
-        """Bytes of things other than chunks now."""
+        """Return the bytes in use, without chunks."""
         raise NotImplementedError
 
     def hold(self, tensor: Tensor) -> None:
-        """Counts a tensor that stays on the device, where that does not happen by itself."""
+        """Count a tensor that stays on the device, on devices that do not count it automatically."""
 
     def mark(self) -> int:
-        """Most bytes of things other than chunks since the last call."""
+        """Return the peak in bytes since the last call, without chunks."""
         raise NotImplementedError
 
     def enforce(self) -> Callable[[], None]:
-        """From now on operators may not take more than the budget either, where that is not so anyway.
+        """Apply the budget to operators too, on devices that do not always do.
 
         Returns:
-            Undoes it.
+            Function that undoes it.
 
         Raises:
-            BudgetError: More is taken already.
+            BudgetError: More memory is in use already.
         """
         return lambda: None
 
     @contextmanager
     def host_work(self) -> Iterator[None]:
-        """What happens inside is not the device's work."""
+        """Exclude operators inside from this device, because they run on the host."""
         yield
 
 
 class CudaDevice(Device):
-    """A GPU. Evicted buffers give their memory back to PyTorch's allocator; views of them come alive on a reload.
+    """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload.
 
     Args:
-        budget: Bytes that chunks and activations may take together.
+        budget: Bytes for chunks and activations together.
         device: For example ``cuda:0``.
     """
 
@@ -218,20 +218,19 @@ class CudaDevice(Device):
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
     def enforce(self) -> Callable[[], None]:
-        """PyTorch's allocator of this process keeps to the budget, with what it has cached: it gives that back first.
+        """Limit PyTorch's allocator in this process to the budget, including its cache.
 
-        What it has no room for raises ``torch.OutOfMemoryError``, whose message names the limit. Parts of its segments
-        may be in nobody's use, so there is less room than the budget says; expandable segments
-        (``PYTORCH_CUDA_ALLOC_CONF``) leave few such parts. CUDA itself, its libraries and NCCL take memory on top. The
-        limit is the process's, for all that PyTorch does on this GPU. Tested with stand-ins for PyTorch's functions
-        alone, and never run on a GPU.
+        An allocation over the limit raises ``torch.OutOfMemoryError`` with the limit in its message. Fragmentation can
+        leave less usable memory than the budget; expandable segments (``PYTORCH_CUDA_ALLOC_CONF``) reduce it. Memory of
+        CUDA, its libraries and NCCL comes on top. The limit applies to all that PyTorch does on this GPU in the
+        process. Tested with mocked functions of PyTorch, not on a GPU.
         """
         torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved(self.device)
         if reserved > self.budget:
             raise BudgetError(
-                f"PyTorch holds {reserved:,} bytes on {self.device} already, more than the budget of {self.budget:,}: "
-                "delete what is there, give a larger budget, or set hard_budget=False",
+                f"PyTorch has reserved {reserved:,} bytes on {self.device} already, more than the budget of "
+                f"{self.budget:,}: delete tensors there, set a larger budget, or set hard_budget=False",
                 reserved,
             )
         total = torch.cuda.get_device_properties(self.device).total_memory
@@ -242,13 +241,13 @@ class CudaDevice(Device):
         return lambda: torch.cuda.set_per_process_memory_fraction(before, self.device)
 
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A buffer whose storage is empty."""
+        """Return a buffer with an empty storage."""
         buffer = self._own(torch.empty(numel, dtype=dtype, device=self.device))
         buffer.untyped_storage().resize_(0)
         return buffer
 
     def fill(self, buffer: Tensor, source: Tensor) -> None:
-        """Copies on a side stream; :meth:`wait` joins it."""
+        """Copy on a side stream; :meth:`wait` joins it."""
         what = "a chunk of parameters"
         try:
             buffer.untyped_storage().resize_(buffer.nbytes)
@@ -256,7 +255,7 @@ class CudaDevice(Device):
             used = torch.cuda.memory_allocated(self.device)
             raise DeviceFull(buffer.nbytes, used, self.budget, what) from error
         self._charge(buffer.nbytes, what)
-        # The memory may have been freed by work that the main stream has not finished.
+        # Work on the main stream that has not finished may still use the memory.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             buffer.copy_(source, non_blocking=True)
@@ -266,19 +265,19 @@ class CudaDevice(Device):
         self.received += buffer.nbytes
 
     def wait(self, buffer: Tensor) -> None:
-        """Operators queued after this find the buffer's contents."""
+        """Make operators queued later wait for the buffer's contents."""
         event = self._arriving.pop(buffer.untyped_storage()._cdata, None)
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def drop(self, buffer: Tensor) -> None:
-        """Frees the storage, after a copy that is still under way."""
+        """Free the storage after a pending copy."""
         self.wait(buffer)
         buffer.untyped_storage().resize_(0)
         self._discharge(buffer.nbytes)
 
     def send(self, tensor: Tensor, host: Tier) -> Tensor:
-        """Copies on the side stream; the tensor's memory is not reused before that is done."""
+        """Copy on the side stream; the tensor's memory is not reused before the copy ends."""
         copy = host.allocate_waiting(tensor.numel(), tensor.dtype, "activations")
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream), torch.no_grad():
@@ -287,7 +286,7 @@ class CudaDevice(Device):
         return copy
 
     def bring(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-        """Copies on the side stream, after :meth:`send`; operators queued after this find the contents."""
+        """Copy on the side stream, after :meth:`send`; operators queued later wait for it."""
         main = torch.cuda.current_stream(self.device)
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         self._stream.wait_stream(main)
@@ -298,7 +297,7 @@ class CudaDevice(Device):
         return back
 
     def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
-        """Copies on a stream of its own, through pinned memory where the place is not pinned or holds a sum."""
+        """Copy on a separate stream, through pinned memory if the target is not pinned or is added to."""
         direct = target.is_pinned() and not add
         place = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._home.wait_stream(torch.cuda.current_stream(self.device))
@@ -316,23 +315,23 @@ class CudaDevice(Device):
             back.copy_(waiting, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        # Called off, its memory is not reused before the copy is done.
+        # After a cancellation, the memory is not reused before the copy ends.
         back.record_stream(self._stream)
         return Arriving(back, event)
 
     def take(self, arriving: Arriving) -> Tensor | None:
-        """The tensor; operators queued after this wait for its contents, and no others."""
+        """Return the tensor; only operators queued later wait for its contents."""
         tensor = super().take(arriving)
         if tensor is not None and arriving.event is not None:
             torch.cuda.current_stream(self.device).wait_event(arriving.event)
         return tensor
 
     def other_bytes(self) -> int:
-        """What PyTorch has allocated, without chunks."""
+        """Return the bytes that PyTorch has allocated, without chunks."""
         return max(0, torch.cuda.memory_allocated(self.device) - self.used)
 
     def mark(self) -> int:
-        """PyTorch's peak since the last call without the chunks that are here now."""
+        """Return PyTorch's peak since the last call, without the chunks that are on the device."""
         peak = torch.cuda.max_memory_allocated(self.device) - self.used
         torch.cuda.reset_peak_memory_stats(self.device)
         return max(0, peak)

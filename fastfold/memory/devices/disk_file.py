@@ -1,7 +1,7 @@
-"""One file without a name: its room is reserved at once, it is mapped into memory, and threads read and write it.
+"""Anonymous file with reserved space, mapped into memory, and read and written by threads.
 
-Reads and writes by threads go through the same pages of the kernel as the map, so whatever was written last is read,
-in whichever of these ways; that is tried out when the file is made.
+Threads access the file through the same pages of the kernel as the map, so both see the latest data. This is tested
+when the file is created.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from torch import Tensor
 from fastfold.errors import ConfigError, OutputError
 
 PAGE = 4096
-"""What is kept begins on multiples of this, so that a write of one thing reads nothing of another's pages first."""
+"""Alignment of parts in bytes, so that a write does not read pages of other parts."""
 
 _THREADS = 4
-# The kernel reads no more ahead than its device takes at a time, however much it is asked for: 128 KiB at least.
+# The kernel limits each read-ahead to its device's maximum, which is at least 128 KiB.
 _AHEAD = 1 << 17
 _PIECE = 1 << 22
 
 
 def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap, int]:
-    """A file of zeros without a name, in memory, whose blocks on the disk are reserved.
+    """Create an anonymous file of zeros, map it into memory, and reserve its blocks on the disk.
 
     Args:
-        folder: On the disk.
-        nbytes: Its size.
-        keep: Whether to keep it open.
+        folder: Folder on the disk.
+        nbytes: Size in bytes.
+        keep: True to keep the file open.
 
     Returns:
-        The map, and the file's descriptor, -1 if it was closed.
+        The map, and the file's descriptor; -1 if the file was closed.
 
     Raises:
-        ConfigError: The system has no calls for it (Windows).
-        OutputError: The disk has no room.
+        ConfigError: The system does not support it (Windows).
+        OutputError: The disk is full.
     """
     if not hasattr(os, "pwritev"):
         raise ConfigError(
@@ -50,18 +50,18 @@ def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap
     size = max(nbytes, 1)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            # A disk that fills up later would kill the process on a write to the map.
+            # If the disk filled up later, a write to the map would kill the process.
             _reserve(file, size)
             return mmap.mmap(file.fileno(), size), os.dup(file.fileno()) if keep else -1
     except OSError as error:
         raise OutputError(
-            f"{folder}: no {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some space or "
-            "choose a folder on another disk; checkpoints written so far are intact"
+            f"{folder}: cannot reserve {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some "
+            "space or choose a folder on another disk; checkpoints written so far are intact"
         ) from error
 
 
 def _reserve(file: IO[bytes], size: int) -> None:
-    """Give a new file blocks on the disk; macOS has no call for it, so zeros are written there."""
+    """Allocate the blocks of a new file; on macOS by writing zeros."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return
@@ -71,16 +71,16 @@ def _reserve(file: IO[bytes], size: int) -> None:
 
 
 class DiskFile:
-    """A reserved file, handed out in parts from its beginning.
+    """Reserved file that is handed out in parts, from its beginning.
 
-    The file goes with this object, and with the process however that ends.
+    The file is removed with this object, and when the process ends in any way.
 
     Args:
-        folder: On the disk.
-        nbytes: Its size, each part rounded up to a multiple of :data:`PAGE`.
+        folder: Folder on the disk.
+        nbytes: Size in bytes, the sum of all parts rounded up to multiples of :data:`PAGE`.
 
     Raises:
-        OutputError: The disk has no room.
+        OutputError: The disk is full.
     """
 
     def __init__(self, folder: str, nbytes: int) -> None:
@@ -91,7 +91,7 @@ class DiskFile:
         self._coherent = self._try_out()
 
     def take(self, nbytes: int) -> int | None:
-        """Where the next part begins; None if there is no room left."""
+        """Return the offset of the next part in bytes; None if the file is full."""
         start = self.taken
         if start + nbytes > self.size:
             return None
@@ -99,8 +99,8 @@ class DiskFile:
         return start
 
     def read_ahead(self, start: int, nbytes: int) -> None:
-        """Begin to bring a part into memory; threads ask the disk for all of it, piece by piece."""
-        if not hasattr(os, "posix_fadvise"):  # macOS reads it when it is needed
+        """Begin to read a part into memory, piece by piece in threads."""
+        if not hasattr(os, "posix_fadvise"):  # macOS reads it on the first access
             return
         for piece in range(start, start + nbytes, _PIECE):
             stop = min(piece + _PIECE, start + nbytes)
@@ -115,11 +115,11 @@ class DiskFile:
             os.posix_fadvise(self._file, first, min(_AHEAD, stop - first), os.POSIX_FADV_WILLNEED)
 
     def write(self, start: int, source: Tensor) -> None:
-        """Write flat memory to a part; whole pages are not read before. Several threads may do so at a time.
+        """Write flat memory to a part without reading whole pages first; thread-safe.
 
         Args:
-            start: Where, in bytes.
-            source: Contiguous, on the host.
+            start: Offset in bytes.
+            source: Contiguous tensor on the host.
         """
         data = source.reshape(-1).view(torch.uint8).numpy().data
         if not self._coherent:
@@ -130,7 +130,7 @@ class DiskFile:
             done += os.pwritev(self._file, [data[done:]], start + done)
 
     def _try_out(self) -> bool:
-        """Whether the map and the file are one, as on all file systems of disks and not on all of networks."""
+        """Return True if the map and the file share data, which some network file systems do not support."""
         os.pwritev(self._file, [b"\x01"], 0)
         written = self.map[0] == 1
         self.map[0] = 0

@@ -1,4 +1,4 @@
-"""Gradients on their way to the host, while the device goes on."""
+"""Asynchronous copies of gradients to the host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fastfold.memory.devices.tiers import Tier
 
-# Bytes that may wait in staging buffers.
+# Bytes that may be in staging buffers at a time.
 _WAITING = 1 << 28
 
 
 class _Fetch:
-    """A copy that has been queued; see :meth:`Fetches.put`."""
+    """Queued copy; see :meth:`Fetches.put`."""
 
     def __init__(
         self, event: torch.cuda.Event | None, staged: Tensor | None, target: Tensor, add: bool, to: Tier
@@ -23,11 +23,11 @@ class _Fetch:
         self._event, self._staged, self._add, self._to = event, staged, add, to
         self.target = target
         self.waiting = 0 if staged is None else staged.nbytes
-        # Sums come after what they are added to.
+        # A sum must wait until its target is written.
         self._begun = None if add or staged is None else to.in_thread(self._put)
 
     def put(self) -> None:
-        """It is in its place after this."""
+        """Wait until the data are in the target."""
         if self._begun is None:
             self._put()
         else:
@@ -46,10 +46,10 @@ class _Fetch:
 
 
 class Fetches:
-    """Copies that leave in one order and end in it.
+    """Queue of copies that start and finish in the same order.
 
-    What cannot go to its place at once, because it is added to what is there or because the place is not pinned, waits
-    in a buffer of its own. When too much waits, the oldest is put in its place.
+    A copy that is added to its target, or whose target is not pinned, goes through a staging buffer. When the staging
+    buffers exceed their limit, the oldest copy is finished.
     """
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class Fetches:
         event: torch.cuda.Event | None,
         to: Tier,
     ) -> None:
-        """A copy has been queued.
+        """Add a queued copy.
 
         Args:
-            target: Where it shall be in the end, on the host.
-            staged: Where it is going to; None if that is ``target``.
-            add: Whether it is added to what is in ``target``.
-            event: What the copy ends with; None if it is done.
-            to: Where ``target`` lies.
+            target: Final place on the host.
+            staged: Staging buffer; None if the copy goes to ``target`` directly.
+            add: True to add to ``target``.
+            event: Event at the end of the copy; None if it has ended.
+            to: Tier of ``target``.
         """
         self._queue.append(_Fetch(event, staged, target, add, to))
         self._waiting += self._queue[-1].waiting
@@ -80,18 +80,18 @@ class Fetches:
             self._finish()
 
     def finish(self) -> None:
-        """Everything is in its place after this."""
+        """Finish all copies."""
         while self._queue:
             self._finish()
 
     def hand_over(self, buffer: Tensor) -> Callable[[], None]:
-        """Let somebody else put in place what goes to a buffer.
+        """Return a function that finishes the copies to a buffer.
 
         Args:
-            buffer: On the host; targets are views of it.
+            buffer: Buffer on the host that the targets are views of.
 
         Returns:
-            A function that does so when it is called, in any thread.
+            Function that finishes the copies; callable in any thread.
         """
         storage = buffer.untyped_storage()._cdata
         taken, left = deque[_Fetch](), deque[_Fetch]()

@@ -1,4 +1,4 @@
-"""Memory that is kept while its parts come and go."""
+"""Host memory that is divided into parts with separate lifetimes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 
 
 class Region:
-    """Memory of the host, parts of which are in use.
+    """Block of host memory whose parts are used independently.
 
     Args:
-        memory: Bytes.
+        memory: Flat tensor of bytes.
     """
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        # First and last byte of each part, with what was handed out of it.
+        # First and last byte of each part, with a reference to its tensor.
         self._parts: list[tuple[int, int, weakref.ref[Tensor]]] = []
 
     def used(self) -> list[tuple[int, int]]:
-        """Parts that somebody holds, in order."""
+        """Return the parts that are in use, in order."""
         self._parts = [part for part in self._parts if part[2]() is not None]
         return sorted((start, stop) for start, stop, _ in self._parts)
 
     def gap(self, nbytes: int, alignment: int) -> tuple[int, int] | None:
-        """Size and beginning of the smallest free part that has room; None if there is none."""
+        """Return size and start of the smallest sufficient free part; None if there is none."""
         found, free = [], 0
         for start, stop in [*self.used(), (self.memory.nbytes, self.memory.nbytes)]:
             if start - free >= nbytes:
@@ -36,7 +36,7 @@ class Region:
         return min(found, default=None)
 
     def hand_out(self, start: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """Flat memory from byte ``start`` on; in use as long as somebody holds what is returned."""
+        """Return flat memory from byte ``start`` on, in use while the returned tensor lives."""
         stop = start + elements * dtype.itemsize
         part = self.memory[start:stop].view(dtype)
         self._parts.append((start, stop, weakref.ref(part)))
@@ -44,7 +44,7 @@ class Region:
 
 
 def smallest_gap(regions: Iterable[Region], nbytes: int, alignment: int) -> tuple[Region, int] | None:
-    """The region and the beginning of the smallest free part that has room; None if there is none."""
+    """Return region and start of the smallest sufficient free part; None if there is none."""
     gaps = [(gap, region) for region in regions if (gap := region.gap(nbytes, alignment)) is not None]
     if not gaps:
         return None

@@ -1,10 +1,10 @@
-"""A CPU with the manners of a small accelerator: placement policies are tested on it without a GPU.
+"""Simulated accelerator on the CPU, for testing placement policies without a GPU.
 
-It has a hard budget, it counts every tensor that an operator makes, and what has left it reads as NaN. What would move
-over PCIe is counted, what that would cost in time is not.
+It has a hard budget, counts every tensor that an operator makes, and fills freed memory with NaN. Transfers over PCIe
+are counted in bytes, not in time.
 
-On the device ``meta`` the same without memory and contents, for programs that are too large for the machine: tensors
-have sizes alone, and where the program asks for a number it reads one.
+On the device ``meta``, tensors have sizes without memory. This allows programs that are too large for the machine.
+Where the program reads a number, it reads 1.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from fastfold.memory.devices.device import Device, DeviceFull
 
 
 class SimulatedDevice(Device):
-    """A CPU with the manners of a small accelerator.
+    """Simulated accelerator on the CPU with a hard budget.
 
-    Inside :meth:`running` every tensor that an operator makes here takes room until its memory goes; what would exceed
-    the budget raises :class:`DeviceFull`. Workspaces inside a kernel are not seen, but operators that are defined in
-    Python (``torch.library.custom_op``) are run, so that what they make is. A dropped buffer is filled with NaN, so
-    that an access that was not announced shows in the loss.
+    Inside :meth:`running`, every tensor that an operator makes counts until its memory is freed. More than the budget
+    raises :class:`DeviceFull`. Workspaces inside a kernel are not counted. Operators defined in Python
+    (``torch.library.custom_op``) run, so their tensors are counted. A dropped buffer is filled with NaN, so that an
+    unexpected access changes the loss.
 
     Args:
-        budget: Bytes.
-        device: Where its tensors are: ``cpu``, or ``meta`` for sizes alone.
-        allocator: What holds the operators' tensors, which has a limit of its own; None for exact bytes alone.
+        budget: Budget in bytes.
+        device: ``cpu``, or ``meta`` for sizes without memory.
+        allocator: Model of the allocator that holds the operators' tensors, with its own limit; None to count exact
+            bytes.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class SimulatedDevice(Device):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Operators inside run on this device."""
+        """Count the tensors of operators inside."""
         with _Meter(self):
             yield
 
     @contextmanager
     def host_work(self) -> Iterator[None]:
-        """Operators inside run on the host after all."""
+        """Do not count the tensors of operators inside."""
         self._paused += 1
         try:
             yield
@@ -64,33 +65,33 @@ class SimulatedDevice(Device):
             self._paused -= 1
 
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A buffer of NaN (zeros for integers) that counts nothing yet."""
+        """Return a buffer of NaN (zeros for integers) that is not counted yet."""
         buffer = self._own(torch.zeros(numel, dtype=dtype))
         _poison(buffer)
         return buffer
 
     def fill(self, buffer: Tensor, source: Tensor) -> None:
-        """Counts the buffer and copies."""
+        """Count the buffer and copy ``source``."""
         self._charge(buffer.nbytes, "a chunk of parameters")
         buffer.copy_(source)
         self.received += buffer.nbytes
 
     def drop(self, buffer: Tensor) -> None:
-        """Poisons the buffer and stops counting it."""
+        """Fill the buffer with NaN and stop counting it."""
         _poison(buffer)
         self._discharge(buffer.nbytes)
 
     def other_bytes(self) -> int:
-        """Bytes of operators' tensors now."""
+        """Return the bytes of operators' tensors."""
         return self.other
 
     def mark(self) -> int:
-        """Most bytes made by operators since the last call."""
+        """Return the peak of operators' tensors since the last call, in bytes."""
         highest, self._highest = self._highest, self.other
         return highest
 
     def hold(self, tensor: Tensor) -> None:
-        """Counts a tensor that an operator has made or that came with the batch, until its memory goes."""
+        """Count a tensor of an operator or of the batch until its memory is freed."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         elsewhere = tensor.device.type != self.device.type
@@ -104,7 +105,7 @@ class SimulatedDevice(Device):
         weakref.finalize(storage, self._gone, key)
 
     def resized(self, tensor: Tensor) -> None:
-        """Counts a tensor anew whose memory was given back, or asked for again."""
+        """Update the count of a tensor whose memory was freed or allocated again."""
         storage = tensor.untyped_storage()
         more = storage.nbytes() - self._known[storage._cdata]
         if more > 0:
@@ -117,14 +118,14 @@ class SimulatedDevice(Device):
         self._highest = max(self._highest, self.other)
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """Notes that a tensor's memory is the host's, so that views made of it later are not counted."""
+        """Mark a tensor's memory as the host's, so that its views are not counted."""
         storage = tensor.untyped_storage()
         self._known[storage._cdata] = 0
         weakref.finalize(storage, self._known.pop, storage._cdata, None)
         return tensor
 
     def _place(self, key: int, size: int) -> None:
-        """Have the allocator hold a tensor of another size than before."""
+        """Change the size of a tensor in the allocator."""
         if self.allocator is None:
             return
         before = self._blocks.pop(key, None)
@@ -146,7 +147,7 @@ class SimulatedDevice(Device):
 
 
 class _Meter(TorchDispatchMode):
-    """Shows a simulated device every tensor that operators make."""
+    """Dispatch mode that reports the tensors of operators to a simulated device."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ class _Meter(TorchDispatchMode):
             with self:
                 return definition._init_fn(*args, **kwargs)
         with self:
-            # In inference mode, operators made of others come here whole.
+            # In inference mode, composite operators arrive here undecomposed.
             out = func.decompose(*args, **kwargs)
         if out is not NotImplemented:
             return out
@@ -179,7 +180,7 @@ class _Meter(TorchDispatchMode):
 
 
 def _is_question(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the program wants to know contents of a tensor that has none."""
+    """Return True if the program reads the values of a tensor without memory."""
     if func is torch.ops.aten._local_scalar_dense.default:
         return bool(args[0].is_meta)
     to_host = kwargs.get("device") == torch.device("cpu")
@@ -187,7 +188,6 @@ def _is_question(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def _answer(func: Any, tensor: Tensor) -> Any:
-    """Ones."""
     if func is torch.ops.aten._local_scalar_dense.default:
         return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
     return torch.ones(tensor.shape, dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""Where bytes live other than on the device: the host's memory, and memory-mapped files, behind one interface."""
+"""Memory tiers other than the device: the host's memory, and memory-mapped files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch import Tensor
 from fastfold.memory.devices.disk_file import DiskFile, map_file
 from fastfold.memory.devices.region import Region, smallest_gap
 
-# Tensors begin on multiples of this: kernels may round differently on unaligned data.
+# Alignment of tensors in bytes: kernels may round differently on unaligned data.
 ALIGNMENT = 64
 
-# Bytes of a file for what waits on a disk, unless one tensor takes more.
+# Size in bytes of a file for offloaded tensors, unless one tensor is larger.
 _WAITING_FILE = 1 << 26
 
 
 class Tier:
-    """A place for flat buffers. This one is the host's memory.
+    """Tier of memory with flat buffers; this class uses the host's memory.
 
     Args:
-        pinned: Whether memory is pinned, so that a GPU copies from it while it works.
+        pinned: True to pin the memory, so that copies to a GPU are asynchronous.
 
     Attributes:
-        used: Bytes of chunks that live here now.
-        peak: Most bytes that ever did.
+        used: Bytes of chunks in this tier.
+        peak: Largest value of ``used``.
     """
 
     name = "host"
@@ -39,45 +39,45 @@ class Tier:
         self.used = self.peak = 0
 
     def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """A flat buffer of zeros, counted until the tensor's memory goes.
+        """Allocate a flat buffer of zeros, counted until its memory is freed.
 
         Args:
-            numel: Elements.
-            dtype: Their type.
-            what: Named in errors.
+            numel: Number of elements.
+            dtype: Type of the elements.
+            what: Name in errors.
         """
         return self._counted(lambda: self._make(numel, dtype), numel * dtype.itemsize, what)
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """As :meth:`allocate`, for what is here as long as the tier: it has the room that :meth:`preallocate` made."""
+        """Allocate a buffer for the lifetime of the tier, from the space of :meth:`preallocate`."""
         return self.allocate(numel, dtype, what)
 
     def allocate_waiting(self, numel: int, dtype: torch.dtype, what: str = "a tensor") -> Tensor:
-        """As :meth:`allocate`, but of any content, for what waits here and is asked for again in every step.
+        """Allocate a buffer of any content for tensors that are offloaded in every step.
 
-        Its room is free again when the tensor that is returned goes, views of it not counted.
+        Its space is free again when the returned tensor is deleted, even if views of it exist.
         """
-        # Filling pinned memory with zeros would take as long as the copy that follows.
+        # Filling pinned memory with zeros would take as long as the copy.
         return self._counted(
             lambda: torch.empty(numel, dtype=dtype, pin_memory=self.pinned), numel * dtype.itemsize, what
         )
 
     def preallocate(self, nbytes: int) -> None:
-        """Make room for what :meth:`allocate_kept` will be asked for, where that may fail later."""
+        """Reserve space for :meth:`allocate_kept`, on tiers where a later allocation may fail."""
 
     def announce(self, buffer: Tensor) -> None:
-        """A buffer from here will soon be read: begin to bring it into memory, where that takes time."""
+        """Begin to read a buffer into memory, on tiers where that takes time."""
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor of the host to a part of a buffer from here, of its shape."""
+        """Copy a host tensor to a part of a buffer of this tier, of the same shape."""
         target.copy_(source)
 
     def in_thread(self, task: Callable[[], None]) -> Future[None] | None:
-        """Run a function that writes here in a thread, where that takes time; None where it does not."""
+        """Run a function that writes to this tier in a thread; return None without a thread."""
         return None
 
     def _counted(self, make: Callable[[], Tensor], size: int, what: str) -> Tensor:
-        """Return a new buffer of some bytes, counted before it is made."""
+        """Return a new buffer, counted before it is allocated."""
         self._charge(size, what)
         buffer = make()
         weakref.finalize(buffer.untyped_storage(), self._discharge, size)
@@ -95,10 +95,10 @@ class Tier:
 
 
 class NvmeTier(Tier):
-    """Memory-mapped files; they have no names, so that nothing stays behind when the process is killed.
+    """Anonymous memory-mapped files, which are removed even if the process is killed.
 
     Args:
-        folder: A folder on the disk to be used; None for the system's folder of temporary files.
+        folder: Folder on the disk; None for the system's folder of temporary files.
     """
 
     name = "nvme"
@@ -111,19 +111,19 @@ class NvmeTier(Tier):
         self._waiting: list[Region] = []
 
     def preallocate(self, nbytes: int) -> None:
-        """Reserve one file for all that :meth:`allocate_kept` will be asked for.
+        """Reserve one file for the buffers of :meth:`allocate_kept`.
 
         Args:
-            nbytes: Bytes of that, each allocation rounded up to a multiple of
+            nbytes: Sum of their sizes in bytes, each rounded up to a multiple of
                 :data:`~fastfold.memory.devices.disk_file.PAGE`.
 
         Raises:
-            OutputError: The disk has no room.
+            OutputError: The disk is full.
         """
         self._file = DiskFile(self.folder, nbytes)
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """The next part of the reserved file, of zeros; a file of its own where that has no room left."""
+        """Return the next part of the reserved file, or of a separate file when it is full; zeros."""
         size = numel * dtype.itemsize
         start = self._file.take(size) if self._file is not None and numel else None
         if self._file is None or start is None:
@@ -137,7 +137,7 @@ class NvmeTier(Tier):
         return buffer
 
     def allocate_waiting(self, numel: int, dtype: torch.dtype, what: str = "a tensor") -> Tensor:
-        """A part of a file that is kept for the next step, which needs no new room on the disk then."""
+        """Return a part of a file that is reused in every step."""
         size = numel * dtype.itemsize
         place = smallest_gap(self._waiting, size, ALIGNMENT)
         if place is None:
@@ -152,13 +152,13 @@ class NvmeTier(Tier):
         return part
 
     def announce(self, buffer: Tensor) -> None:
-        """Threads have it read from the disk while the process goes on, if it lies in the reserved file."""
+        """Read a part of the reserved file from the disk, in threads."""
         start = self._places.get(buffer.untyped_storage()._cdata)
         if self._file is not None and start is not None:
             self._file.read_ahead(start, buffer.nbytes)
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Past the map where that is possible: a write to a page that is not in memory would read it first."""
+        """Write to the file instead of the map where possible, because the map would read each page first."""
         start = self._places.get(target.untyped_storage()._cdata)
         same = target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
         if self._file is None or start is None or not same or source.device.type != "cpu":
@@ -167,7 +167,7 @@ class NvmeTier(Tier):
             self._file.write(start + int(target.storage_offset()) * target.itemsize, source)
 
     def in_thread(self, task: Callable[[], None]) -> Future[None] | None:
-        """Run it in a thread of the reserved file, if there is one."""
+        """Run a function in a thread of the reserved file; return None without a file."""
         return None if self._file is None else self._file.in_thread(task)
 
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:

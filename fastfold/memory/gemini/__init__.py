@@ -1,1 +1,1 @@
-"""A model whose parameters, gradients and activations move between device, host and disk."""
+"""Gemini: management of a model's parameters, gradients and activations on device, host and disk."""

@@ -1,8 +1,8 @@
-"""What a step touches and when, recorded while it runs and recognised when it comes again.
+"""Record the chunks that a step uses, and recognise a cycle that repeats.
 
-A cycle is one training step (any number of forward passes, with and without gradients, and a backward pass) or one
-evaluation pass. It is known by its passes, and each pass by what changes it: the module that was called, training or
-not, with gradients or not, the shapes of its inputs (rounded up, in buckets) and its numbers (such as recycles).
+A cycle is one training step (forward passes with and without gradients, and a backward pass) or one evaluation pass. It
+is identified by its passes. A pass is identified by the module, training mode, gradient mode, the shapes of its
+inputs (rounded up to buckets) and its numbers (such as recycles).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.utils._pytree import tree_leaves
 
 from fastfold.memory.planner.schedule import Access, Chunk, Span
 
-# What may stay or leave: its kind, the number of the block's call, and its number there.
+# Kind of an offloadable tensor, number of the block's call, and number of the tensor there.
 SpanKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class PassKey:
-    """What makes one pass different from another.
+    """Identity of a pass.
 
     Args:
         module: Name of the outermost module called; empty for the model.
-        training: Whether it was in training mode.
-        grad: Whether gradients were recorded.
-        shapes: Of all input tensors, each dimension rounded up to a power of two.
+        training: True in training mode.
+        grad: True if gradients are recorded.
+        shapes: Shapes of all input tensors, each dimension rounded up to a power of two.
         options: Numbers, strings and truth values among the inputs.
-        opaque: Whether there are functions among the inputs, which may bring anything: no two such passes are alike.
+        opaque: True if functions are among the inputs; such passes are never equal, because a function can do anything.
     """
 
     module: str
@@ -43,20 +43,20 @@ class PassKey:
 
     @property
     def evaluation(self) -> bool:
-        """Stands alone: neither a training step nor a part of one."""
+        """True if the pass does not belong to a training step."""
         return not (self.training or self.grad)
 
 
 def pass_key(
     name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[PassKey, int]:
-    """The key of a call, and the number of elements of its inputs.
+    """Return the key of a call, and the number of elements of its inputs.
 
     Args:
-        name: The module's name in the model.
-        module: What is called.
-        args: Its arguments.
-        kwargs: Its arguments by name.
+        name: Name of the module in the model.
+        module: Called module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
     leaves = tree_leaves((args, sorted(kwargs.items())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -69,16 +69,16 @@ def pass_key(
 
 @dataclass(frozen=True)
 class Trace:
-    """One recorded cycle.
+    """Recorded cycle.
 
     Args:
-        keys: Its passes.
-        elements: Input elements of each.
-        starts: The access with which each begins.
+        keys: Keys of its passes.
+        elements: Number of input elements of each pass.
+        starts: First access of each pass.
         accesses: Chunks and other memory, in order.
-        before: Bytes of other things when each access began.
-        spans: What could have left the device for some time, saved tensors of the forward pass.
-        kept: Those that did not; they are counted among other memory.
+        before: Bytes of other tensors at the beginning of each access.
+        spans: Saved tensors of the forward pass, which can be offloaded.
+        kept: Spans that were not offloaded; they count as other memory.
     """
 
     keys: tuple[PassKey, ...]
@@ -91,7 +91,7 @@ class Trace:
 
 
 class Recorder:
-    """Writes down one cycle."""
+    """Recorder of one cycle."""
 
     def __init__(self) -> None:
         self.keys: list[PassKey] = []
@@ -109,34 +109,34 @@ class Recorder:
         return len(self._chunks)
 
     def begin(self, key: PassKey, elements: int) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         self.keys.append(key)
         self.elements.append(elements)
         self._starts.append(len(self._chunks))
 
     def access(self, chunks: frozenset[Chunk], before: int) -> None:
-        """From now on these chunks are in use, and no others; ``before`` bytes of other things are there already."""
+        """Begin an access that uses only these chunks, with ``before`` bytes of other tensors."""
         self._chunks.append(chunks)
         self._before.append(before)
         self._others.append(0)
 
     def measured(self, other: int) -> None:
-        """Most bytes of other things since the last access."""
+        """Record the peak of other tensors in bytes since the last access."""
         if self._others:
             self._others[-1] = max(self._others[-1], other)
 
     def saved(self, key: SpanKey, size: int) -> None:
-        """Something has come to be that may leave; its size in bytes may be corrected later."""
+        """Record a new offloadable tensor; its size in bytes may be corrected later."""
         first = self._saved[key][1] if key in self._saved else max(0, len(self) - 1)
         self._saved[key] = (size, first)
 
     def used(self, key: SpanKey) -> None:
-        """It is needed now."""
+        """Record the use of an offloadable tensor."""
         if key in self._saved:
             self._used.setdefault(key, max(0, len(self) - 1))
 
     def trace(self) -> Trace:
-        """The cycle so far."""
+        """Return the cycle recorded so far."""
         spans = {
             key: Span(size, first, self._used[key])
             for key, (size, first) in self._saved.items()
@@ -153,12 +153,12 @@ class Recorder:
         )
 
 
-# Cycles remembered; inputs of ever new shapes must not fill the memory.
+# Number of remembered cycles, a limit for inputs of many different shapes.
 REMEMBERED = 256
 
 
 class TraceBook:
-    """The latest cycles seen, to tell from a cycle's first passes what will follow."""
+    """Latest recorded cycles, from which the rest of a cycle is predicted."""
 
     def __init__(self) -> None:
         self._traces: dict[tuple[PassKey, ...], Trace] = {}
@@ -167,9 +167,9 @@ class TraceBook:
         return len(self._traces)
 
     def expect(self, keys: Sequence[PassKey], elements: Sequence[int]) -> Trace | None:
-        """The latest cycle that began like this and was no smaller; None where there is none.
+        """Return the latest cycle with these first passes and at least these sizes; None if there is none.
 
-        A pass with more elements than any recorded in its bucket may need more memory, so it is recorded anew.
+        A pass with more elements than recorded may need more memory, so it is recorded again.
         """
         count = len(keys)
         if any(key.opaque for key in keys):
@@ -180,10 +180,10 @@ class TraceBook:
         return None
 
     def keep(self, trace: Trace) -> Trace:
-        """Remembers a cycle as the latest; memory counts as the most that was ever seen at an access.
+        """Store a cycle as the latest, with the largest memory ever recorded at each access.
 
         Returns:
-            What is remembered: the earlier object where nothing has changed.
+            The stored cycle; the earlier object if nothing has changed.
         """
         if any(key.opaque for key in trace.keys):
             return trace

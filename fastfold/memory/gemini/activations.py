@@ -1,9 +1,9 @@
-"""Saved activations between the forward and the backward pass: kept, recomputed, or sent to the host.
+"""Saved activations between forward and backward pass: kept, recomputed, or offloaded to the host.
 
-What autograd saves is used again in reverse order, so its next use is as well known as that of a chunk of parameters,
-and one plan decides about both (:func:`fastfold.memory.planner.planner.choose_spans`). A block may be recomputed: then
-its inputs alone are saved, and these may wait on the host. In a first step, before anything has been measured, every
-block is recomputed and everything else that is saved goes to the host.
+The backward pass uses saved tensors in reverse order, so their next use is known like that of parameter chunks. One
+plan covers both (:func:`fastfold.memory.planner.planner.choose_spans`). If a block is recomputed, only its inputs are
+saved, and these may be offloaded. In a first step, before any measurement, every block is recomputed and all other
+saved tensors are offloaded.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.access_trace import SpanKey
 from fastfold.memory.gemini.chunks import is_dense
 
-# Tensors of fewer bytes are not worth moving.
+# Smaller tensors are not offloaded.
 SMALLEST = 1024
 
 
 class Ledger(Protocol):
-    """Who plans: told what is saved and used, and asked what stays."""
+    """Planner that is told about saved tensors and decides which of them stay."""
 
     def new_call(self) -> int:
-        """Number of a block's call in this step."""
+        """Return the number of a block's call in this step."""
 
     def stays(self, key: SpanKey, size: int) -> bool:
-        """Something of ``size`` bytes is saved; whether it stays on the device."""
+        """Report a saved tensor of ``size`` bytes; return True if it stays on the device."""
 
     def resize(self, key: SpanKey, size: int) -> None:
-        """Its size has turned out to be another."""
+        """Correct the size of a tensor."""
 
     def used(self, key: SpanKey) -> None:
-        """The backward pass needs it."""
+        """Report that the backward pass uses a tensor."""
 
     def due(self) -> Mapping[SpanKey, int]:
-        """What is to begin to come back now, and bytes that there is room for; each is told once."""
+        """Return the tensors to bring back now, with the free bytes; each is returned once."""
 
 
 class _Saved:
-    """A tensor that autograd has saved: here, or its host copy.
+    """Tensor saved by autograd, on the device or as a host copy.
 
-    It is kept without what computed it: that holds on to what it saves, and the two would keep each other alive.
+    It is detached from its graph, because the graph refers to its saved tensors: a cycle would keep both alive.
 
     Args:
-        tensor: What is saved.
-        key: Its number in the step; None for what stays wherever it is.
-        host_copy: Where it waits, if it is not kept here.
+        tensor: Saved tensor.
+        key: Key in the step; None for a tensor that is never moved.
+        host_copy: Copy on the host, if the tensor is offloaded.
     """
 
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
         self.key, self.host_copy = key, host_copy
         self.arriving: Arriving | None = None
         self.shape, self.stride = tensor.shape, tensor.stride()
-        # Shares the count of changes, even when its memory is not needed.
+        # Shares the version counter, even if its memory is freed.
         self.here = tensor.detach()
         self._version = tensor._version
         if host_copy is not None:
             self.here.data = tensor.new_empty(0)
 
     def check(self) -> None:
-        """Refuse what has been changed since, as autograd does where it looks after what it saves itself."""
+        """Refuse a tensor that was changed in place, as autograd does for tensors that it saves."""
         if self.here._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
@@ -77,16 +77,16 @@ class _Saved:
 
 
 class SavedTensors:
-    """Looks after what autograd saves in one model.
+    """Manager of the tensors that autograd saves in one model.
 
     Args:
-        device: What computes.
-        host: Where tensors wait.
-        ledger: Who plans.
+        device: Device of the model.
+        host: Tier of offloaded tensors.
+        ledger: Planner.
 
     Attributes:
-        sent: Bytes sent to the host so far; as many come back.
-        waited: Bytes of them that began to come back only when they were used.
+        sent: Bytes offloaded so far; the same number returns.
+        waited: Bytes that returned only at their use.
         recomputed: Calls of blocks that were recomputed.
     """
 
@@ -99,12 +99,12 @@ class SavedTensors:
         self._inside = False
 
     def hooks(self) -> saved_tensors_hooks:
-        """Context of a forward pass, in which saved tensors are looked after."""
+        """Return the context of a forward pass in which saved tensors are managed."""
         self._call, self._count = -1, 0
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> _Saved:
-        # Parameters are saved too; where they live is decided elsewhere.
+        # Parameters are saved too; the chunk store places them.
         if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not is_dense(tensor):
             return _Saved(tensor)
         key = ("saved", self._call, self._count)
@@ -129,7 +129,7 @@ class SavedTensors:
         return tensor
 
     def begin_due(self) -> None:
-        """Have come back what the backward pass has not asked for yet, but will soon."""
+        """Begin to bring back tensors that the backward pass will use soon."""
         for key, room in self.ledger.due().items():
             saved = self._away.pop(key, None)
             if saved is not None and saved.host_copy is not None and saved.host_copy.nbytes <= room:
@@ -138,13 +138,13 @@ class SavedTensors:
     # Blocks
 
     def manage(self, blocks: Iterable[nn.Module]) -> Callable[[], None]:
-        """From now on these modules are recomputed in the backward pass where their saved tensors do not stay.
+        """Recompute modules in the backward pass where their saved tensors do not stay.
 
         Args:
-            blocks: Modules whose forward pass can be repeated, with equal results for equal random numbers.
+            blocks: Modules whose forward pass is deterministic for equal random numbers.
 
         Returns:
-            Undoes it.
+            Function that undoes it.
         """
         wrapped = list(dict.fromkeys(blocks))
         before = [block.__dict__.get("forward") for block in wrapped]
@@ -161,7 +161,7 @@ class SavedTensors:
 
     def _recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # Within a block that is recomputed or kept as a whole, or in a backward pass, there is no choice left.
+            # Inside a block that is recomputed or kept as a whole, or in a backward pass, the choice is made already.
             if not torch.is_grad_enabled() or self._inside or torch._C._current_graph_task_id() != -1:
                 return forward(*args, **kwargs)
             key = ("block", self.ledger.new_call(), 0)
@@ -181,7 +181,7 @@ class SavedTensors:
         return run
 
     def _measured(self, forward: Callable[..., Any], key: SpanKey) -> Callable[..., Any]:
-        """The forward function; when it runs in the backward pass, what it saves is what would have stayed."""
+        """Wrap the forward function to measure its saved tensors when it is recomputed."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() == -1:
@@ -192,7 +192,7 @@ class SavedTensors:
             try:
                 return forward(*args, **kwargs)
             finally:
-                # It ends by an exception as soon as everything saved is there again.
+                # It ends with an exception once all saved tensors are recomputed.
                 self.ledger.resize(key, max(0, self.device.other_bytes() - before))
 
         return run

@@ -1,4 +1,4 @@
-"""What a managed model takes at least, on the device and on the host, compared with what there is."""
+"""Check the smallest memory of a managed model against device and host."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fastfold.utils.host_memory import host_available_bytes
 def check_budget(
     chunks: Sequence[Chunk], device: Device, budget: int, policy: str, optimizer: Optimizer | None
 ) -> None:
-    """Refuse a budget that cannot work, before anything is moved.
+    """Refuse an insufficient budget before anything is moved.
 
     Args:
-        chunks: The model's parameters.
-        device: With its buffers.
-        budget: Bytes on it.
-        policy: As :class:`fastfold.memory.Gemini` takes it.
-        optimizer: None for inference.
+        chunks: Parameters of the model.
+        device: Device with the model's buffers.
+        budget: Bytes on the device.
+        policy: Policy of :class:`fastfold.memory.Gemini`.
+        optimizer: Optimizer; None for inference.
 
     Raises:
-        BudgetError: One operator's parameters, or with ``"cuda"`` all that is kept, exceed it.
+        BudgetError: One operator's parameters exceed it; with ``"cuda"``, all kept tensors.
     """
     buffers = device.other_bytes()
     if policy == "cuda":
@@ -35,7 +35,7 @@ def check_budget(
         smallest = buffers + sum(chunk.nbytes for chunk in chunks)
         smallest += trained if optimizer is not None else 0
         what = "policy 'cuda' keeps parameters, gradients and optimizer states on the device, which"
-        remedy = "activations come on top. Policy 'auto' needs no more than one operator at a time"
+        remedy = "activations come on top. Policy 'auto' needs only one operator's parameters at a time"
     else:
         smallest = buffers + max((chunk.nbytes for chunk in chunks), default=0)
         what = "one operator's parameters and the model's buffers"
@@ -49,13 +49,13 @@ def check_budget(
 def kept_bytes(
     own: Sequence[Chunk], chunks: Sequence[Chunk], optimizer: Optimizer | None, *, multiple: int = 1
 ) -> int:
-    """Bytes of parameters, gradients and optimizer states.
+    """Return the bytes of parameters, gradients and optimizer states.
 
     Args:
-        own: Chunks whose states are here.
-        chunks: All of them.
-        optimizer: None for inference.
-        multiple: Of bytes, on which each begins.
+        own: Chunks whose optimizer states are in this process.
+        chunks: All chunks.
+        optimizer: Optimizer; None for inference.
+        multiple: Alignment of each tensor in bytes.
     """
 
     def rounded(nbytes: int) -> int:
@@ -69,22 +69,22 @@ def kept_bytes(
 
 
 def check_host(kept: int, chunks: Sequence[Chunk]) -> None:
-    """Refuse what the host's memory has no room for, as the system and its control groups limit it.
+    """Refuse a model that exceeds the host's free memory, including limits of control groups.
 
     Args:
         kept: Bytes of parameters, gradients and optimizer states.
-        chunks: Parameters that are on the host already take no more room there.
+        chunks: Parameters; those on the host already need no further memory.
 
     Raises:
-        BudgetError: There is not enough; names what is needed.
+        BudgetError: The memory is insufficient; names the bytes needed.
     """
     parameters = [slot.parameter for chunk in chunks for slot in chunk.slots]
     needed = kept - sum(p.nbytes for p in parameters if p.device.type == "cpu")
     available = host_available_bytes()
     if needed > available:
         raise BudgetError(
-            f"parameters, gradients and optimizer states take {needed:,} more bytes of the host's memory, of which "
-            f"{available:,} are left to this process (limits of its control groups counted): policy 'nvme' keeps them "
-            "on a disk",
+            f"parameters, gradients and optimizer states take {needed:,} more bytes of the host's memory; "
+            f"{available:,} are available to this process, including limits of its control groups. Policy 'nvme' "
+            "keeps them on a disk",
             needed,
         )

@@ -1,4 +1,4 @@
-"""Models and optimizers that a manager would get wrong, refused before anything is changed."""
+"""Refuse models and optimizers that cannot be managed correctly, before anything is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastfold.memory.gemini.optimizer.probe import check_steps_alone
 
 
 class NotCopied:
-    """Belongs to one model: a copy of the model would not be managed by it."""
+    """Base of objects that belong to one model and cannot be copied with it."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.__reduce_ex__(4)
@@ -28,14 +28,14 @@ class NotCopied:
 
 
 def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Refuse what cannot be managed.
+    """Refuse a model that cannot be managed.
 
     Args:
-        model: Not yet managed.
-        optimizer: Of its parameters, if it is trained.
+        model: Model that is not managed yet.
+        optimizer: Optimizer of its parameters, if it is trained.
 
     Raises:
-        ConfigError: A parameter is managed already or has a hook that would see a part of its gradient; a module has
+        ConfigError: A parameter is managed already or has a hook that would see an incomplete gradient; a module has
             sparse gradients; the optimizer has other parameters, or does not treat each parameter alone.
     """
     for name, module in model.named_modules():
@@ -49,8 +49,8 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
             raise ConfigError(f"{name} is managed already: release() its Gemini manager first")
         if parameter._post_accumulate_grad_hooks:
             raise ConfigError(
-                f"{name} has a hook that runs after its gradient is added up, which would see what one backward pass "
-                "adds to it: remove the hook, and look at gradients inside params_on_host() of the Gemini manager"
+                f"{name} has a hook on its accumulated gradient, which would see only the contribution of one "
+                "backward pass: remove the hook, and read gradients inside params_on_host() of the Gemini manager"
             )
     if optimizer is not None:
         _check_known(optimizer, set(model.parameters()))
@@ -58,10 +58,10 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def check_step(model: nn.Module, optimizer: Optimizer, store: ChunkStore) -> None:
-    """Refuse a step that would leave out what should train.
+    """Refuse a step that would leave out trainable parameters.
 
     Raises:
-        ConfigError: A parameter trains, or is in the model or the optimizer, that was not when the manager was made.
+        ConfigError: The model or the optimizer has a new or newly trainable parameter since the manager was made.
     """
     remedy = "which the manager would never train: call release() and make a new manager"
     for name, parameter in model.named_parameters():

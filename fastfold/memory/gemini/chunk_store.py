@@ -1,8 +1,8 @@
-"""Every chunk's host copy and its copy on the device.
+"""Host copies and device copies of all chunks.
 
-The host copies (in host memory or memory-mapped files, or the device itself) are the truth: the optimizer works on
-them, and checkpoints are read from them. Device copies are only read, so that leaving the device costs nothing. A
-parameter whose chunk is away has its usual shape and raises when it is read.
+The host copies (in host memory, in memory-mapped files, or on the device) are authoritative: the optimizer updates
+them, and checkpoints are written from them. Device copies are read-only, so eviction costs nothing. A parameter whose
+chunk is not on the device keeps its shape, and raises an error when it is read.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fastfold.memory.planner.schedule import BudgetError
 
 
 class ChunkStore:
-    """Moves chunks between the host and the device.
+    """Store that moves chunks between host and device.
 
     Args:
-        chunks: All of them; their parameters are moved to the host at once.
-        device: What computes.
-        host: Where parameters, gradients and optimizer states live. The device itself: nothing ever moves.
+        chunks: All chunks; their parameters are moved to the host at once.
+        device: Device of the model.
+        host: Tier of parameters, gradients and optimizer states. If it is the device, nothing moves.
 
     Attributes:
-        loads: Chunks brought to the device so far.
-        averaged: Whether gradients are the mean over ranks, and nothing has been added to them since.
-        ahead: Chunks that the optimizer has begun to step before the others.
+        loads: Number of chunk loads so far.
+        averaged: True if gradients are the mean over ranks and were not changed since.
+        ahead: Chunks that the optimizer has stepped before the others.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
@@ -59,7 +59,7 @@ class ChunkStore:
                 self._settle(chunk)
 
     def _settle(self, chunk: Chunk) -> None:
-        """First move to the host, with the gradients that are there already."""
+        """Move a chunk to the host for the first time, with its gradients."""
         buffer = self._allocate(chunk.numel, chunk.dtype, "parameters")
         for slot in chunk.slots:
             slot.view(buffer).copy_(slot.parameter)
@@ -89,56 +89,56 @@ class ChunkStore:
                 return self.host.allocate_kept(numel, dtype, what)
         except DeviceFull as error:
             raise BudgetError(
-                f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs no more "
-                "than one operator at a time",
+                f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs only "
+                "one operator's parameters at a time",
                 error.used + error.wanted,
             ) from error
 
     def _blank(self, slot: Slot) -> Tensor:
-        """Right shape, no memory, NaN: what reads a parameter that is away in spite of all shows, and cannot write."""
+        """Return a read-only NaN placeholder of the parameter's shape, without memory."""
         parameter = slot.parameter
         value = float("nan") if parameter.is_floating_point() else 0
         return torch.full((), value, dtype=parameter.dtype, device=self.device.device).expand(slot.shape)
 
     def chunk_of(self, parameter: nn.Parameter) -> Chunk | None:
-        """The chunk of a managed parameter."""
+        """Return the chunk of a managed parameter; None for others."""
         found = self._where.get(parameter)
         return None if found is None else found[0]
 
     def place_of(self, parameter: Tensor) -> tuple[Chunk, Slot]:
-        """The chunk of a managed parameter, and its place there."""
+        """Return the chunk of a managed parameter, and its slot."""
         return self._where[parameter]  # type: ignore[index]
 
     def refuse_ahead(self, what: str) -> None:
-        """Refuse something between the first chunk's step and that of all, of which it would see a mixture.
+        """Refuse an action between the first chunk's step and the last, because it would see both states.
 
         Raises:
             ConfigError: The optimizer has begun to step chunks.
         """
         if self.ahead:
             raise ConfigError(
-                f"{what} between backward() and step(): with overlap_optimizer the optimizer steps parameters while "
-                "the backward pass runs, so some are a step ahead of others. Call step() of the Gemini manager first; "
-                "accumulate gradients inside its no_sync(); after a backward pass that failed go on from a checkpoint "
-                "with its load_state_dict(); where a step may be left out, or all gradients are looked at before it, "
-                "set overlap_optimizer=False"
+                f"{what} between backward() and step(): with overlap_optimizer the optimizer steps parameters during "
+                "the backward pass, so some are a step ahead of others. Call step() of the Gemini manager first. To "
+                "accumulate gradients, use its no_sync(). After a failed backward pass, continue from a checkpoint "
+                "with its load_state_dict(). To skip steps, or to read all gradients before a step, set "
+                "overlap_optimizer=False"
             )
 
     @property
     def on_host(self) -> bool:
-        """Whether parameters are plain tensors on the host now."""
+        """True if parameters are plain tensors on the host."""
         return self._on_host > 0
 
     @property
     def resident(self) -> frozenset[int]:
-        """Chunks that have a copy on the device."""
+        """Chunks with a copy on the device."""
         return frozenset(self._resident)
 
     def load(self, index: int) -> None:
-        """Brings a chunk to the device.
+        """Copy a chunk to the device.
 
         Raises:
-            BudgetError: There is no room.
+            BudgetError: The budget has no room for it.
         """
         chunk, copy = self.chunks[index], self._copies[index]
         if index in self.ahead:
@@ -149,8 +149,8 @@ class ChunkStore:
             except DeviceFull as error:
                 needed = error.used + error.wanted
                 raise BudgetError(
-                    f"a budget of {error.budget:,} bytes is too small: {error}. At this operator at least {needed:,} "
-                    "bytes are needed; shorter inputs, a smaller batch or activation checkpointing need less",
+                    f"a budget of {error.budget:,} bytes is too small: {error}. This operator needs at least "
+                    f"{needed:,} bytes; shorter inputs, a smaller batch or activation checkpointing need less",
                     needed,
                 ) from error
             chunk.become(ChunkState.HOLD)
@@ -160,18 +160,18 @@ class ChunkStore:
         self.loads += 1
 
     def announce(self, indices: Iterable[int]) -> None:
-        """These chunks will soon be loaded."""
+        """Announce that chunks will be loaded soon."""
         for index in indices:
             self.host.announce(self._host_copies[index])
 
     def announce_step(self, chunk: Chunk) -> None:
-        """The optimizer will soon work on a chunk."""
+        """Announce that the optimizer will step a chunk soon."""
         states = [state for (index, _, _), state in self._states.items() if index == chunk.index]
         for buffer in (self._host_copies[chunk.index], self.gradient(chunk), *states):
             self.host.announce(buffer)
 
     def evict(self, index: int) -> None:
-        """Takes a chunk's copy off the device."""
+        """Free the device copy of a chunk."""
         chunk = self.chunks[index]
         chunk.become(ChunkState.FREE)
         if index in self._changed or self._versions_of(chunk) != self._versions[index]:
@@ -186,7 +186,7 @@ class ChunkStore:
         self._resident.discard(index)
 
     def note_change(self, parameter: nn.Parameter) -> None:
-        """Write a parameter's chunk back when it leaves: somebody has its ``.data``, whose changes are not counted."""
+        """Write a parameter's chunk back at its eviction, because changes of its ``.data`` are not counted."""
         chunk = self.chunk_of(parameter)
         if chunk is not None and not self.fixed and chunk.index in self._resident:
             self._changed.add(chunk.index)
@@ -197,29 +197,29 @@ class ChunkStore:
             return [slot.parameter._version for slot in chunk.slots]
 
     def wait(self, index: int) -> None:
-        """A chunk that is on its way has arrived for all that follows."""
+        """Wait until a chunk's copy has finished."""
         if not self.fixed:
             self.device.wait(self._copies[index])
 
     def gradient(self, chunk: Chunk) -> Tensor:
-        """The flat gradients of a chunk, on the host. Parts of parameters that got none are not defined."""
+        """Return the flat gradients of a chunk on the host; undefined for parameters without a gradient."""
         if chunk.index not in self._gradients:
             self._gradients[chunk.index] = self._allocate(chunk.numel, chunk.dtype, "gradients")
         return self._gradients[chunk.index]
 
     def host_copy(self, chunk: Chunk) -> Tensor:
-        """The flat parameters of a chunk, on the host."""
+        """Return the flat parameters of a chunk on the host."""
         return self._host_copies[chunk.index]
 
     def take_gradient(self, parameter: Tensor) -> None:
-        """Moves a gradient to the host, adding to what has come there since gradients were last cleared."""
+        """Move a gradient to the host and add it to earlier ones since the last clearing."""
         chunk, slot = self.place_of(parameter)
         if chunk.index in self.ahead:
             self.refuse_ahead(f"{slot.name} gets a further gradient")
         if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
-                f"the backward pass used {slot.name} while it was away from the device: the module that uses it "
-                "returns its tensors in something other than tuples, lists and dicts, or hides them"
+                f"the backward pass used {slot.name} while it was not on the device: its module returns tensors in "
+                "something other than tuples, lists and dicts, or hides them"
             )
         with untouched():
             gradient, parameter.grad = parameter.grad, None
@@ -239,14 +239,14 @@ class ChunkStore:
         self.averaged = False
 
     def gradients(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-        """The gradients on the host of those parameters that have one, to be read and changed."""
+        """Return the existing gradients of some parameters on the host; they may be changed."""
         self.device.settle()
         places = [self._where[parameter] for parameter in parameters]
         return [slot.view(self.gradient(chunk)) for chunk, slot in places if slot.name in chunk.arrived]
 
     def clear_gradients(self) -> None:
-        """Forgets all gradients."""
-        self.refuse_ahead("gradients are forgotten")
+        """Clear all gradients."""
+        self.refuse_ahead("gradients are cleared")
         self.device.settle()
         self.averaged = False
         for chunk in self.chunks:
@@ -259,7 +259,7 @@ class ChunkStore:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Inside, operators work on host copies, wherever these live."""
+        """Run operators on host copies, in any tier."""
         if self.fixed:
             yield
         else:
@@ -268,15 +268,15 @@ class ChunkStore:
 
     @contextmanager
     def params_on_host(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
-        """Inside, parameters and their gradients are plain tensors on the host, to be read and changed at will.
+        """Make parameters and their gradients plain tensors on the host inside; they may be changed.
 
         Args:
-            chunks: Only these; None for all.
+            chunks: Chunks of these parameters; None for all.
 
         Raises:
             ConfigError: The optimizer has begun to step some of them.
         """
-        self.refuse_ahead("parameters or gradients are looked at")
+        self.refuse_ahead("parameters or gradients are read")
         self.device.settle()
         self._on_host += 1
         if self._on_host > 1:
@@ -298,7 +298,7 @@ class ChunkStore:
                     self._leave_host(chunk)
 
     def _move_to_host(self, chunk: Chunk) -> None:
-        # What is changed on the host would be stale on the device.
+        # Changes on the host make a device copy stale.
         if not self.fixed and chunk.state is not ChunkState.FREE:
             self.evict(chunk.index)
         chunk.expose(True)
@@ -323,7 +323,7 @@ class ChunkStore:
         chunk.expose(False)
 
     def release(self) -> None:
-        """Makes the parameters plain tensors on the host for good, with their gradients."""
+        """Make the parameters plain tensors on the host permanently, with their gradients."""
         self.device.settle()
         with self.device.host_work(), torch.no_grad():
             for chunk in self.chunks:
@@ -331,7 +331,7 @@ class ChunkStore:
                 chunk.unmanage()
 
     def prepare_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
-        """Allocates the states that a step of these chunks will make, all or none."""
+        """Allocate the optimizer states for a step of these chunks, all or none."""
         kinds: dict[nn.Parameter, dict[str, torch.dtype | None]] = {}
         stepped = {slot.parameter for chunk in chunks for slot in chunk.slots}
         for group in optimizer.param_groups:
@@ -356,7 +356,7 @@ class ChunkStore:
             raise
 
     def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
-        """Moves the optimizer's states of a chunk to the host; those that are there stay."""
+        """Move the optimizer's states of a chunk to the host."""
         with self.device.host_work(), torch.no_grad():
             for slot in chunk.slots:
                 states: dict[str, Any] = optimizer.state.get(slot.parameter, {})

@@ -1,8 +1,8 @@
-"""Parameters packed in flat chunks, and what a chunk may do next.
+"""Chunks of parameters, and the states of a chunk.
 
-Chunks are what moves: one copy of some megabytes instead of hundreds of small ones. A module's own parameters stay
-together, so that an operator needs one chunk. Frozen and trainable parameters have chunks of their own (only the latter
-have gradients and optimizer states), and so have modules with children, whose parameters stay on the device as long as
+One copy of some megabytes replaces hundreds of small ones. A module's own parameters stay together, so that an operator
+needs one chunk. Frozen and trainable parameters have separate chunks, because only the latter have gradients and
+optimizer states. Modules with children have separate chunks too, because their parameters stay on the device while
 the children run.
 """
 
@@ -20,7 +20,7 @@ from fastfold.memory.gemini.managed_parameter import Place, manage, unmanage
 
 
 class ChunkState(enum.Enum):
-    """What the device copy of a chunk is doing."""
+    """State of a chunk's device copy."""
 
     FREE = "not on the device"
     HOLD = "on the device, idle"
@@ -33,19 +33,19 @@ _LEGAL = {
     ChunkState.FREE: {ChunkState.HOLD},
     ChunkState.HOLD: {ChunkState.FREE, ChunkState.COMPUTE},
     ChunkState.COMPUTE: {ChunkState.HOLD, ChunkState.HOLD_AFTER_BACKWARD},
-    # A shared parameter, a recomputed block and a second pass before the optimizer all compute again.
-    # Gradients that are thrown away make it plain HOLD again.
+    # A shared parameter, a recomputed block and a second pass before the optimizer compute again. Clearing gradients
+    # returns to HOLD.
     ChunkState.HOLD_AFTER_BACKWARD: set(ChunkState) - {ChunkState.HOLD_AFTER_BACKWARD},
     ChunkState.READY_FOR_REDUCE: {ChunkState.FREE, ChunkState.COMPUTE, ChunkState.HOLD},
 }
 
 
 class IllegalTransition(RuntimeError):
-    """A change of state that would lose data or use memory that is not there: an error in the manager."""
+    """Change of state that would lose data or use freed memory: an error in the manager."""
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the tensor's elements fill a block of memory without gaps or overlaps."""
+    """Return True if the elements fill a block of memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -56,11 +56,11 @@ def is_dense(tensor: Tensor) -> bool:
 
 @dataclass
 class Slot:
-    """A parameter's place in its chunk.
+    """Place of a parameter in its chunk.
 
     Args:
-        name: The parameter's first name in the model.
-        parameter: It.
+        name: First name of the parameter in the model.
+        parameter: The parameter.
         offset: First element within the chunk.
     """
 
@@ -76,7 +76,7 @@ class Slot:
         self.stride = dense.stride()
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The parameter's part of a flat buffer of the chunk's size, in the parameter's shape and memory format."""
+        """Return the parameter's part of a flat chunk buffer, with its shape and memory format."""
         part = buffer[self.offset : self.offset + self.shape.numel()]
         return part.as_strided(self.shape, self.stride)
 
@@ -85,12 +85,12 @@ class Chunk:
     """Parameters that move together.
 
     Args:
-        index: Its number.
-        slots: The parameters in it.
-        numel: Elements, gaps and the empty end included.
+        index: Number of the chunk.
+        slots: Places of its parameters.
+        numel: Number of elements, including gaps and the unused end.
 
     Attributes:
-        state: Changed by :meth:`become` alone, which makes the parameters plain while an operator uses them.
+        state: Changed only by :meth:`become`, which makes the parameters plain while an operator uses them.
         arrived: Parameters whose gradient has been computed since gradients were last cleared.
     """
 
@@ -103,10 +103,10 @@ class Chunk:
         self._places: list[Place] | None = None
 
     def manage(self, readable: bool) -> None:
-        """From now on the parameters refuse to be read while no operator uses them.
+        """Refuse reads of the parameters while no operator uses them.
 
         Args:
-            readable: They are here at any time: only their gradients are not.
+            readable: True if the values can always be read, and only the gradients cannot.
         """
         self._places = [
             Place(slot.name, slot.shape, slot.stride, readable, lambda name=slot.name: name in self.arrived)  # type: ignore[misc]
@@ -115,12 +115,12 @@ class Chunk:
         self.expose(False)
 
     def unmanage(self) -> None:
-        """The parameters are plain for good."""
+        """Make the parameters plain permanently."""
         self._places = None
         self.expose(True)
 
     def expose(self, plain: bool) -> None:
-        """Makes the parameters plain, or refuse to be read."""
+        """Make the parameters plain, or refuse reads."""
         parameters = [slot.parameter for slot in self.slots]
         if plain:
             unmanage(parameters)
@@ -129,14 +129,14 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one copy."""
+        """Size of one copy in bytes."""
         return self.numel * self.dtype.itemsize
 
     def become(self, state: ChunkState) -> None:
-        """Changes the state.
+        """Change the state.
 
         Raises:
-            IllegalTransition: There is no such change.
+            IllegalTransition: The change is not allowed.
         """
         if state not in _LEGAL[self.state]:
             raise IllegalTransition(f"chunk {self.index} cannot go from {self.state.name} to {state.name}")
@@ -144,7 +144,7 @@ class Chunk:
         self.expose(state is ChunkState.COMPUTE)
 
     def idle(self) -> None:
-        """After an operator: the state that the gradients so far make it."""
+        """Set the state after an operator, according to the gradients computed so far."""
         if not self.arrived:
             self.become(ChunkState.HOLD)
             return
@@ -154,24 +154,24 @@ class Chunk:
 
 
 def round_up(numel: int, dtype: torch.dtype) -> int:
-    """Elements up to the next aligned offset."""
+    """Round a number of elements up to the next aligned offset."""
     step = ALIGNMENT // dtype.itemsize
     return -(-numel // step) * step
 
 
 def search_chunk_size(units: Sequence[int], largest: int | None = None) -> int:
-    """The chunk size that wastes least when units are packed in order, none of them split.
+    """Find the chunk size with the least waste when unsplit units are packed in order.
 
     Args:
-        units: Sizes in any unit; order is the order of use.
-        largest: Upper end of the search (at least the largest unit is always taken); default four times the latter.
+        units: Sizes in any unit, in the order of use.
+        largest: Upper end of the search, at least the largest unit; default four times the largest unit.
 
     Returns:
-        The size with the smallest empty rest over all chunks; among equals the smallest, which moves the least.
+        Size with the least waste over all chunks; among equals the smallest, which moves the fewest bytes.
     """
     lowest = max(units)
     highest = max(lowest, largest if largest is not None else 4 * lowest)
-    # Waste changes only where a further run of units fits, so the sums of runs are all that need be tried.
+    # Waste changes only where a further run of units fits, so only sums of runs are tried.
     candidates = {lowest}
     for first in range(min(len(units), 256)):
         total = 0
@@ -184,7 +184,7 @@ def search_chunk_size(units: Sequence[int], largest: int | None = None) -> int:
 
 
 def waste(units: Sequence[int], size: int) -> int:
-    """Empty room over all chunks of a size."""
+    """Return the waste over all chunks of a size."""
     count, room = 0, 0
     for unit in units:
         if unit > room:
@@ -194,14 +194,14 @@ def waste(units: Sequence[int], size: int) -> int:
 
 
 def build_chunks(model: nn.Module, largest: int | None = None) -> list[Chunk]:
-    """Packs all parameters of a model; each belongs to the first module that has it.
+    """Pack all parameters of a model; each belongs to the first module that has it.
 
     Args:
         model: Any module.
         largest: Upper end of the search for the chunk size, in bytes.
 
     Returns:
-        Chunks numbered from 0. Every parameter is in exactly one, shared ones too.
+        Chunks numbered from 0. Every parameter, also a shared one, is in exactly one.
     """
     groups: dict[tuple[torch.dtype, bool, bool], list[list[tuple[str, nn.Parameter]]]] = {}
     seen: set[nn.Parameter] = set()

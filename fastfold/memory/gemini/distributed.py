@@ -1,4 +1,4 @@
-"""Several processes that train one model: mean gradients, equal decisions, and shares of the optimizer's states."""
+"""Data parallel training of a managed model: mean gradients, equal plans, and sharded optimizer states."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes of a managed model.
+    """Processes of a managed model.
 
     Args:
-        group: Over which gradients are averaged; None where somebody else does that, or there is one process.
-        statistics: Whose ranks decide alike; None for ``group``.
-        shard: Each rank steps its share of the chunks, and has the optimizer's states of these alone (ZeRO stage 1).
+        group: Group over which gradients are averaged; None for one process, or if other code averages.
+        statistics: Group whose ranks make equal plans; None for ``group``.
+        shard: True if each rank steps its share of the chunks and keeps only their optimizer states (ZeRO stage 1).
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """Processes that train the model together."""
+        """Number of processes that train the model together."""
         several = self.group is not None or self.statistics is not None
         return max(self.size, dist.get_world_size(self.statistics)) if several else 1
 
     def check_model(self, model: nn.Module) -> None:
-        """Refuse models that differ between the processes that train together.
+        """Refuse models that differ between the processes.
 
         Raises:
             ConfigError: Names, shapes, dtypes, buffers or frozen parameters differ. Every rank raises.
@@ -61,7 +61,7 @@ class Ranks:
                 )
 
     def align(self, store: ChunkStore, model: nn.Module) -> None:
-        """Give every process the first one's parameters and buffers."""
+        """Copy the first process's parameters and buffers to all."""
         if self.group is None:
             return
         first = dist.get_global_rank(self.group, 0)
@@ -74,24 +74,26 @@ class Ranks:
         self._buffers = {name: (x, x._version) for name, x in model.named_buffers()}
 
     def _changed_buffers(self) -> dict[str, tuple[float, float]]:
-        """Buffers that a forward pass has changed, with two numbers that tell their values."""
+        """Return the buffers changed by a forward pass, each with two numbers computed from its values."""
         changed = {name: x for name, (x, version) in self._buffers.items() if x._version != version}
         self._buffers |= {name: (x, x._version) for name, x in changed.items()}
         return {name: (float(x.double().sum()), float(x.double().norm())) for name, x in changed.items()}
 
     def agree(self, traces: list[Trace]) -> list[Trace]:
-        """The traces of all ranks, in the order of the ranks; remembering them all takes the most of every number."""
+        """Gather the traces of all ranks in rank order; the planner keeps the largest numbers."""
         return [trace for found in _gathered(traces, self.statistics) for trace in found]
 
     def owns(self, chunk: Chunk) -> bool:
-        """Whether this rank steps a chunk."""
+        """Return True if this rank steps a chunk."""
         return not self.shard or chunk.index % self.size == self.rank
 
     def average(self, store: ChunkStore) -> None:
-        """Mean gradients over all ranks, for parameters that have one on any of them; nothing where they are that.
+        """Average gradients over all ranks, for parameters with a gradient on any rank.
+
+        Gradients that are averaged already are left unchanged.
 
         Raises:
-            ConfigError: A forward pass has given a buffer other values on each rank.
+            ConfigError: A forward pass has changed a buffer differently on each rank.
         """
         if self.group is None:
             return
@@ -101,16 +103,16 @@ class Ranks:
         for _, _, theirs in found:
             if theirs != changed:
                 raise ConfigError(
-                    "the processes of Gemini(group=...) have different values of "
-                    f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch alone: leave "
-                    "that out, use eval() for its module, or sum over the processes in it"
+                    f"the processes of Gemini(group=...) have different values of {next(iter(changed | theirs))}, "
+                    "which forward() changes by its part of the batch: call eval() on its module, leave out the "
+                    "change, or sum it over the processes"
                 )
         if all(averaged for averaged, _, _ in found):
             return
         arrived = zip(*(names for _, names, _ in found), strict=True)
         unions = [{name for of_one in names for name in of_one} for names in arrived]
         wanted = [(chunk, names) for chunk, names in zip(store.chunks, unions, strict=True) if names]
-        # What there is no room for fails before anything is changed.
+        # Allocate before anything is changed, so that a failure changes nothing.
         gradients = [store.gradient(chunk) for chunk, _ in wanted]
         with store.work(), torch.no_grad():
             for (chunk, names), gradient in zip(wanted, gradients, strict=True):
@@ -123,13 +125,13 @@ class Ranks:
         store.averaged = True
 
     def broadcast_params(self, store: ChunkStore, chunk: Chunk) -> None:
-        """Every rank gets the parameters that a chunk's owner has stepped."""
+        """Broadcast the parameters that a chunk's owner has stepped."""
         if self.shard:
             with store.params_on_host([chunk]), torch.no_grad():
                 dist.broadcast(store.host_copy(chunk), self._owner(chunk), group=self.group)
 
     def gather_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
-        """Gives every rank the optimizer's states of all chunks, to be written down (a collective)."""
+        """Gather the optimizer's states of all chunks on every rank, to write them (a collective)."""
         for chunk in chunks if self.shard else ():
             own = [optimizer.state.get(slot.parameter, {}) for slot in chunk.slots]
             sent = [[_plain(states) for states in own]]
@@ -140,7 +142,7 @@ class Ranks:
                         optimizer.state[slot.parameter] = states
 
     def drop_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
-        """Keeps the optimizer's states of this rank's share alone."""
+        """Keep only the optimizer's states of this rank's share."""
         for chunk in chunks:
             if not self.owns(chunk):
                 for slot in chunk.slots:
@@ -152,12 +154,12 @@ class Ranks:
 
 
 def _plain(states: dict[str, Any]) -> dict[str, Any]:
-    """States whose tensors are their own, and not a part of a chunk."""
+    """Return states whose tensors do not share memory with a chunk."""
     return {key: x.detach().clone() if isinstance(x, Tensor) else x for key, x in states.items()}
 
 
 def _gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """One small object of every rank, in rank order."""
+    """Gather one small object from every rank, in rank order."""
     found: list[T] = [value] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found

@@ -1,8 +1,8 @@
-"""Follows the plan while a step runs, and copes when the step goes another way.
+"""Execute the plan during a step, and react if the step differs from it.
 
-As long as what is touched is what the plan expects, its evictions, loads and prefetches are carried out. When a step
-differs (a first one, one more recycle than ever before), everything idle leaves the device, each operator brings what
-it needs, and what happens is recorded for the next time.
+While accesses match the plan, its evictions, loads and prefetches are executed. If a step differs (the first one, or
+one with more recycles than recorded), all idle chunks are evicted, each operator loads its chunks, and the accesses
+are recorded for the next time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fastfold.memory.planner.schedule import (
     choose_evictions,
 )
 
-# A training loop that never steps the optimizer must not be recorded for ever.
+# A loop that never steps the optimizer must not be recorded endlessly.
 _MAX_ACCESSES = 100_000
 
 
 class _Cycle:
-    """A cycle under way: what was recorded, and what is expected."""
+    """Cycle in progress: recorded accesses and the expected trace."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -45,21 +45,21 @@ class _Cycle:
 
 
 class Residency:
-    """Decides at each access what comes and goes.
+    """Controller of chunk residency at each access.
 
     Args:
-        store: The chunks.
+        store: Chunks of the model.
         budget: Bytes on the device.
-        keep: Whether idle chunks stay where there is room; else each leaves after its use.
-        lookahead: Accesses by which loads may start early.
-        agree: Called by :meth:`exchange` with the traces of a training step; returns those of all ranks, in one order.
-            None where there is one rank.
+        keep: True to keep idle chunks while there is room; otherwise each is evicted after its use.
+        lookahead: Largest number of accesses by which a load may precede its use.
+        agree: Called by :meth:`exchange` with the traces of a training step; returns those of all ranks in one order.
+            None for one rank.
 
     Attributes:
-        book: All cycles recorded so far.
-        planned: Accesses that went by the plan.
-        reacted: Accesses that nobody expected.
-        waited: Loads that began at the access that needed them.
+        book: Recorded cycles.
+        planned: Number of accesses that followed the plan.
+        reacted: Number of accesses without a plan.
+        waited: Number of loads that began at the access that needed them.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Residency:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plan of each cycle that has come again."""
+        """Plan of each cycle that was repeated."""
         return tuple(entry[1] for entry in self._plans.values())
 
     def begin_pass(self, key: PassKey, elements: int) -> None:
-        """A call from outside begins; nothing else is running."""
+        """Begin a call from outside the model; no other call is running."""
         self.interrupt()
         if key.evaluation:
             self._evaluation = _Cycle()
@@ -118,13 +118,13 @@ class Residency:
                     self._take_plan(cycle, cycle.trace)
 
     def interrupt(self) -> None:
-        """Nothing is running: what is in use was left by a pass that raised."""
+        """Release the chunks left in use by a pass that raised."""
         for index in list(self._pins):
             self._release(index, self._pins[index])
         self._call_off()
 
     def _goes_on(self, cycle: _Cycle) -> bool:
-        """Whether the expected cycle has this pass next, no smaller than it is."""
+        """Return True if this pass is next in the expected cycle, and not larger than expected."""
         assert cycle.trace is not None
         index = len(cycle.recorder.keys) - 1
         return (
@@ -138,7 +138,7 @@ class Residency:
         return self._trainable if cycle is self._step else frozenset()
 
     def _choose(self, cycle: _Cycle, trace: Trace) -> frozenset[SpanKey]:
-        """What stays of what the forward pass saves. Decided once, from a trace in which all of it left."""
+        """Choose the saved tensors that stay on the device, once, from a trace in which all were offloaded."""
         if trace.kept:
             return trace.kept
         known, kept = self._kept.get(trace.keys, (None, frozenset()))
@@ -152,7 +152,7 @@ class Residency:
         return kept
 
     def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
-        """The next cycle of the plan for this trace, and what saved tensors do beside it."""
+        """Take the plan's next cycle for this trace, including saved tensors."""
         accesses = with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept])
         self._next_cycle(cycle, trace, accesses)
         assert cycle.steps is not None
@@ -160,7 +160,7 @@ class Residency:
         cycle.returns = early_returns(cycle.steps, accesses, away, self._sizes, self.budget, self.lookahead)
 
     def _next_cycle(self, cycle: _Cycle, trace: Trace, accesses: Sequence[Access]) -> None:
-        """The next cycle of the plan for this trace; a new plan where things are not as the old one left them."""
+        """Take the plan's next cycle for this trace; plan again if the resident chunks differ."""
         resident, volatile = self.store.resident, self._volatile(cycle)
         known, made, index = self._plans.get(trace.keys, (None, None, 0))
         if made is not None and known is trace:
@@ -183,18 +183,18 @@ class Residency:
         self._plans[trace.keys] = (trace, made, 1)
         cycle.steps, cycle.before = made.cycle(0), resident
 
-    # Saved tensors, as `fastfold.memory.gemini.activations.Ledger` asks
+    # Saved tensors, the interface `fastfold.memory.gemini.activations.Ledger`
 
     def new_call(self) -> int:
-        """Number of a block's call in this step."""
+        """Return the number of a block's call in this step."""
         self._step.recorder.calls += 1
         return self._step.recorder.calls
 
     def stays(self, key: SpanKey, size: int) -> bool:
-        """Whether something of ``size`` bytes that is saved now stays on the device."""
+        """Return True if a new saved tensor of ``size`` bytes stays on the device."""
         cycle = self._step
         cycle.recorder.saved(key, size)
-        # More than was planned for may not fit; the size of a block's saved tensors is known afterwards.
+        # More than planned may not fit; the size of a block's saved tensors is known only afterwards.
         expected = cycle.trace.spans.get(key) if cycle.trace is not None else None
         kept = key in cycle.kept and (expected is None or size <= expected.size)
         if kept:
@@ -202,33 +202,33 @@ class Residency:
         return kept
 
     def resize(self, key: SpanKey, size: int) -> None:
-        """What a block saves was measured when it was recomputed."""
+        """Record the size of a block's saved tensors, measured when it was recomputed."""
         self._step.recorder.saved(key, size)
 
     def used(self, key: SpanKey) -> None:
-        """The backward pass needs it."""
+        """Record that the backward pass uses a tensor."""
         self._step.recorder.used(key)
         self._step.due.pop(key, None)
 
     def due(self) -> Mapping[SpanKey, int]:
-        """What is to begin to come back now, and its bytes."""
+        """Return the tensors to bring back now, with the free bytes."""
         due, self._step.due = self._step.due, {}
         return {key: span.size for key, span in due.items()}
 
     def end_pass(self) -> None:
-        """The call from outside is over."""
+        """End a call from outside the model."""
         if self._evaluation is not None:
             self._close(self._evaluation)
             self._evaluation = None
 
     def end_step(self) -> None:
-        """The optimizer's turn, or somebody else's who looks at the gradients or throws them away."""
+        """End the cycle, when the optimizer steps or gradients are read or cleared."""
         if self._step.recorder.keys:
             self._close(self._step)
             self._step = _Cycle()
 
     def _call_off(self) -> None:
-        """Nothing comes back early that has not been used by now."""
+        """Cancel the early returns that were not used."""
         self._step.due.clear()
         self.store.device.call_off()
 
@@ -237,14 +237,14 @@ class Residency:
         cycle.recorder.measured(self.store.device.mark())
         if cycle.recorder.keys and len(cycle.recorder):
             trace = cycle.recorder.trace()
-            # One rank alone may evaluate: only what all ranks do is agreed on.
+            # One rank may evaluate alone, so evaluations are not exchanged.
             if self._agree is not None and cycle is self._step:
                 self._pending.append(trace)
             else:
                 self.book.keep(trace)
 
     def exchange(self) -> None:
-        """All ranks remember what any of them has seen, and the most memory that any has seen."""
+        """Share recorded traces, and the largest memory, between all ranks."""
         self.end_step()
         if self._agree is not None:
             pending, self._pending = self._pending, []
@@ -252,18 +252,18 @@ class Residency:
                 self.book.keep(trace)
 
     def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
-        """An operator begins: its chunks are on the device until they are released.
+        """Begin an operator and keep its chunks on the device until they are released.
 
         Args:
-            chunks: What it needs.
-            release: What operators that have ended needed.
+            chunks: Chunks of the operator.
+            release: Chunks of operators that have ended.
 
         Raises:
-            ConfigError: Parameters are plain tensors on the host now.
+            ConfigError: Parameters are plain tensors on the host.
         """
         if chunks and self.store.on_host:
             raise ConfigError(
-                "leave params_on_host() before the next pass: modules run on parameters on the device"
+                "leave params_on_host() before the next pass: modules need their parameters on the device"
             )
         for index in release:
             self._release(index)
@@ -282,7 +282,7 @@ class Residency:
             self.store.chunks[index].idle()
 
     def _visit(self, needed: frozenset[int]) -> None:
-        """One access: evictions, loads and prefetches."""
+        """Execute one access: evictions, loads and prefetches."""
         cycle = self._evaluation or self._step
         cycle.recorder.measured(self.store.device.mark())
         other_bytes = self.store.device.other_bytes()
@@ -297,7 +297,7 @@ class Residency:
             self._move(tuple(resident - needed), tuple(needed - resident))
             return
         cycle.position += 1
-        # What has stayed on the device since the recording (a batch, a kept loss) leaves less room than planned.
+        # Tensors kept since the recording (a batch, a loss) leave less room than planned.
         other = trace.accesses[position].other + max(0, other_bytes - trace.before[position])
         if cycle.steps is not None:
             step = cycle.steps[position]
@@ -315,7 +315,7 @@ class Residency:
                     self.store.announce(later.load + later.prefetch)
                 return
             self._call_off()
-        # Something (an evaluation in between) has changed what is here: the plan's rule goes on from there.
+        # Another pass, such as an evaluation, has changed the resident chunks: continue with the planner's rule.
         assert cycle.next_use is not None
         evict = choose_evictions(resident, needed, self.budget - other, self._sizes, cycle.next_use, position)
         self._move(evict, tuple(needed - resident))

@@ -1,8 +1,8 @@
-"""Parameters that say where they are: reading one that is away raises, instead of giving numbers that are none.
+"""Parameters that raise an error when they are read while they are not on the device.
 
-While no operator uses a managed parameter, its class is :class:`ManagedParameter`. Its shape may be asked for; what
-would read or change its numbers or its gradient, which lie on the host, raises and says what to do instead. While an
-operator uses it, or :meth:`fastfold.memory.Gemini.params_on_host` has brought it to the host, it is plain again.
+While no operator uses a managed parameter, its class is :class:`ManagedParameter`. It has a shape; reading or changing
+its values or its gradient, which are on the host, raises an error with a remedy. While an operator uses it, or inside
+:meth:`fastfold.memory.Gemini.params_on_host`, it is a plain parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastfold.errors import ConfigError
 
 _GRADIENT: Any = Tensor.grad
 
-# What asks about a tensor without reading it.
+# Functions that query a tensor without reading its values.
 METADATA = {
     *(
         getattr(Tensor, name).__get__
@@ -35,26 +35,26 @@ METADATA = {
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
 }
 
-# What changes no number: which parameters train is compared at the step.
+# Functions that do not change values; the step checks which parameters are trainable.
 _HARMLESS = {
     *(Tensor.requires_grad.__set__, Tensor.requires_grad_, Tensor.register_hook),  # type: ignore[attr-defined]
     *(torch.autograd.grad, torch.autograd.backward, Tensor.backward),
 }
 
-# What depends on how the numbers lie, which a placeholder does not show.
+# Functions that depend on the memory layout, which a placeholder does not have.
 _STRIDES = {Tensor.stride, Tensor.is_contiguous}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a managed parameter belongs.
+    """Properties of a managed parameter.
 
     Args:
-        name: Its name in the model.
-        shape: Its shape.
-        stride: Its strides when its numbers are here.
-        readable: Whether its numbers are here at any time, and nowhere else.
-        has_gradient: Tells whether it has a gradient on the host.
+        name: Name in the model.
+        shape: Shape.
+        stride: Strides when it is plain.
+        readable: True if its values can always be read.
+        has_gradient: Returns True if it has a gradient on the host.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Place:
 
 
 class ManagedParameter(nn.Parameter):
-    """The class of a managed parameter while no operator uses it."""
+    """Class of a managed parameter while no operator uses it."""
 
     _place: Place
 
@@ -85,21 +85,21 @@ class ManagedParameter(nn.Parameter):
         if func in (_GRADIENT.__get__, _GRADIENT.__set__):
             if place.has_gradient() or (func == _GRADIENT.__set__ and args[1] is not None):
                 raise ConfigError(
-                    f"the gradient of {place.name} is managed and lies on the host: clip with clip_grad_norm_() of "
-                    "the Gemini manager, read or change gradients inside its params_on_host(), forget them with its "
+                    f"the gradient of {place.name} is managed and on the host: clip with clip_grad_norm_() of the "
+                    "Gemini manager, read or change gradients inside its params_on_host(), clear them with its "
                     "zero_grad()"
                 )
         elif func == Tensor.register_post_accumulate_grad_hook:
             raise ConfigError(
-                f"a hook after the gradient of {place.name} would see what one backward pass adds to it: look at "
-                "gradients inside params_on_host() of the Gemini manager"
+                f"a hook on the accumulated gradient of {place.name} would see only the contribution of one backward "
+                "pass: read gradients inside params_on_host() of the Gemini manager"
             )
         elif not place.readable and func not in METADATA and func not in _HARMLESS:
             raise ConfigError(
-                f"{place.name} is managed and not here now: read or change parameters inside params_on_host() of the "
-                "Gemini manager, or take its state_dict() or that of a module; copy, pickle or convert a model after "
-                "its release(). A term of the loss that reads weights (weight penalties, functional_call, methods "
-                "other than forward()) is computed in the forward() of a module, or with policy='cuda'"
+                f"{place.name} is managed and not on the device: read or change parameters inside params_on_host() "
+                "of the Gemini manager, or use state_dict(); copy, pickle or convert a model after release(). A "
+                "loss term that reads weights (weight penalties, functional_call, methods other than forward()) "
+                "needs to be computed in the forward() of a module, or policy='cuda'"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -114,19 +114,19 @@ class ManagedParameter(nn.Parameter):
 
 
 def untouched() -> AbstractContextManager[None]:
-    """Inside, managed parameters are taken for plain ones: for who manages them."""
+    """Treat managed parameters as plain ones inside, for the manager's own code."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def manage(parameters: Sequence[nn.Parameter], places: Sequence[Place]) -> None:
-    """From now on these parameters refuse to be read."""
+    """Refuse reads of these parameters from here on."""
     for parameter, place in zip(parameters, places, strict=True):
         parameter.__class__ = ManagedParameter
         parameter._place = place  # type: ignore[attr-defined]
 
 
 def unmanage(parameters: Sequence[nn.Parameter]) -> None:
-    """Makes parameters plain again."""
+    """Make parameters plain again."""
     for parameter in parameters:
         if isinstance(parameter, ManagedParameter):
             del parameter._place

@@ -1,4 +1,4 @@
-"""One line that trains a model larger than its device.
+"""Train a model larger than its device.
 
     manager = Gemini(model, optimizer, budget="20GiB")
     loss = model(batch)
@@ -6,9 +6,9 @@
     manager.step()
     manager.zero_grad()
 
-In the spirit of Colossal-AI's Gemini (Fang et al. 2022, "Parallel Training of Pre-Trained Models via Chunk-Based
-Dynamic Memory Management"): chunks of parameters come to the device when the operators need them, in an order that the
-last steps have shown; gradients and optimizer states live on the host, where the optimizer works.
+Follows Colossal-AI's Gemini (Fang et al. 2022, "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory
+Management"). Chunks of parameters are copied to the device when operators need them, in an order learned from earlier
+steps. Gradients and optimizer states stay on the host, where the optimizer runs.
 """
 
 from __future__ import annotations
@@ -44,54 +44,53 @@ POLICIES = ("auto", "cuda", "cpu", "nvme")
 
 
 class Gemini:
-    """Manages where a model's parameters, gradients and optimizer states live.
+    """Manager of a model's parameters, gradients and optimizer states on device, host and disk.
 
-    The model is used as before. The optimizer's turn is :meth:`step`, and :meth:`zero_grad` clears gradients;
-    ``state_dict()`` of the model, of its modules and of the optimizer and their counterparts work as ever, whatever the
-    placement. Outside a pass and :meth:`params_on_host`, parameters have a shape and no numbers: whoever reads them, or
-    gradients that are on the host, gets a ConfigError that says what to use (with ``"cuda"``, gradients alone).
+    The model is used without changes. :meth:`step` replaces the optimizer's step, and :meth:`zero_grad` clears
+    gradients. ``state_dict()`` and ``load_state_dict()`` of the model, its modules and the optimizer work as usual.
+    Outside a pass and :meth:`params_on_host`, parameters have a shape and no values. Reading them, or gradients on the
+    host, raises a ConfigError with a remedy (with ``"cuda"``, only for gradients).
 
     Args:
-        model: Any module. Its parameters may be frozen, shared or unused; which there are and which of them train is
-            fixed from here on: :meth:`step` refuses others.
-        optimizer: Of these parameters; any that treats each parameter alone, which is tried out. It works on the host,
+        model: Any module. Its parameters may be frozen, shared or unused. They, and which of them are trainable, must
+            not change from here on: :meth:`step` refuses others.
+        optimizer: Optimizer of these parameters that treats each parameter alone, which is tested. It runs on the host,
             chunk by chunk. None for inference.
-        budget: Bytes on the device for chunks and activations together, such as ``"20GiB"``.
-        policy: ``"auto"``: on the host, and on the device by the planner. ``"cpu"``: the same, but off the device after
+        budget: Bytes on the device for chunks and activations together, for example ``"20GiB"``.
+        policy: ``"auto"``: parameters on the host, and on the device as planned. ``"cpu"``: the same, but evicted after
             each use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on
-            the device, so a budget smaller than parameters, gradients and optimizer states together is refused.
-        device: What computes; None for a GPU where there is one, else a simulated device of that budget.
-        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. Parameters, gradients and
-            optimizer states have one file there, whose room is reserved now.
-        lookahead: Operators by which loads start early.
-        group: Process group of data parallelism: all start from the first rank's parameters and buffers, and
-            :meth:`step` averages gradients over it. It must reach the tier that gradients live on: the host's memory,
-            or the device with ``"cuda"``.
-        statistics: Process group whose ranks decide alike, on the host; None for ``group``. All its ranks call
+            the device; a budget smaller than parameters, gradients and optimizer states together is refused.
+        device: Device of the model; None for a GPU if there is one, otherwise a simulated device of that budget.
+        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. One file there holds
+            parameters, gradients and optimizer states; its space is reserved now.
+        lookahead: Largest number of operators by which a load may precede its use.
+        group: Process group of data parallelism. All ranks start from the first rank's parameters and buffers, and
+            :meth:`step` averages gradients. Its backend must support the tier of the gradients: the host, or with
+            ``"cuda"`` the device.
+        statistics: Process group, on the host, whose ranks make equal plans; None for ``group``. All its ranks call
             :meth:`step` together.
-        shard: Over ``group``, each rank keeps the optimizer's states of its share of the parameters alone (ZeRO stage
-            1); :meth:`state_dict` is a collective then.
-        activations: Saved tensors are planned too: what the budget has no room for goes to the host until the backward
-            pass. Not with ``"cuda"``, under which nothing leaves the device.
-        recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
-            then must not checkpoint them itself): call by call the plan decides.
-        hard_budget: On a GPU, PyTorch's allocator keeps to the budget too, until :meth:`release`: what would go over it
-            raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise plans keep to it,
-            as far as what they were made from comes again. A simulated device always keeps to it.
-        overlap_optimizer: A chunk's step runs in a thread as soon as the backward pass has computed all of its
-            gradients, and :meth:`step` waits for the last ones; results are those of a step afterwards, bit by bit.
-            For a backward pass on a GPU; one on the CPU is slowed down by more than is gained.
-            Learning rates are set before ``backward()`` then, a step cannot be left out, nothing may look at gradients
-            before it (clipping by a global norm, loss scaling, means over processes), and backward passes that only
-            add to gradients are wrapped in :meth:`no_sync`.
+        shard: Each rank of ``group`` keeps the optimizer's states of its share of the parameters only (ZeRO stage 1).
+            :meth:`state_dict` is then a collective.
+        activations: Plan saved tensors too: those over the budget are offloaded until the backward pass. Without effect
+            with ``"cuda"``.
+        recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network. The
+            plan decides for each call. The modules must not use activation checkpointing themselves.
+        hard_budget: On a GPU, limit PyTorch's allocator to the budget until :meth:`release`. An allocation over it
+            raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise only the plans
+            keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
+        overlap_optimizer: Step a chunk in a thread as soon as the backward pass has computed all of its gradients;
+            :meth:`step` waits for the last ones. Results are bitwise equal to a step afterwards. Intended for a GPU: on
+            the CPU it slows the backward pass by more than it saves. Set learning rates before ``backward()``. A step
+            cannot be skipped, and nothing may read gradients before it (clipping by a global norm, loss scaling, means
+            over processes). Wrap backward passes that only accumulate gradients in :meth:`no_sync`.
 
     Raises:
-        BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
-            exceed the budget; names the smallest that holds them. With ``hard_budget``: PyTorch holds more already.
-            The host's memory has no room for what is kept there, as far as limits of control groups leave any.
-        OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
+        BudgetError: One operator's parameters (with ``"cuda"``: all parameters, gradients and optimizer states) exceed
+            the budget; names the smallest that holds them. With ``hard_budget``: PyTorch has reserved more already. Or
+            the tensors kept on the host exceed its free memory, including limits of control groups.
+        OutputError: With ``"nvme"``: the disk has too little space for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; models that differ over ``group``; an optimizer of other parameters,
-            or that does not treat each parameter alone; parameters that are managed already; modules with sparse
+            or one that does not treat each parameter alone; parameters that are managed already; modules with sparse
             gradients; ``overlap_optimizer`` with ``"cuda"``, without an optimizer, with several processes, or with an
             optimizer whose step has hooks or cannot run in a thread.
     """
@@ -115,7 +114,7 @@ class Gemini:
         overlap_optimizer: bool = False,
     ) -> None:
         if policy not in POLICIES:
-            raise ConfigError(f"there is no memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
+            raise ConfigError(f"unknown memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
         self.model, self.optimizer, self.policy = model, optimizer, policy
         self.ranks = Ranks(group, statistics, shard)
         self.budget = parse_bytes(budget)
@@ -172,15 +171,15 @@ class Gemini:
     # The optimizer
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Before :meth:`step`: scale all gradients down to a norm, as ``torch.nn.utils.clip_grad_norm_`` does.
+        """Scale all gradients down to a norm before :meth:`step`, as ``torch.nn.utils.clip_grad_norm_``.
 
-        Over a group it is the mean gradient that is clipped, and all ranks call this together.
+        With a group, the mean gradient is clipped, and all ranks call this together.
 
         Args:
             max_norm: Largest norm of all gradients together.
 
         Returns:
-            Their norm before, ``[]``.
+            Norm before scaling, ``[]``.
 
         Raises:
             ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works; or with
@@ -188,8 +187,8 @@ class Gemini:
         """
         if self.overlap is not None:
             raise ConfigError(
-                "clip_grad_norm_() needs all gradients before the first step of a parameter, which overlap_optimizer "
-                "does not wait for: set overlap_optimizer=False, or clip nothing"
+                "clip_grad_norm_() needs all gradients before the first parameter is stepped, and overlap_optimizer "
+                "does not wait for them: set overlap_optimizer=False, or do not clip"
             )
         self._gather_gradients("clip_grad_norm_()")
         with self.store.work(), torch.no_grad():
@@ -201,9 +200,9 @@ class Gemini:
         return norm
 
     def _gather_gradients(self, what: str) -> None:
-        """Gradients of all ranks are on the host."""
+        """Gather the gradients of all ranks on the host."""
         if self.store.on_host:
-            raise ConfigError(f"leave params_on_host() before {what}, so that what was changed there counts")
+            raise ConfigError(f"leave params_on_host() before {what}, so that changes made there count")
         if self.device.device.type == "cuda":
             torch.cuda.current_stream(self.device.device).synchronize()
         self.residency.end_step()
@@ -211,18 +210,18 @@ class Gemini:
         self.ranks.average(self.store)
 
     def step(self) -> None:
-        """The optimizer's step, on the host, for every parameter that has a gradient.
+        """Step the optimizer on the host, for every parameter with a gradient.
 
-        States that the step makes are allocated before it begins, so that where there is no room nothing is changed.
+        Optimizer states are allocated first, so a failed allocation changes nothing.
 
         Raises:
             BudgetError: With ``"cuda"``: states do not fit on the device.
-            ConfigError: There is no optimizer; a parameter trains, or is in the model or the optimizer, that was not
-                when the manager was made; an earlier step has failed half way; called inside
+            ConfigError: The manager has no optimizer; a parameter of the model or the optimizer is new or newly
+                trainable since the manager was made; an earlier step failed half way; called inside
                 :meth:`params_on_host`; or with ``overlap_optimizer`` a rate was changed since ``backward()``.
         """
         if self.optimizer is None or self._optimizer_step is None:
-            raise ConfigError("there is no optimizer: give one to Gemini(model, optimizer)")
+            raise ConfigError("step() needs an optimizer: pass one to Gemini(model, optimizer)")
         self._optimizer_step.check_whole()
         check_step(self.model, self.optimizer, self.store)
         self._gather_gradients("step()")
@@ -230,35 +229,35 @@ class Gemini:
         self._optimizer_step.run()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, as under ``DistributedDataParallel``, a backward pass adds to gradients, and no step follows it.
+        """Accumulate gradients without a step inside, as under ``DistributedDataParallel``.
 
-        It matters with ``overlap_optimizer`` alone, which has to know the last of several backward passes.
+        It has an effect only with ``overlap_optimizer``, which needs to know the last backward pass.
         """
         return nullcontext() if self.overlap is None else self.overlap.no_sync()
 
     def zero_grad(self) -> None:
-        """Forgets all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
+        """Clear all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
         self.residency.end_step()
         self.store.clear_gradients()
 
     def _take_states(self) -> None:
-        """The optimizer has states that it was given."""
+        """Shard loaded optimizer states and keep this rank's shard on the host."""
         if self._optimizer_step is not None:
             self._optimizer_step.settle_states()
 
-    # Plain views
+    # Plain tensors
 
     def params_on_host(self) -> AbstractContextManager[None]:
-        """Inside, all parameters and gradients are plain tensors on the host.
+        """Make all parameters and gradients plain tensors on the host inside.
 
-        For what looks at or changes many of them: averages of weights, gradients by hand, initialisation. No pass runs
-        and no step is taken before it is left.
+        For code that reads or changes many of them: averages of weights, changes of gradients, initialisation. No pass
+        or step can run before the context is left.
         """
         self.residency.end_step()
         return self.store.params_on_host() if self._managing else nullcontext()
 
     def release(self) -> None:
-        """Ends the management: from now on parameters, gradients and optimizer states are plain tensors on the host."""
+        """End the management: parameters, gradients and optimizer states become plain tensors on the host."""
         self.store.refuse_ahead("the management ends")
         self._managing = False
         self._hooks.remove()
@@ -268,12 +267,12 @@ class Gemini:
         self.store.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain state dicts ``{"model": …, "optimizer": …}``, equal to those of an unmanaged run.
+        """Return plain state dicts ``{"model": …, "optimizer": …}``, equal to those of an unmanaged run.
 
-        Sharded, ``optimizer.state_dict()`` alone gives a rank's share.
+        With ``shard``, ``optimizer.state_dict()`` contains only a rank's share.
 
         Raises:
-            ConfigError: A step has failed half way.
+            ConfigError: A step failed half way.
         """
         if self._optimizer_step is not None:
             self._optimizer_step.check_whole()
@@ -285,7 +284,7 @@ class Gemini:
         return states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Takes what :meth:`state_dict` gave, or the state dicts of an unmanaged run; also after a pass that raised."""
+        """Load the result of :meth:`state_dict`, or state dicts of an unmanaged run; also after a failed pass."""
         self.residency.interrupt()
         if self.overlap is not None:
             self.overlap.abandon()

@@ -1,4 +1,4 @@
-"""Module hooks that tell which operator runs now: forward, recomputed, and in the backward pass."""
+"""Hooks that report the running module: forward, recomputed, and in the backward pass."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class _Call:
-    """One call of a module: the chunks it needs, and when it began and ended."""
+    """Call of a module: its chunks, and the times of its beginning and end."""
 
     def __init__(self, module: nn.Module, chunks: tuple[int, ...], enter: int) -> None:
         self.module, self.chunks, self.enter, self.exit = module, chunks, enter, 1 << 60
 
 
 class ModuleHooks(NotCopied):
-    """Hooks on every module of a model that has parameters; each call brings its chunks and releases them.
+    """Hooks on every module with parameters; each call loads its chunks and releases them.
 
     Args:
-        model: The model.
+        model: Managed model.
         store: Its chunks.
-        residency: Decides what comes and goes.
-        saved: Looks after saved tensors; None to leave them to autograd.
-        overlap: Steps chunks whose gradients are complete; None to leave them to the manager's step.
+        residency: Controller of chunk residency.
+        saved: Manager of saved tensors; None to leave them to autograd.
+        overlap: Steps chunks with complete gradients; None to leave them to the manager's step.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ModuleHooks(NotCopied):
         for name, module in model.named_modules():
             own = [store.chunk_of(p) for p in module.parameters(recurse=False)]
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
-            # One without parameters of its own may use its children's itself, and is then what needs them.
+            # A module without own parameters may use its children's directly, and then needs their chunks.
             if module is model or next(module.parameters(), None) is not None:
                 self._handles += [
                     module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
@@ -79,14 +79,14 @@ class ModuleHooks(NotCopied):
                     self._handles.append(handle)
 
     def remove(self) -> None:
-        """Takes the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     # Forward
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
+        # A call within a backward pass recomputes, and belongs to the pass whose gradients are computed.
         if not self._stack and torch._C._current_graph_task_id() == -1:
             self._backward.clear()
             if self.overlap is not None:
@@ -112,7 +112,7 @@ class ModuleHooks(NotCopied):
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._stack or self._stack[-1].module is not module:
-            return  # It raised before it was entered.
+            return  # it raised before it was entered
         call = self._stack.pop()
         call.exit = next(self._clock)
         self._stop_watching()
@@ -133,9 +133,9 @@ class ModuleHooks(NotCopied):
             self._moving = False
 
     def use(self, parameter: nn.Parameter) -> None:
-        """A function takes a parameter as an argument; from now on the innermost module called needs it.
+        """Add the chunk of a parameter used by a function to the innermost running module.
 
-        Modules that use their children's parameters themselves are found in this way.
+        This covers modules that use their children's parameters directly.
         """
         chunk = self.store.chunk_of(parameter)
         if chunk is None or self._moving or not self._stack or chunk.index in self.residency.pinned:
@@ -148,18 +148,18 @@ class ModuleHooks(NotCopied):
     # Backward
 
     def _announce(self, call: _Call, output: Any) -> None:
-        """The backward pass of a call begins at the nodes that made its outputs."""
+        """Add hooks to the nodes that made a call's outputs, where its backward pass begins."""
         for leaf in tensors_in(output):
             for tensor in (leaf, leaf._base if leaf._is_view() else None):
                 if tensor is not None and tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(lambda gradients: self._before_backward(call))
 
     def _before_backward(self, call: _Call) -> None:
-        """Nodes run in the reverse order of the forward pass: calls that began after this one ended are done."""
+        """Pin the chunks of a call and release later calls, because nodes run in reverse order."""
         if torch.is_grad_enabled() and not self.store.fixed:
             raise ConfigError(
-                "create_graph=True: a second backward pass would look for parameters that have left the device; use "
-                "policy 'cuda' of the Gemini manager"
+                "create_graph=True is not supported: a second backward pass would need parameters that have left the "
+                "device; use policy 'cuda' of the Gemini manager"
             )
         task = torch._C._current_graph_task_id()
         if task not in self._backward:
@@ -184,7 +184,7 @@ class ModuleHooks(NotCopied):
 
 
 class _Watch(TorchFunctionMode):
-    """Sees parameters that functions take as arguments."""
+    """Function mode that reports parameters used as arguments."""
 
     def __init__(self, hooks: ModuleHooks) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What stays on the device of what the forward pass saves, and the room in which the rest comes back."""
+"""Choose the saved tensors that stay on the device, and the free memory for the others' return."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastfold.memory.planner.schedule import Access, Chunk, smallest_budget
 def choose_kept(
     trace: Trace, sizes: Mapping[Chunk, int], budget: int, *, early: bool, volatile: frozenset[Chunk]
 ) -> frozenset[SpanKey]:
-    """What stays, in competition with the chunks for the same room.
+    """Choose the saved tensors that stay, in competition with the chunks.
 
     Args:
-        trace: One cycle, in which all of it left.
-        sizes: Bytes of each chunk.
+        trace: One cycle, in which all of them were offloaded.
+        sizes: Size of each chunk in bytes.
         budget: Bytes on the device.
-        early: Whether to leave room for what comes back before its use (:func:`reserve`).
-        volatile: Chunks whose device copy is worthless at the end of a cycle.
+        early: True to leave room for early returns (:func:`reserve`).
+        volatile: Chunks whose device copy is invalid at the end of a cycle.
     """
     kept = _choose(trace, sizes, budget, volatile)
     room = reserve(trace, kept, trace.accesses, sizes, budget) if early else 0
@@ -33,19 +33,19 @@ def reserve(
     sizes: Mapping[Chunk, int],
     budget: int,
 ) -> int:
-    """Bytes left free for one of the tensors that have left, so that it comes back before its use.
+    """Return the bytes to leave free so that an offloaded tensor can return before its use.
 
-    One more that leaves costs less than that all of them are waited for.
+    Offloading one more tensor costs less than waiting for all of them.
 
     Args:
         trace: One cycle.
-        kept: What stays.
-        accesses: Those of the cycle, with what that takes.
-        sizes: Bytes of each chunk.
+        kept: Tensors that stay.
+        accesses: Accesses of the cycle, including the kept tensors.
+        sizes: Size of each chunk in bytes.
         budget: Bytes on the device.
 
     Returns:
-        Bytes of the largest of them for which every operator leaves the room.
+        Size in bytes of the largest offloaded tensor for which every operator has room.
     """
     room = budget - smallest_budget(accesses, sizes)
     away = [span.size for key, span in trace.spans.items() if key[0] == "saved" and key not in kept]
@@ -58,7 +58,7 @@ def _choose(
     keys = sorted(trace.spans)
     spans = [trace.spans[key] for key in keys]
     kept = frozenset(keys[i] for i in choose_spans(trace.accesses, sizes, budget, spans, volatile=volatile))
-    # A block's saved tensors need its inputs.
+    # A block's saved tensors are useful only with its inputs.
     return kept - {
         key
         for key in kept

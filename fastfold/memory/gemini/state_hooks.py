@@ -1,4 +1,4 @@
-"""State dicts of a managed model, of each of its modules and of its optimizer are those of an unmanaged one."""
+"""Hooks that make state dicts of a managed model, its modules and its optimizer equal to unmanaged ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fastfold.memory.gemini.checks import NotCopied
 
 
 class StateHooks(NotCopied):
-    """Brings parameters to the host while a state dict is made or taken.
+    """Hooks that move parameters to the host while a state dict is made or loaded.
 
     Args:
-        model: All of its modules get hooks.
-        optimizer: Its states are those of parameters on the host; None where there is none.
-        on_host: Makes a context in which parameters are plain tensors on the host.
-        loaded: Called after the optimizer has taken a state dict.
+        model: Managed model; all of its modules get hooks.
+        optimizer: Its optimizer; None for inference.
+        on_host: Returns a context in which parameters are plain tensors on the host.
+        loaded: Called after the optimizer has loaded a state dict.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class StateHooks(NotCopied):
             if next(module.parameters(), None) is not None:
                 self._handles += [
                     module.register_state_dict_pre_hook(self._enter),
-                    module.register_state_dict_post_hook(partial(self._leave)),  # PyTorch puts a mark on it
+                    module.register_state_dict_post_hook(
+                        partial(self._leave)
+                    ),  # PyTorch sets an attribute on it
                     module.register_load_state_dict_pre_hook(self._enter),
                     module.register_load_state_dict_post_hook(self._leave),
                 ]
@@ -48,7 +50,7 @@ class StateHooks(NotCopied):
             ]
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,1 +1,1 @@
-"""Which chunk stays where and when, within a budget."""
+"""Planner of chunk residency within a budget."""

@@ -1,4 +1,4 @@
-"""What begins to come to the device before it is needed, where the room is there."""
+"""Early starts of copies to the device, where the budget allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K = TypeVar("K")
 def start_early(
     cycle: tuple[Step, ...], trace: Sequence[Access], sizes: Mapping[Chunk, int], budget: int, lookahead: int
 ) -> tuple[Step, ...]:
-    """Starts loads earlier, together with the evictions that make room for them, where the room is there."""
+    """Start loads earlier, together with the evictions that free their memory."""
     evict = [list(step.evict) for step in cycle]
     load = [list(step.load) for step in cycle]
     prefetch: list[list[Chunk]] = [[] for _ in cycle]
@@ -23,7 +23,7 @@ def start_early(
         for chunk in list(load[position]):
             issue, made = position, list(evict[position])
             for earlier in range(position - 1, max(-1, position - 1 - lookahead), -1):
-                # Nobody may need between `earlier` and `position` what leaves to make room.
+                # An evicted chunk must not be used between `earlier` and `position`.
                 made = [c for c in made if c in resident[earlier] and c not in trace[earlier].chunks]
                 gained, leaving = 0, []
                 for c in made:
@@ -66,19 +66,19 @@ def early_returns(
     budget: int,
     lookahead: int,
 ) -> dict[int, list[K]]:
-    """Which of the things that have left begin to come back during which access, before the one that uses them.
+    """Choose the accesses at which offloaded tensors begin to return before their use.
 
     Args:
-        cycle: What the chunks do, one step per access.
-        trace: One cycle, with what these things take where they are used.
-        spans: What has left, and from when to when it is away.
-        sizes: Bytes of each chunk.
+        cycle: Steps of the chunks, one per access.
+        trace: Accesses of one cycle, including these tensors at their uses.
+        spans: Offloaded tensors, with the accesses between which they are away.
+        sizes: Size of each chunk in bytes.
         budget: Bytes on the device.
-        lookahead: How many accesses before its use something may begin to come.
+        lookahead: Largest number of accesses by which a return may precede its use.
 
     Returns:
-        Per access, in the order of their uses. With them no access exceeds the budget, even if at its use something
-        counts twice: an operator may need the most memory before it looks at what was saved.
+        Tensors to return per access, in the order of their uses. No access exceeds the budget, even if a tensor counts
+        twice at its use, because an operator may need its largest memory before it reads saved tensors.
     """
     free = [
         budget - access.other - sum(map(sizes.__getitem__, step.resident))

@@ -1,10 +1,10 @@
-"""Which chunks stay on the device between two of their uses: a packing of intervals into the room that is left.
+"""Packing of residency intervals into the free memory, which decides the chunks kept between two uses.
 
-In an endlessly repeated schedule a chunk that stays from one use to the next saves one load. Every such interval takes
-its chunk's bytes at all accesses in between, and the bytes saved are to be as many as fit. For chunks of one size,
-farthest next use finds the best packing (Belady 1966); for chunks of several sizes that problem is NP-hard (Chrobak,
-Woeginger, Makino and Xu, "Caching is hard", Algorithmica 63, 2012), and what farthest next use has found is improved by
-exchanges: an interval comes in for cheaper ones, or several for a dearer one.
+In a repeated schedule, a chunk that stays from one use to the next saves one load. Each interval takes its chunk's
+bytes at all accesses in between, and the saved bytes are maximised. For chunks of one size, farthest next use is
+optimal (Belady 1966). For several sizes the problem is NP-hard (Chrobak, Woeginger, Makino and Xu, "Caching is hard",
+Algorithmica 63, 2012). There the result of farthest next use is improved by exchanges: one interval for cheaper ones,
+or several for an expensive one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from random import Random
 
 import numpy as np
 
-# Accesses looked at before the search for exchanges ends: about a second's worth.
+# Accesses examined before the search for exchanges ends.
 _WORK = 400_000
-# Intervals that may leave for one that comes.
+# Largest number of intervals removed for one that is added.
 _DEPTH = 3
 
 
 @dataclass(frozen=True)
 class ResidencyInterval:
-    """A chunk between two uses.
+    """Interval between two uses of a chunk.
 
     Args:
-        chunk: Its number.
-        start: First access after the one use, counted over the whole period.
-        length: Accesses until the next use; the period's end is followed by its beginning.
+        chunk: Number of the chunk.
+        start: First access after the first use, counted over the whole period.
+        length: Accesses until the next use; the period is cyclic.
         size: Bytes.
     """
 
@@ -41,16 +41,16 @@ class ResidencyInterval:
 def residency_intervals(
     uses: Sequence[Collection[int]], sizes: Mapping[int, int], cycles: int, volatile: Collection[int]
 ) -> list[ResidencyInterval]:
-    """Every interval between two uses of an endlessly repeated schedule.
+    """Return every interval between two uses of an endlessly repeated schedule.
 
     Args:
         uses: Chunks used at each access of one cycle.
-        sizes: Bytes of each chunk.
-        cycles: Cycles that make one period.
+        sizes: Size of each chunk in bytes.
+        cycles: Number of cycles in a period.
         volatile: Chunks that do not stay from one cycle to the next.
 
     Returns:
-        The intervals of one period. Uses at neighbouring accesses have none between them: the chunk is in use.
+        Intervals of one period. Uses at adjacent accesses have none between them.
     """
     length = len(uses)
     period = cycles * length
@@ -64,21 +64,21 @@ def residency_intervals(
         for here, after in zip(found, [*found[1:], found[0] + period], strict=True):
             if chunk in volatile and here // length != after // length:
                 continue
-            # An interval of no length is always kept; the chunk is needed before and after.
+            # An empty interval is always kept: the chunk is used before and after.
             intervals.append(ResidencyInterval(chunk, here + 1, after - here - 1, sizes[chunk]))
     return intervals
 
 
 class IntervalPacking:
-    """Intervals that are kept, and the room that they leave.
+    """Kept intervals, and the memory that remains free.
 
     Args:
-        room: Bytes left at each access of the period by what is in use there.
-        intervals: All that could be kept.
-        kept: Indices of those that are, to begin with.
+        room: Free bytes at each access of the period, next to the chunks in use.
+        intervals: All intervals.
+        kept: Indices of the intervals kept at first.
 
     Attributes:
-        kept: As above, changed by :meth:`improve`.
+        kept: Indices of the kept intervals, changed by :meth:`improve`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class IntervalPacking:
         self._work = 0
         for index in self.kept:
             self._put(index, -1)
-        assert self._slack.min(initial=0) >= 0, "what is kept at the beginning must fit"
+        assert self._slack.min(initial=0) >= 0, "the initial intervals exceed the room"
 
     def _spans(self, index: int) -> tuple[slice, slice]:
         interval, period = self.intervals[index], len(self._slack)
@@ -115,7 +115,7 @@ class IntervalPacking:
         self._put(index, 1)
 
     def _tightest(self, index: int) -> tuple[int, int]:
-        """Least room over an interval's accesses, and where."""
+        """Return the smallest free room over an interval's accesses, and its access."""
         least, where = 1 << 62, -1
         for span in self._spans(index):
             part = self._slack[span]
@@ -126,7 +126,7 @@ class IntervalPacking:
         return least, where
 
     def fill(self, order: Iterable[int]) -> list[int]:
-        """Keeps, in this order, every further interval that fits; returns these."""
+        """Keep each further interval that fits, in this order; return the added ones."""
         added = []
         for index in order:
             if index not in self.kept and self._tightest(index)[0] >= self.intervals[index].size:
@@ -136,14 +136,14 @@ class IntervalPacking:
 
     @property
     def saved(self) -> int:
-        """Bytes that need not be loaded in a period."""
+        """Bytes per period that need not be loaded."""
         return sum(self.intervals[index].size for index in self.kept)
 
     def improve(self, rounds: int = 16) -> None:
-        """Exchanges intervals until no exchange tried saves more bytes; equal arguments give equal results.
+        """Exchange intervals until no tried exchange saves more bytes; deterministic.
 
         Args:
-            rounds: Fresh starts with some intervals taken out at random, by a fixed sequence of random numbers.
+            rounds: Restarts with some intervals removed at random, from a fixed seed.
         """
         shortest = sorted(
             range(len(self.intervals)), key=lambda i: (self.intervals[i].length, -self.intervals[i].size, i)
@@ -175,7 +175,7 @@ class IntervalPacking:
                     self._add(index)
 
     def _against(self, wanted: int) -> set[int]:
-        """Kept intervals at accesses where the wanted one does not fit."""
+        """Return the kept intervals at accesses where the wanted one does not fit."""
         found: set[int] = set()
         for span in self._spans(wanted):
             for slack, covered in zip(self._slack[span], self._cover[span], strict=True):
@@ -192,7 +192,7 @@ class IntervalPacking:
             self.fill(shortest)
 
     def _bring(self, wanted: int) -> bool:
-        """Keeps an interval in exchange for cheaper ones, if there are such."""
+        """Keep an interval in exchange for cheaper ones, if possible."""
         leaving = self._exchange(wanted, self.intervals[wanted].size, _DEPTH)
         if leaving is None:
             return False
@@ -200,7 +200,7 @@ class IntervalPacking:
         return True
 
     def _exchange(self, wanted: int, worth: int, depth: int) -> list[int] | None:
-        """Removes kept intervals of together less than ``worth`` bytes so that the wanted one fits, or none at all."""
+        """Remove kept intervals worth less than ``worth`` bytes so that the wanted one fits; None if impossible."""
         least, where = self._tightest(wanted)
         if self._work > _WORK:
             return None
@@ -223,7 +223,7 @@ class IntervalPacking:
         return self.intervals[index].size, -self.intervals[index].length, index
 
     def _release(self, index: int, orders: Sequence[Mapping[int, int]]) -> bool:
-        """Lets one interval go if others that then fit save more."""
+        """Remove one interval if others that then fit save more."""
         if self._work > _WORK:
             return False
         size = self.intervals[index].size
@@ -239,7 +239,7 @@ class IntervalPacking:
         return False
 
     def _near(self, index: int) -> list[int]:
-        """Intervals outside that share an access with this one."""
+        """Return the other intervals that share an access with this one."""
         period, interval = len(self._slack), self.intervals[index]
         self._work += len(self.intervals) // 10
         after = (self._starts - interval.start) % period < interval.length
@@ -247,5 +247,5 @@ class IntervalPacking:
         return [i for i in np.flatnonzero(after | before).tolist() if i not in self.kept and i != index]
 
     def resident(self) -> list[frozenset[int]]:
-        """Chunks that stay at each access of the period; those in use are not among them."""
+        """Return the chunks kept at each access of the period, without those in use."""
         return [frozenset(self.intervals[i].chunk for i in covered) for covered in self._cover]

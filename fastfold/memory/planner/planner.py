@@ -1,8 +1,8 @@
-"""When each chunk is on the device, for an endlessly repeated schedule.
+"""Plan of each chunk's residency for an endlessly repeated schedule.
 
-:func:`plan` is pure: equal arguments give equal plans, so ranks that agree on the trace agree on every decision. It
-follows farthest next use until that repeats itself, takes what stays on the device between two uses from there, and
-improves it by exchanges where chunks differ in size.
+:func:`plan` is deterministic, so ranks with equal traces make equal decisions. It simulates farthest next use until the
+decisions repeat, and takes the residency intervals from the repeated cycles. If chunks differ in size, exchanges
+improve them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fastfold.memory.planner.schedule import (
     smallest_budget,
 )
 
-# Cycles that are followed in search of a repetition; more would find little (see `_period`).
+# Cycles simulated in search of a repetition; more improve little (see `_period`).
 _CYCLES = 24
 _ACCESSES = 200_000
-# Where chunks differ in size, farthest next use need not find the best period: short schedules are tried over this
-# many cycles, and over no more accesses than these.
+# If chunks differ in size, farthest next use may miss the best period. Short schedules are tried over this many cycles,
+# and at most this many accesses.
 _PERIODS = 4
 _SHORT = 200
 
@@ -41,21 +41,21 @@ def plan(
     resident: frozenset[Chunk] = frozenset(),
     lookahead: int = 2,
 ) -> Plan:
-    """Decides what is on the device at each access of an endlessly repeated schedule.
+    """Plan the chunks on the device at each access of an endlessly repeated schedule.
 
     Args:
         trace: One cycle.
-        sizes: Bytes of each chunk.
+        sizes: Size of each chunk in bytes.
         budget: Bytes on the device.
-        volatile: Chunks whose device copy is worthless at the end of a cycle.
-        resident: On the device before the first cycle.
-        lookahead: How many accesses before its use a load may start.
+        volatile: Chunks whose device copy is invalid at the end of a cycle.
+        resident: Chunks on the device before the first cycle.
+        lookahead: Largest number of accesses by which a load may precede its use.
 
     Returns:
-        The plan. ``plan.peak`` is at most ``budget``; every access finds its chunks resident.
+        The plan. ``plan.peak`` is at most ``budget``, and every access finds its chunks on the device.
 
     Raises:
-        BudgetError: One access alone needs more than the budget; names the smallest that works.
+        BudgetError: One access needs more than the budget. Names the smallest budget that works.
     """
     smallest = smallest_budget(trace, sizes)
     if smallest > budget:
@@ -68,7 +68,7 @@ def plan(
         )
     packing = _pack(trace, sizes, budget, volatile, resident)
     staying = packing.resident()
-    # The first period begins with what is there, and loads what later ones find.
+    # The first period starts from the resident chunks; later periods start from the end of the previous one.
     cycles: list[tuple[Step, ...]] = []
     count = max(1, len(staying) // max(1, len(trace)))
     while len(cycles) < 2 * count:
@@ -88,20 +88,20 @@ def choose_spans(
     *,
     volatile: frozenset[Chunk] = frozenset(),
 ) -> frozenset[int]:
-    """Decides which spans stay on the device, in competition with the chunks for the same room.
+    """Choose the spans that stay on the device, in competition with the chunks.
 
-    A span and a chunk between two uses are alike: what stays for the shortest time comes first, and exchanges improve
-    on that. Between forward and backward pass this keeps the last layers' saved tensors and parameters.
+    Spans are packed like chunks between two uses: short intervals come first, and exchanges improve the result. Between
+    forward and backward pass this keeps the last layers' saved tensors and parameters.
 
     Args:
-        trace: One cycle, measured with all spans away.
-        sizes: Bytes of each chunk.
+        trace: One cycle, measured with all spans offloaded.
+        sizes: Size of each chunk in bytes.
         budget: Bytes on the device.
-        spans: What may stay.
-        volatile: Chunks whose device copy is worthless at the end of a cycle.
+        spans: Tensors that may stay.
+        volatile: Chunks whose device copy is invalid at the end of a cycle.
 
     Returns:
-        Indices of the spans that stay. None where the budget does not even hold the trace without them.
+        Indices of the spans that stay; empty if the budget cannot hold the trace without them.
     """
     if smallest_budget(trace, sizes) > budget:
         return frozenset()
@@ -118,7 +118,7 @@ def choose_spans(
 
 
 def with_spans(trace: Sequence[Access], spans: Sequence[Span]) -> tuple[Access, ...]:
-    """The trace with what these spans take while they stay."""
+    """Return the trace including the spans that stay."""
     others = [access.other for access in trace]
     for span in spans:
         for position in range(span.first, span.last + 1):
@@ -133,7 +133,7 @@ def _pack(
     volatile: frozenset[Chunk],
     resident: frozenset[Chunk],
 ) -> IntervalPacking:
-    """The best packing of intervals that was found, over as many cycles as it takes to repeat."""
+    """Return the best packing of intervals found, over the cycles until a repetition."""
     uses = [access.chunks for access in trace]
     room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
     repeating = _farthest_next_use(trace, sizes, budget, volatile, resident)
@@ -161,7 +161,7 @@ def _pack(
 def _follow(
     trace: Sequence[Access], staying: Sequence[frozenset[Chunk]], resident: frozenset[Chunk]
 ) -> tuple[Step, ...]:
-    """One cycle in which only what is to stay stays."""
+    """Simulate one cycle in which only the chosen chunks stay."""
     steps = []
     for access, stay in zip(trace, staying, strict=True):
         evict = tuple(sorted(resident - access.chunks - stay))
@@ -178,7 +178,7 @@ def _farthest_next_use(
     volatile: frozenset[Chunk],
     resident: frozenset[Chunk],
 ) -> Sequence[tuple[Step, ...]]:
-    """The cycles that farthest next use repeats in the end."""
+    """Return the cycles that farthest next use repeats."""
     next_use = NextUse(trace, volatile)
     limit = max(2, min(_CYCLES, _ACCESSES // max(1, len(trace))))
     cycles: list[tuple[Step, ...]] = []
@@ -198,7 +198,7 @@ def _cycle(
     next_use: NextUse,
     resident: frozenset[Chunk],
 ) -> tuple[Step, ...]:
-    """One cycle from a given start: loads when they are needed, evictions when there is no room."""
+    """Simulate one cycle from a start: load chunks when needed, evict when memory is short."""
     steps = []
     for position, access in enumerate(trace):
         evict = choose_evictions(resident, access.chunks, budget - access.other, sizes, next_use, position)
@@ -211,7 +211,7 @@ def _cycle(
 def _period(
     cycles: Sequence[tuple[Step, ...]], starts: Sequence[frozenset[Chunk]], sizes: Mapping[Chunk, int]
 ) -> tuple[int, int]:
-    """The run of cycles ``[i, j)`` that is cheapest to repeat, counting the exchange from the end to the start."""
+    """Return the cycles ``[i, j)`` that are cheapest to repeat, including the change from end to start."""
     costs = [sum(sizes[c] for step in cycle for c in step.load) for cycle in cycles]
 
     def mean(i: int, j: int) -> float:

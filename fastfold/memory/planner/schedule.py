@@ -1,8 +1,8 @@
-"""What planning is about: accesses, steps, plans, and the rule of farthest next use.
+"""Data types of plans: accesses, steps, plans, and the rule of farthest next use.
 
-A schedule repeats: every training step and every recycle touches the chunks in the order of the last one. So the next
-use of each chunk is known, and what is needed farthest in the future leaves first (Belady, IBM Systems Journal 5,
-1966), with the schedule's beginning following its end. For chunks of one size no other order loads less.
+A schedule repeats: every training step and every recycle uses the chunks in the same order. The next use of each chunk
+is therefore known. The chunk used farthest in the future is evicted first (Belady, IBM Systems Journal 5, 1966). For
+chunks of one size this order is optimal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NEVER = 1 << 60
 
 
 class BudgetError(ConfigError):
-    """A budget that cannot hold what one operator needs.
+    """Budget that is smaller than the needs of one operator.
 
     Args:
-        message: What does not fit and what would.
-        smallest: The smallest budget that works, in bytes, as far as it is known.
+        message: Description of the operator, and of a sufficient budget.
+        smallest: Smallest sufficient budget in bytes, as far as known.
     """
 
     def __init__(self, message: str, smallest: int) -> None:
@@ -32,11 +32,11 @@ class BudgetError(ConfigError):
 
 @dataclass(frozen=True)
 class Access:
-    """One operator's turn.
+    """Access of one operator.
 
     Args:
-        chunks: What must be on the device while it runs.
-        other: Bytes of everything else on the device at that time (activations, workspaces).
+        chunks: Chunks that must be on the device.
+        other: Bytes of other tensors on the device (activations, workspaces).
     """
 
     chunks: frozenset[Chunk]
@@ -45,13 +45,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that may stay on the device from one access to another, or leave for that time.
+    """Tensor that can be kept or offloaded between two accesses.
 
     Args:
         size: Bytes.
-        first: Access at which it comes to be.
-        last: Access during which it is used; after that it counts as a part of ``Access.other``, whether it has
-            stayed or not.
+        first: Access that creates it.
+        last: Access that uses it; later it counts as a part of ``Access.other``, whether it was kept or not.
     """
 
     size: int
@@ -61,13 +60,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Step:
-    """What happens at one access, in this order.
+    """Actions at one access, in this order.
 
     Args:
-        evict: Leave the device before the operator runs.
-        load: Come to the device before the operator runs.
-        prefetch: Start to come while the operator runs; needed by a later one.
-        resident: On the device, or on the way to it, while the operator runs.
+        evict: Chunks that leave the device before the operator runs.
+        load: Chunks copied to the device before the operator runs.
+        prefetch: Chunks whose copy starts while the operator runs, for a later one.
+        resident: Chunks on the device, or being copied to it, while the operator runs.
     """
 
     evict: tuple[Chunk, ...]
@@ -78,16 +77,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Residency for every access of an endless repetition of one schedule.
+    """Residency at every access of an endlessly repeated schedule.
 
-    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` again and again.
+    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats.
 
     Args:
         cycles: Per cycle, one :class:`Step` per access.
-        start: Where the repeating part begins.
-        budget: Bytes that it was made for.
-        sizes: Bytes of each chunk.
-        others: Bytes of everything else at each access.
+        start: Index of the first repeating cycle.
+        budget: Budget in bytes.
+        sizes: Size of each chunk in bytes.
+        others: Bytes of other tensors at each access.
     """
 
     cycles: tuple[tuple[Step, ...], ...]
@@ -97,24 +96,24 @@ class Plan:
     others: tuple[int, ...]
 
     def cycle(self, index: int) -> tuple[Step, ...]:
-        """The steps of the cycle with this index, counted from 0."""
+        """Return the steps of a cycle, counted from 0."""
         if index < len(self.cycles):
             return self.cycles[index]
         return self.cycles[self.start + (index - self.start) % (len(self.cycles) - self.start)]
 
     @cached_property
     def loads(self) -> float:
-        """Chunks that come to the device per cycle, in the repeating part."""
+        """Number of chunk loads per cycle, in the repeating part."""
         return self._mean(dict.fromkeys(self.sizes, 1))
 
     @cached_property
     def traffic(self) -> float:
-        """Bytes that come to the device per cycle, in the repeating part."""
+        """Bytes loaded per cycle, in the repeating part."""
         return self._mean(self.sizes)
 
     @cached_property
     def peak(self) -> int:
-        """Most bytes on the device at any access."""
+        """Peak in bytes on the device."""
         return max(
             sum(map(self.sizes.__getitem__, step.resident)) + other
             for cycle in self.cycles
@@ -128,11 +127,11 @@ class Plan:
 
 
 class NextUse:
-    """Distance to a chunk's next access in an endlessly repeated schedule.
+    """Distance to the next access of a chunk, in an endlessly repeated schedule.
 
     Args:
-        trace: The schedule.
-        volatile: Chunks whose device copy is worthless after the end of a cycle (the optimizer has changed them).
+        trace: One cycle of the schedule.
+        volatile: Chunks whose device copy is invalid after a cycle, because the optimizer has changed them.
     """
 
     def __init__(self, trace: Sequence[Access], volatile: frozenset[Chunk] = frozenset()) -> None:
@@ -148,7 +147,7 @@ class NextUse:
         self._used = frozenset(ahead)
 
     def __call__(self, position: int, chunk: Chunk) -> int:
-        """Accesses from ``position`` to the next one that needs the chunk; a huge number where there is none."""
+        """Return the accesses from ``position`` to the chunk's next use; a huge number if there is none."""
         if chunk not in self._used or position >= self.length:
             return _NEVER
         found = self._next[position][chunk]
@@ -165,15 +164,15 @@ def choose_evictions(
     next_use: NextUse,
     position: int,
 ) -> tuple[Chunk, ...]:
-    """What leaves so that ``needed`` fits: those with the farthest next use, and none more than must.
+    """Choose the fewest chunks to evict so that ``needed`` fits, farthest next use first.
 
     Args:
-        resident: On the device now.
-        needed: Must be there after; never evicted.
+        resident: Chunks on the device.
+        needed: Chunks that must be on the device; never evicted.
         room: Bytes for chunks.
-        sizes: Bytes of each chunk.
-        next_use: The schedule.
-        position: The access that needs them.
+        sizes: Size of each chunk in bytes.
+        next_use: Next use in the schedule.
+        position: Access that needs the chunks.
     """
     excess = sum(map(sizes.__getitem__, resident | needed)) - room
     evicted: list[Chunk] = []
@@ -182,7 +181,7 @@ def choose_evictions(
             break
         evicted.append(chunk)
         excess -= sizes[chunk]
-    # Chunks differ in size: what was chosen early may be spared after a large one has gone.
+    # Chunks differ in size: after a large one is evicted, an earlier choice may be spared.
     for chunk in reversed(evicted[:-1]):
         if excess + sizes[chunk] <= 0:
             evicted.remove(chunk)
@@ -191,5 +190,5 @@ def choose_evictions(
 
 
 def smallest_budget(trace: Sequence[Access], sizes: Mapping[Chunk, int]) -> int:
-    """Bytes that the most demanding access takes: no plan needs more, and none does with less."""
+    """Return the bytes of the largest access, which is the smallest budget that works."""
     return max((sum(map(sizes.__getitem__, a.chunks)) + a.other for a in trace), default=0)

@@ -122,9 +122,9 @@ def test_arguments_by_name_and_nested_results() -> None:
     assert chunked.plan.regions
     found, expected = chunked(factor=example["factor"], x=example["x"], power=3), module(**example)
     torch.testing.assert_close(found, expected)
-    with pytest.raises(ConfigError, match=r"power is 2 and was 3"):
+    with pytest.raises(ConfigError, match=r"power is 2, and was 3"):
         chunked(**{**example, "power": 2})
-    with pytest.raises(ConfigError, match="others than those of the example"):
+    with pytest.raises(ConfigError, match="differ from the example"):
         chunked(example["x"], factor=example["factor"], power=3)
 
 
@@ -132,12 +132,12 @@ def test_calls_that_would_be_wrong_are_refused() -> None:
     module, x = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 8)).eval(), torch.randn(32, 8)
     chunked = autochunk(module, x, 6000)
     assert isinstance(chunked, ChunkedModule)
-    with pytest.raises(ConfigError, match=r"no gradients.*torch\.no_grad"):
+    with pytest.raises(ConfigError, match=r"does not record gradients.*torch\.no_grad"):
         chunked(x)
     with torch.no_grad():
         with pytest.raises(ConfigError, match=r"\[16, 8\].*\[32, 8\].*call autochunk again"):
             chunked(x[:16])
-        with pytest.raises(ConfigError, match="has to be a tensor"):
+        with pytest.raises(ConfigError, match="expected a tensor"):
             chunked(3)
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast"):
             chunked(x)
@@ -145,11 +145,11 @@ def test_calls_that_would_be_wrong_are_refused() -> None:
             module[0].weight.fill_(0.5)
         torch.testing.assert_close(chunked(x), module(x))  # weights are read at each call
         chunked.train()
-        with pytest.raises(ConfigError, match="another mode"):
+        with pytest.raises(ConfigError, match="the mode of the module"):
             chunked(x)
         chunked.eval()
         module.double()
-        with pytest.raises(ConfigError, match=r"0.weight has another shape, dtype"):
+        with pytest.raises(ConfigError, match=r"the shape, dtype or device of 0.weight"):
             chunked(x)
     for budget in ("much", 0):
         with pytest.raises(ConfigError, match="memory"):

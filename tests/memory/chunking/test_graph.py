@@ -29,9 +29,9 @@ def _read(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_changed, "changes args_0 in place.*return what changes instead"),
-        (_decided, "different ways for different contents.*torch.where"),
-        (_read, "reads a number out of a tensor|draws|different ways"),
+        (_changed, "changes args_0 in place.*return the changed tensor instead"),
+        (_decided, "branches on the values.*torch.where"),
+        (_read, "reads a number out of a tensor|draws|branches on"),
         (lambda x: x + torch.rand(6), "draws random numbers.*eval"),
     ],
     ids=["in place", "data", "number", "random"],

@@ -73,7 +73,9 @@ def test_no_limit_is_made_wider(allocator: Allocator) -> None:
 
 def test_what_is_there_already_is_told(allocator: Allocator) -> None:
     allocator.reserved = 21 * GIB
-    with pytest.raises(BudgetError, match=r"PyTorch holds 22,548,578,304 bytes on cuda:0 already") as caught:
+    with pytest.raises(
+        BudgetError, match=r"PyTorch has reserved 22,548,578,304 bytes on cuda:0 already"
+    ) as caught:
         device(20 * GIB).enforce()
     assert caught.value.smallest == 21 * GIB
     assert allocator.fraction == 1.0
@@ -106,9 +108,7 @@ def test_a_chunk_that_finds_no_room_is_told_as_on_the_simulated_device(
     chunks = build_chunks(torch.nn.Linear(8, 8))
     store = ChunkStore(chunks, simulated, Tier())
     monkeypatch.setattr(simulated, "fill", lambda buffer, source: made.fill(Full(), source))  # type: ignore[arg-type]
-    with pytest.raises(
-        BudgetError, match=r"at least 7,096 bytes are needed; shorter inputs, a smaller batch"
-    ):
+    with pytest.raises(BudgetError, match=r"at least 7,096 bytes; shorter inputs, a smaller batch"):
         store.load(0)
     assert store.resident == frozenset()
 

@@ -154,9 +154,13 @@ def test_files_of_what_waits_no_more_are_given_back(tmp_path):
 
 def test_a_full_disk_is_a_clear_error(tmp_path):
     """The room is reserved at once: no write to the map can fail later."""
-    with pytest.raises(OutputError, match=r"no .* bytes for the memory tier on this disk.*Free some space"):
+    with pytest.raises(
+        OutputError, match=r"cannot reserve .* bytes for the memory tier on this disk.*Free some space"
+    ):
         NvmeTier(tmp_path).allocate(1 << 50, torch.float32)
-    with pytest.raises(OutputError, match=r"no .* bytes for the memory tier on this disk.*Free some space"):
+    with pytest.raises(
+        OutputError, match=r"cannot reserve .* bytes for the memory tier on this disk.*Free some space"
+    ):
         NvmeTier(tmp_path).allocate_waiting(1 << 50, torch.float32)
     with pytest.raises(OutputError, match="missing"):
         NvmeTier(tmp_path / "missing").allocate(10, torch.float32)

@@ -53,7 +53,7 @@ def test_no_file_and_no_open_descriptor_is_left(tmp_path: Path) -> None:
     assert shown[0] == 1
     del shown
     gc.collect()
-    with pytest.raises(OutputError, match=r"no 1,125,899,906,842,624 bytes.*Free some space"):
+    with pytest.raises(OutputError, match=r"cannot reserve 1,125,899,906,842,624 bytes.*Free some space"):
         map_file(str(tmp_path), 1 << 50)
     assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == before

@@ -59,5 +59,5 @@ def test_parameters_that_are_on_the_host_already_need_no_room_there(monkeypatch:
     here = sum(slot.parameter.nbytes for chunk in chunks for slot in chunk.slots)
     monkeypatch.setattr(budget, "host_available_bytes", lambda: 100)
     check_host(here + 100, chunks)
-    with pytest.raises(BudgetError, match="take 101 more bytes of the host's memory, of which 100 are left"):
+    with pytest.raises(BudgetError, match="take 101 more bytes of the host's memory; 100 are available"):
         check_host(here + 101, chunks)

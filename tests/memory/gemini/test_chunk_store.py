@@ -37,7 +37,7 @@ def test_parameters_come_and_go() -> None:
     assert len(store.chunks) == 3
     assert store.device.used == 0
     assert all(p.shape == q.shape for p, q in zip(model.parameters(), plain.parameters(), strict=True))
-    with pytest.raises(ConfigError, match=r"1\.weight is managed and not here"):
+    with pytest.raises(ConfigError, match=r"1\.weight is managed and not on the device"):
         model[1].weight.isnan()
     _compute(store, 1)
     assert store.resident == {1}
@@ -63,7 +63,7 @@ def test_a_chunk_that_does_not_fit_names_what_is_needed() -> None:
     for index in range(2):
         store.load(index)
     with pytest.raises(
-        BudgetError, match=r"a budget of 650 bytes is too small.*At this operator at least 960"
+        BudgetError, match=r"a budget of 650 bytes is too small.*This operator needs at least 960"
     ) as caught:
         store.load(2)
     assert caught.value.smallest == 960
@@ -102,7 +102,7 @@ def test_gradients_of_what_is_away_or_sparse_are_refused() -> None:
     store = _store(model)
     with untouched():
         model[0].weight.grad = torch.ones(8, 8)  # as a backward pass does
-    with pytest.raises(RuntimeError, match=r"used 0\.weight while it was away"):
+    with pytest.raises(RuntimeError, match=r"used 0\.weight while it was not on the device"):
         store.take_gradient(model[0].weight)
     _compute(store, 0)
     model[0].weight.grad = torch.ones(8, 8).to_sparse()

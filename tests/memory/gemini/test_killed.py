@@ -67,7 +67,7 @@ def test_a_disk_that_takes_no_more_is_a_clear_error(tmp_path: Path, files_of_at_
     """The system's own refusal, not a pretended one; it comes when room is reserved, and not as a signal later."""
     assert NvmeTier(tmp_path).allocate(1000, torch.float32).sum() == 0
     with pytest.raises(
-        OutputError, match=r"no 40,000 bytes for the memory tier on this disk.*Free some space"
+        OutputError, match=r"cannot reserve 40,000 bytes for the memory tier on this disk.*Free some space"
     ):
         NvmeTier(tmp_path).allocate(10_000, torch.float32)
     model = build()

@@ -1,1 +1,1 @@
-"""The optimizer of a managed model: what it keeps, its step chunk by chunk, and its step beside the backward pass."""
+"""Optimizer of a managed model: its states, its step in chunks, and its step during the backward pass."""

@@ -1,8 +1,8 @@
-"""The optimizer's step of a chunk in a thread beside the backward pass, as soon as the chunk's gradients are complete.
+"""Step of a chunk in a thread during the backward pass, as soon as its gradients are complete.
 
-It comes to the same numbers as a step after the backward pass, because it steps the same tensors with the same numbers
-of the optimizer's groups. What would make a difference (a look at all gradients, more gradients after the step, a rate
-that is set later, a pass on parameters that are a step ahead) is refused.
+The result equals a step after the backward pass, because the same tensors are stepped with the same settings of the
+optimizer's groups. Actions that would change the result are refused: reading all gradients, accumulating more
+gradients after the step, setting a rate later, or a pass on parameters that are a step ahead.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from fastfold.memory.gemini.optimizer.stand_in import check_stand_ins, step_stan
 from fastfold.memory.gemini.optimizer.worker import Worker
 
 MIN_OVERLAPPED_CHUNKS = 16
-"""Chunks of equal size that a model makes at least: a chunk's step begins when the last of its gradients has come."""
+"""Smallest number of equal chunks of a model; a chunk's step begins after the last of its gradients."""
 
 # Bytes of gradients that may wait for the thread.
 _WAITING = 1 << 28
 
 
 class OverlappedStep(NotCopied):
-    """Steps complete chunks in a thread while the backward pass runs.
+    """Stepper of complete chunks in a thread, while the backward pass runs.
 
     Args:
-        optimizer: One that :func:`check_overlap` lets pass.
-        store: The chunks, whose optimizer states are allocated now.
+        optimizer: Optimizer accepted by :func:`check_overlap`.
+        store: Chunks; their optimizer states are allocated now.
 
     Attributes:
-        beside: Bytes of parameters whose step began while the backward pass had more operators to come, so far.
-        after: Bytes of those that were complete only at its end.
+        overlapped: Bytes of parameters whose step began before the last operator of a backward pass.
+        after: Bytes of parameters that were complete only at its end.
     """
 
     def __init__(self, optimizer: Optimizer, store: ChunkStore) -> None:
         self._optimizer, self._store = optimizer, store
-        self.beside = self.after = 0
+        self.overlapped = self.after = 0
         self._postponed = 0
         self._arrived: defaultdict[int, set[str]] = defaultdict(set)
-        # Gradients that have left the device wait in buffers of their own until the thread has come to them.
+        # Gradients wait in separate buffers until the thread uses them.
         self._worker = Worker("gemini-optimizer", _WAITING)
         self._groups: list[Group] = []
         store.prepare_states([chunk for chunk in store.chunks if chunk.trainable], optimizer)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes add to gradients, and no chunk is stepped."""
+        """Accumulate gradients in backward passes inside, without stepping chunks."""
         self._postponed += 1
         try:
             yield
         finally:
             self._postponed -= 1
 
-    # As the backward pass goes on
+    # During the backward pass
 
     def take_gradient(self, parameter: nn.Parameter) -> None:
         """Move a gradient to the host, as :meth:`ChunkStore.take_gradient` does."""
@@ -72,10 +72,10 @@ class OverlappedStep(NotCopied):
         self._arrived[chunk.index].add(slot.name)
 
     def released(self, indices: Iterable[int]) -> None:
-        """Operators do not use these chunks any more: those begin to be stepped of which all gradients have come.
+        """Begin to step the chunks that are released by operators and have all gradients.
 
         Args:
-            indices: Of chunks that may be in use by others after all.
+            indices: Released chunks, which other operators may still use.
         """
         for index in indices:
             chunk = self._store.chunks[index]
@@ -84,15 +84,15 @@ class OverlappedStep(NotCopied):
                 self._begin(chunk)
 
     def end_backward(self, indices: Iterable[int]) -> None:
-        """A backward pass is over; it had used these chunks until now."""
-        before = self.beside
+        """End a backward pass, which used these chunks."""
+        before = self.overlapped
         self.released(indices)
-        self.after += self.beside - before
-        self.beside = before
+        self.after += self.overlapped - before
+        self.overlapped = before
         self._arrived.clear()
 
     def begin_pass(self) -> None:
-        """A forward pass begins; gradients of an earlier backward pass that raised are no part of the next one."""
+        """Begin a forward pass and forget gradients of a failed backward pass."""
         self._store.refuse_ahead("a forward pass")
         self._arrived.clear()
 
@@ -116,33 +116,33 @@ class OverlappedStep(NotCopied):
             step_stand_ins(self._optimizer, groups, views)
 
         self._worker.put(step, chunk.nbytes)
-        self.beside += chunk.nbytes
+        self.overlapped += chunk.nbytes
 
     def _numbers(self) -> list[Group]:
-        """What the groups say now, without their parameters."""
+        """Return the settings of the optimizer's groups, without parameters."""
         with self._store.work():
             return [
                 {name: copy.deepcopy(x) for name, x in group.items() if name != "params"}
                 for group in self._optimizer.param_groups
             ]
 
-    # The step of all
+    # Final step
 
     def finish(self) -> frozenset[int]:
         """Wait for the thread.
 
         Returns:
-            Indices of the chunks that have been stepped.
+            Indices of the stepped chunks.
 
         Raises:
             ConfigError: The optimizer's groups have changed since the first chunk was stepped.
-            BaseException: What the step of a chunk has raised.
+            BaseException: Exception of a chunk's step.
         """
         store, groups = self._store, self._groups
         done = frozenset(store.ahead)
         error = self.abandon()
         for index in done:
-            # Copies on the device are a step behind.
+            # Device copies are a step behind.
             if store.chunks[index].state is not ChunkState.FREE:
                 store.evict(index)
         if error is not None:
@@ -151,13 +151,13 @@ class OverlappedStep(NotCopied):
             store.settle_states(store.chunks[index], self._optimizer)
         if done and not same(groups, self._numbers(), exact=True):
             raise ConfigError(
-                "numbers of the optimizer's groups were changed between backward() and step(), when a part of the "
+                "settings of the optimizer's groups were changed between backward() and step(), when some "
                 "parameters had been stepped already: with overlap_optimizer set learning rates before backward()"
             )
         return done
 
     def abandon(self) -> BaseException | None:
-        """Wait for the thread; give back what a step in it has raised."""
+        """Wait for the thread; return the exception of a step, if any."""
         error = self._worker.finish()
         self._arrived.clear()
         self._store.ahead.clear()
@@ -165,27 +165,27 @@ class OverlappedStep(NotCopied):
 
 
 def check_overlap(optimizer: Optimizer | None, policy: str, ranks: Ranks) -> None:
-    """Refuse what a step beside the backward pass would get wrong, or gain nothing from.
+    """Refuse settings for which the overlapped step would be wrong or useless.
 
     Args:
-        optimizer: Not yet managed.
-        policy: Where parameters live.
-        ranks: The processes.
+        optimizer: Optimizer that is not managed yet.
+        policy: Policy of the manager.
+        ranks: Processes of the model.
 
     Raises:
-        ConfigError: There is no optimizer, or one whose step has hooks or cannot run in a thread; the policy is
+        ConfigError: The optimizer is missing, has step hooks, or cannot run in a thread; the policy is
             ``"cuda"``; there are several processes.
     """
     if optimizer is None:
-        raise ConfigError("overlap_optimizer needs an optimizer: give one to Gemini(model, optimizer)")
+        raise ConfigError("overlap_optimizer needs an optimizer: pass one to Gemini(model, optimizer)")
     if policy == "cuda":
         raise ConfigError(
-            "policy 'cuda' steps parameters on the device, where nothing runs beside the backward pass: set "
+            "policy 'cuda' steps parameters on the device, where a step cannot overlap the backward pass: set "
             "overlap_optimizer=False, or policy 'auto'"
         )
     if ranks.count > 1:
         raise ConfigError(
-            "overlap_optimizer steps a parameter before gradients of other processes are there: set "
+            "overlap_optimizer steps a parameter before gradients of other processes arrive: set "
             "overlap_optimizer=False, or train with one process"
         )
     _check_hooks(optimizer, own=0)
@@ -193,9 +193,9 @@ def check_overlap(optimizer: Optimizer | None, policy: str, ranks: Ranks) -> Non
 
 
 def _check_hooks(optimizer: Any, own: int) -> None:
-    """``own`` of the hooks are the manager's."""
+    """Refuse step hooks other than the manager's ``own``."""
     if len(optimizer._optimizer_step_pre_hooks) > own or optimizer._optimizer_step_post_hooks:
         raise ConfigError(
-            "overlap_optimizer and hooks of the optimizer's step do not go together, because parts of the step run "
-            "before they would be called: remove the hooks, or set overlap_optimizer=False"
+            "overlap_optimizer does not support hooks of the optimizer's step, because parts of the step run before "
+            "they are called: remove the hooks, or set overlap_optimizer=False"
         )

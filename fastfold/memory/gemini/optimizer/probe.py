@@ -1,4 +1,4 @@
-"""What an optimizer keeps of a parameter, and whether it treats each alone: found out by steps of small ones."""
+"""Probe an optimizer with small parameters: its states, and whether it treats each parameter alone."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
 
-# Length of each dimension of the parameters of a trial.
+# Length of each dimension of a probe.
 _SIDE = 4
-# Steps of a trial; some optimizers look at all gradients after a warm-up.
+# Steps of a trial; some optimizers read all gradients after a warm-up.
 _STEPS = 12
 
 Group = dict[str, Any]
 
 
 def state_kinds(optimizer: Optimizer, group: Group) -> dict[str, torch.dtype | None]:
-    """States as large as their parameter, counted where there are states, else found by a step on a probe.
+    """Return the states that are as large as their parameter, known or found by a trial step.
 
     Args:
         optimizer: Any of ``torch.optim``; it is not changed.
         group: One of its groups, with at least one parameter.
 
     Returns:
-        The type of each by name; None for that of the parameter, whatever it is.
+        Dtype of each state by name; None for the parameter's dtype.
     """
     known = next((p for p in group["params"] if optimizer.state.get(p)), None)
     if known is not None:
@@ -50,7 +50,7 @@ def state_kinds(optimizer: Optimizer, group: Group) -> dict[str, torch.dtype | N
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of states for each element of a parameter, the most of all groups.
+    """Return the bytes of states per parameter element, the largest over all groups.
 
     Args:
         optimizer: Any of ``torch.optim``; it is not changed.
@@ -69,7 +69,7 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def state_count(optimizer: Optimizer) -> int:
-    """States as large as their parameter, the most of all groups.
+    """Return the number of states as large as their parameter, the largest over all groups.
 
     Args:
         optimizer: Any of ``torch.optim``; it is not changed.
@@ -79,18 +79,19 @@ def state_count(optimizer: Optimizer) -> int:
 
 
 def check_steps_alone(optimizer: Optimizer) -> None:
-    """Step small parameters together, and one after the other, which has to come to the same.
+    """Check that stepping small parameters one after the other equals stepping them together.
 
     Args:
-        optimizer: It is not changed.
+        optimizer: Any of ``torch.optim``; it is not changed.
 
     Raises:
-        ConfigError: It does not: the optimizer counts steps for a whole group, say, or looks at all gradients.
+        ConfigError: The results differ, for example because the optimizer counts steps per group or reads all
+            gradients.
     """
     why = trial_difference(optimizer, apart=True, exact=False)
     if why is not None:
         raise ConfigError(
-            f"{type(optimizer).__name__} cannot be managed: a step of one chunk of parameters after the other {why}. "
+            f"{type(optimizer).__name__} cannot be managed: stepping one chunk of parameters after the other {why}. "
             "Use an optimizer that treats each parameter alone, such as AdamW, and clip with clip_grad_norm_() of the "
             "manager"
         )
@@ -103,29 +104,29 @@ def trial_difference(
     apart: bool = False,
     exact: bool,
 ) -> str | None:
-    """Try out whether another way to step small parameters comes to the same as their optimizer's own.
+    """Compare another way to step small parameters with the optimizer's own.
 
     Args:
-        optimizer: It is not changed.
+        optimizer: Any of ``torch.optim``; it is not changed.
         step: Steps an optimizer of its kind; None for its own ``step()``.
-        apart: Whether the first ones are stepped before the last ones, instead of together.
-        exact: Whether it has to come to the same bits, and not up to rounding.
+        apart: True to step the first parameters before the last ones, instead of together.
+        exact: True to require bitwise equality, False to allow rounding.
 
     Returns:
-        What it does instead, as the end of a sentence; None if it comes to the same.
+        Difference, as the end of a sentence; None if the results are equal.
     """
     try:
         own, other = _trial_steps(optimizer, None, apart=False), _trial_steps(optimizer, step, apart=apart)
         alike = same(own, other, exact=exact)
-    except Exception as error:  # of whatever kind, the first step would raise it
+    except Exception as error:  # the first real step would raise it too
         return f"raises {type(error).__name__}: {error}"
-    return None if alike else "comes to other numbers"
+    return None if alike else "gives different results"
 
 
 def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None, *, apart: bool) -> list[Any]:
-    """Steps of small parameters in place of the first and the last one of each group.
+    """Step small parameters in place of the first and the last one of each group.
 
-    Gives the parameters, their states, and numbers of the groups; arguments as of :func:`trial_difference`.
+    Returns the parameters, their states, and the settings of the groups; arguments as in :func:`trial_difference`.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]
@@ -147,13 +148,13 @@ def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None,
 
 
 def _trial(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
-    """A small parameter of as many dimensions; its type is one that states of a type of their own do not have."""
+    """Return a small parameter of the same rank, with a dtype that separate states do not have."""
     return nn.Parameter(torch.randn([_SIDE] * parameter.dim(), generator=generator, dtype=torch.float64))
 
 
 def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
-    """The same optimizer of probes alone, without hooks."""
-    # An optimizer's own way to be copied leaves out what schedulers and hooks put on it, and what subclasses keep.
+    """Return the optimizer with probes as its only parameters, without hooks."""
+    # Copying an optimizer would lose attributes of schedulers, hooks and subclasses.
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
     for p, probe in probes.items():
@@ -168,23 +169,23 @@ def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> 
     for group in optimizer.param_groups:
         made = {name: copy.deepcopy(x, memo) for name, x in group.items() if name != "params"}
         if made.get("capturable"):
-            made["capturable"] = False  # which needs a GPU
+            made["capturable"] = False  # needs a GPU
         twin.param_groups.append({**made, "params": [probes[p] for p in group["params"] if p in probes]})
     return twin
 
 
 def _small_states(states: Mapping[str, Any], parameter: nn.Parameter, probe: nn.Parameter) -> dict[str, Any]:
-    """States for a probe in place of a parameter's: some optimizers make them before the first step, and only then.
+    """Return states for a probe in place of a parameter's, for optimizers that create them in advance.
 
-    Zeros for those as large as the parameter, and copies of numbers. Empty where there is one of another shape, as of
-    factored moments, whose optimizers make them in a step.
+    States as large as the parameter become zeros, and numbers are copied. Empty if a state has another shape, as in
+    optimizers with factored moments, which create their states in a step.
     """
     small: dict[str, Any] = {}
     for name, value in states.items():
         if not isinstance(value, Tensor):
             small[name] = copy.deepcopy(value)
         elif value.shape == parameter.shape and name != "step":
-            # Of the parameter's type, as a step on the probe would make it.
+            # Of the parameter's dtype, as a step on the probe would create it.
             dtype = probe.dtype if value.dtype == parameter.dtype else value.dtype
             small[name] = torch.zeros(probe.shape, dtype=dtype)
         elif value.numel() == 1:
@@ -195,12 +196,12 @@ def _small_states(states: Mapping[str, Any], parameter: nn.Parameter, probe: nn.
 
 
 def same(a: Any, b: Any, *, exact: bool) -> bool:
-    """Compare what optimizers keep: nested lists, tuples and dicts of tensors and numbers.
+    """Compare an optimizer's states: nested lists, tuples and dicts of tensors and numbers.
 
     Args:
-        a: One of them.
-        b: The other.
-        exact: Whether tensors have to be equal in every bit, and not up to rounding.
+        a: First states.
+        b: Second states.
+        exact: True to require bitwise equality, False to allow rounding.
     """
     if isinstance(a, Tensor):
         close = torch.equal if exact else partial(torch.allclose, rtol=1e-9, atol=1e-12)

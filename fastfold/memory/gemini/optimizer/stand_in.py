@@ -1,4 +1,4 @@
-"""A step of some of an optimizer's parameters on tensors of their own, without touching the parameters themselves."""
+"""Step parameters through stand-in tensors, without touching the parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fastfold.memory.gemini.optimizer.probe import Group, trial_difference
 def step_stand_ins(
     optimizer: Optimizer, groups: Sequence[Group], views: Mapping[nn.Parameter, tuple[Tensor, Tensor]]
 ) -> None:
-    """Step parameters where their numbers are, though the parameters themselves are elsewhere.
+    """Step parameters on their host copies, while the parameters themselves are not on the host.
 
-    The optimizer is not changed but for its states of these parameters, so that others may look at it meanwhile.
+    Only the optimizer's states of these parameters change, so other code may read the optimizer meanwhile.
 
     Args:
-        optimizer: Treats each parameter alone.
-        groups: Its groups, of whose parameters those alone that are stepped.
-        views: Numbers and gradient of each parameter; the numbers are changed.
+        optimizer: Optimizer that treats each parameter alone.
+        groups: Its groups, with only the parameters to step.
+        views: Values and gradient of each parameter; the values are changed.
     """
     made = {p: nn.Parameter(numbers.detach()) for p, (numbers, _) in views.items()}
     twin = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
         if name not in vars(twin) and not callable(value):
-            # What is known of parameters by themselves, such as their names, is known of those in their place.
+            # Attributes by parameter, such as names, also apply to the stand-ins.
             known = isinstance(value, dict) and {made.get(key, key): x for key, x in value.items()}
             setattr(twin, name, known or value)
     twin.state = defaultdict(dict, {made[p]: optimizer.state[p] for p in views if p in optimizer.state})
@@ -45,19 +45,19 @@ def step_stand_ins(
 
 
 def check_stand_ins(optimizer: Optimizer) -> None:
-    """Try out whether steps of stand-ins come to the same bits as steps of the parameters.
+    """Check that stepping stand-ins equals stepping the parameters bitwise.
 
     Args:
-        optimizer: It is not changed.
+        optimizer: Any of ``torch.optim``; it is not changed.
 
     Raises:
-        ConfigError: They do not: the optimizer keeps what it remembers elsewhere than in ``optimizer.state``, say.
+        ConfigError: The results differ, for example because the optimizer keeps data outside ``optimizer.state``.
     """
     why = trial_difference(optimizer, _step_by_stand_ins, exact=True)
     if why is not None:
         raise ConfigError(
-            f"{type(optimizer).__name__} cannot be stepped beside the backward pass: a step on other tensors with the "
-            f"same numbers {why}. Use an optimizer that keeps what it remembers in its states, such as AdamW, or set "
+            f"{type(optimizer).__name__} cannot be stepped during the backward pass: a step on other tensors with the "
+            f"same values {why}. Use an optimizer that keeps its data in its states, such as AdamW, or set "
             "overlap_optimizer=False"
         )
 
@@ -68,6 +68,6 @@ def _step_by_stand_ins(optimizer: Optimizer) -> None:
     parameters = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["params"] = []
-    optimizer.step()  # as in the end, when all have been stepped
+    optimizer.step()  # as at the end, after all parameters were stepped
     for group, own in zip(optimizer.param_groups, parameters, strict=True):
         group["params"] = own

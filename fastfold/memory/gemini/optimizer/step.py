@@ -1,4 +1,4 @@
-"""The optimizer's step on the host, one chunk of parameters after the other, all or none."""
+"""Optimizer step on the host, one chunk of parameters after the other."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 
 
 class OptimizerStep(NotCopied):
-    """Steps a managed model's optimizer, which refuses to be stepped by anybody else.
+    """Stepper of a managed model's optimizer, which refuses other calls of its step.
 
     Args:
-        optimizer: Treats each parameter alone.
-        store: The chunks.
-        ranks: Which chunks this process steps.
-        overlap: Has stepped some of the chunks when :meth:`run` is called; None to step all of them there.
+        optimizer: Optimizer that treats each parameter alone.
+        store: Chunks of the model.
+        ranks: Processes; they determine the chunks stepped here.
+        overlap: Steps some chunks before :meth:`run`; None to step all of them there.
 
     Attributes:
-        half_done: Whether a step has failed between two chunks.
+        half_done: True if a step failed between two chunks.
     """
 
     def __init__(
@@ -38,29 +38,29 @@ class OptimizerStep(NotCopied):
         self._guard = optimizer.register_step_pre_hook(self._refuse)
 
     def remove(self) -> None:
-        """Let the optimizer be stepped as before."""
+        """Allow the optimizer's own step again."""
         self._guard.remove()
 
     def check_whole(self) -> None:
-        """Refuse to go on from a step that has failed half way.
+        """Refuse to continue from a step that failed half way.
 
         Raises:
-            ConfigError: It has.
+            ConfigError: A step failed half way.
         """
         if self.half_done:
             raise ConfigError(
-                "an earlier step failed half way, so that some parameters are a step ahead of others: go on from a "
+                "an earlier step failed half way, so some parameters are a step ahead of others: continue from a "
                 "checkpoint with load_state_dict() of the Gemini manager"
             )
 
     def settle_states(self) -> None:
-        """The optimizer has states that it was given: this rank keeps its share of them, on the host."""
+        """Shard loaded optimizer states and keep this rank's shard on the host."""
         self._ranks.drop_states(self._store.chunks, self._optimizer)
         for chunk in self._store.chunks:
             self._store.settle_states(chunk, self._optimizer)
 
     def run(self) -> None:
-        """Step all chunks that have gradients. Their states are allocated before anything is changed."""
+        """Step all chunks that have gradients, after allocating their states."""
         optimizer, store, done = self._optimizer, self._store, frozenset[int]()
         if self._overlap is not None:
             self.half_done = True
@@ -72,7 +72,7 @@ class OptimizerStep(NotCopied):
         self._running = self.half_done = True
         try:
             if done and not stepped:
-                self._step([], groups)  # whoever watches the optimizer sees that it has been stepped
+                self._step([], groups)  # tells observers of the optimizer about the step
             own = [chunk for chunk in stepped if self._ranks.owns(chunk)]
             following = dict(itertools.pairwise(own))
             for chunk in stepped:

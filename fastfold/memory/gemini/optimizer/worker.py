@@ -1,4 +1,4 @@
-"""A thread that is there as long as it has something to do."""
+"""Thread that lives while it has tasks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 
 class Worker:
-    """Runs functions in a thread, in the order in which they come. After one that raises no further one runs.
+    """Runner of functions in a thread, in order, until one raises.
 
     Args:
-        name: Of the thread.
-        limit: Units of work that may wait: :meth:`put` waits where there are more.
+        name: Name of the thread.
+        limit: Units of work that may wait; :meth:`put` blocks above it.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -24,10 +24,10 @@ class Worker:
         self._error: BaseException | None = None
 
     def put(self, task: Callable[[], None], size: int) -> None:
-        """Have a function run.
+        """Queue a function.
 
         Args:
-            task: The function.
+            task: Function to run.
             size: Its units of work.
         """
         with self._changed:
@@ -39,10 +39,10 @@ class Worker:
                 self._thread.start()
 
     def finish(self) -> BaseException | None:
-        """Wait for all of them, and for the end of the thread.
+        """Wait for all tasks and the end of the thread.
 
         Returns:
-            What the first one has raised that did; it is forgotten then.
+            Exception of the first failed task, which is then cleared; None if none failed.
         """
         with self._changed:
             thread = self._thread
@@ -63,7 +63,7 @@ class Worker:
                     task()
                 except BaseException as error:
                     self._error = error
-            del task  # it holds on to gradients
+            del task  # refers to gradients
             with self._changed:
                 self._waiting -= size
                 self._changed.notify_all()

@@ -109,7 +109,7 @@ def test_gradients_from_before_count() -> None:
 def test_hooks_that_see_a_part_of_a_gradient_are_refused() -> None:
     model = Net()
     model.scale.register_post_accumulate_grad_hook(lambda p: None)
-    with pytest.raises(ConfigError, match="scale has a hook that runs after its gradient is added up"):
+    with pytest.raises(ConfigError, match="scale has a hook on its accumulated gradient"):
         Gemini(model, budget=1 << 14)
     model, _ = managed()
     with pytest.raises(ConfigError, match=r"head\.weight"):

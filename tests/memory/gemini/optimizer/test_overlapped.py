@@ -67,7 +67,7 @@ def test_parameters_and_states_are_those_without_overlap(policy: str, recompute:
     assert equal_trees(plain.optimizer.state_dict(), run.optimizer.state_dict())
     overlap = run.manager.overlap
     assert overlap is not None
-    assert overlap.beside > 2 * overlap.after, "most of the step begins while the backward pass goes on"
+    assert overlap.overlapped > 2 * overlap.after, "most of the step begins while the backward pass goes on"
     assert run.manager.device.peak <= 100_000
     assert threads() == []
 
@@ -99,7 +99,7 @@ def test_the_optimizers_of_pytorch_with_groups_and_a_schedule(kind: Any, options
                 schedule.step()
                 manager.zero_grad()
         found.append(copy.deepcopy(manager.state_dict()))
-        assert manager.overlap is None or manager.overlap.beside > 0
+        assert manager.overlap is None or manager.overlap.overlapped > 0
     assert equal_trees(found[0], found[1])
 
 
@@ -169,7 +169,7 @@ def test_accumulated_gradients_inside_no_sync(overlap: bool) -> None:
             run.step()
             run.zero_grad()
     assert equal_trees(plain.state_dict(), model.state_dict())
-    assert manager.overlap is None or manager.overlap.beside > 0
+    assert manager.overlap is None or manager.overlap.overlapped > 0
 
 
 def _eval(model: nn.Module, manager: Gemini) -> None:
@@ -279,7 +279,7 @@ def test_a_backward_pass_that_fails_is_recovered_from() -> None:
     hidden.register_hook(fail)
     with pytest.raises(MemoryError):
         model.layers[2](model.layers[1](hidden).tanh()).sum().backward()
-    with pytest.raises(ConfigError, match="after a backward pass that failed go on from a checkpoint"):
+    with pytest.raises(ConfigError, match="After a failed backward pass, continue from a checkpoint"):
         manager.zero_grad()
     manager.load_state_dict(saved)
     assert threads() == []
@@ -310,7 +310,7 @@ def test_a_policy_without_a_host_and_a_manager_without_an_optimizer() -> None:
 
 def test_several_processes_are_refused() -> None:
     def rank(group: Group) -> str:
-        with pytest.raises(ConfigError, match="before gradients of other processes are there") as caught:
+        with pytest.raises(ConfigError, match="before gradients of other processes arrive") as caught:
             managed(group=group.process_group)
         return str(caught.value)
 
@@ -329,7 +329,7 @@ def test_hooks_of_the_step_are_refused() -> None:
     with pytest.raises(ConfigError, match="remove the hooks"):
         backward(model)
     assert manager.overlap is not None
-    assert manager.overlap.beside == 0
+    assert manager.overlap.overlapped == 0
 
 
 @pytest.mark.parametrize("kind", [Lamb, Lars])
@@ -345,7 +345,7 @@ def test_optimizers_of_this_package_that_look_at_each_layer(kind: Any) -> None:
             manager.step()
             manager.zero_grad()
         found.append(copy.deepcopy(manager.state_dict()))
-        assert manager.overlap is None or manager.overlap.beside > 0
+        assert manager.overlap is None or manager.overlap.overlapped > 0
     assert equal_trees(found[0], found[1])
 
 
@@ -362,6 +362,6 @@ def test_an_optimizer_that_remembers_elsewhere_than_in_its_states_is_refused() -
                     p.data.sub_(last, alpha=group["lr"])
 
     model = Net()
-    with pytest.raises(ConfigError, match="Remembers cannot be stepped beside the backward pass"):
+    with pytest.raises(ConfigError, match="Remembers cannot be stepped during the backward pass"):
         Gemini(model, Remembers(model.parameters(), lr=0.1), 1 << 12, overlap_optimizer=True)
     Gemini(model, Remembers(model.parameters(), lr=0.1), 1 << 12)
