@@ -19,7 +19,7 @@ CHECKED = (
     "fastfold/evoformer",
     "fastfold/kernels",
     "fastfold/memory",
-    "fastfold/protein/metrics",
+    "fastfold/protein",
     "fastfold/training",
     "fastfold/utils",
 )

@@ -1,1 +1,1 @@
-"""Structure files: PDB and mmCIF read, PDB and ModelCIF written."""
+"""Structure files: readers of PDB and mmCIF, writers of PDB and ModelCIF."""

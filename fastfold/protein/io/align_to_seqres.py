@@ -1,4 +1,4 @@
-"""Where the observed residues of a chain stand in its whole sequence."""
+"""Align the observed residues of a chain with its full sequence."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ _LEAST_IDENTITY = 0.9
 def place_in_sequence(
     residues: Sequence[Conformer], sequence: str, missing: Sequence[int] = ()
 ) -> list[int] | None:
-    """Positions of observed residues in the sequence, strictly increasing.
+    """Return strictly increasing positions of observed residues in the sequence.
 
-    Residue numbers are used as they are if they lead to equal residues everywhere. Where the numbering is odd
-    an alignment decides that gives a place to every observed residue: equal residues count for it; residues
-    of another type, a gap between residues joined by a peptide bond, and a distance in the sequence other
-    than that of the residue numbers count against it.
+    Residue numbers are used if they lead to equal residues everywhere. Otherwise an alignment assigns a place to every
+    observed residue. Equal residues raise its score. Residues of another type, a gap between residues joined by a
+    peptide bond, and a distance in the sequence that differs from the residue numbers lower it.
 
     Args:
-        residues: The observed residues in their order.
+        residues: Observed residues in order.
         sequence: One-letter residues of the polymer.
         missing: Residue numbers that the file lists as missing.
 
     Returns:
-        A position for each residue, or None if they do not fit: more residues than the sequence has, or
-        fewer than 90% of those of known type equal it.
+        A position for each residue, or None if they do not fit: more residues than the sequence has, or fewer than 90%
+        of those of known type equal it.
     """
     if len(residues) > len(sequence):
         return None
     numbers = [residue.record.number for residue in residues]
-    # Position 0 has the lowest number of all, if the missing ones are known, else most likely number 1.
+    # Position 0 has the lowest number if the missing ones are known, otherwise probably number 1.
     lowest = min([*numbers, *missing])
     offsets = (-lowest, -1) if missing else (-1, -lowest)
     for offset in offsets:
@@ -54,7 +53,7 @@ def place_in_sequence(
 
 
 def _fits(residues: Sequence[Conformer], places: Sequence[int], sequence: str) -> bool:
-    """Whether the places increase within the sequence and lead to equal residues."""
+    """Return True if the places increase within the sequence and lead to equal residues."""
     if places[0] < 0 or places[-1] >= len(sequence):
         return False
     if any(after <= before for before, after in itertools.pairwise(places)):
@@ -63,7 +62,7 @@ def _fits(residues: Sequence[Conformer], places: Sequence[int], sequence: str) -
 
 
 def _align(residues: Sequence[Conformer], sequence: str, first_place: int) -> list[int]:
-    """The best increasing places, by dynamic programming over residues; a row of scores per residue."""
+    """Find the best increasing places, by dynamic programming with a row of scores per residue."""
     letters = np.frombuffer(sequence.encode("ascii"), np.uint8)
     n = len(letters)
     came_from = np.zeros((len(residues), n), np.int32)
@@ -76,7 +75,7 @@ def _align(residues: Sequence[Conformer], sequence: str, first_place: int) -> li
         joined = bonded(before, after)
         step = after.record.number - before.record.number
         expected = 1 if joined or step < 1 else step
-        # The best place further left, at the price of a distance other than expected ...
+        # The best place further left, with the penalty of an unexpected distance ...
         best = np.maximum.accumulate(score)
         at = np.maximum.accumulate(np.where(score == best, here, 0))
         far = np.full(n, -np.inf)
@@ -98,7 +97,7 @@ def _align(residues: Sequence[Conformer], sequence: str, first_place: int) -> li
 
 
 def _match(residue: Conformer, letters: np.ndarray) -> np.ndarray:
-    """Score of one residue at each place."""
+    """Score one residue at each place."""
     score = np.where(letters == ord(residue.letter), _MATCH, _MISMATCH)
     score[letters == ord(UNKNOWN)] = _UNKNOWN
     return score if residue.letter != UNKNOWN else np.full(len(letters), _UNKNOWN)

@@ -1,4 +1,4 @@
-"""Which of a residue's alternate locations is taken."""
+"""Choose one of a residue's alternate locations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ for _slots in _SLOTS.values():
 
 @dataclass
 class Conformer:
-    """One residue after all decisions.
+    """Residue with one location per atom.
 
     Attributes:
         name: Residue name in the file.
         letter: One of the twenty, or X.
-        known: Whether its name says that it is an amino acid (an unknown name may be that of a ligand).
-        record: Where it came from.
-        atoms: Atoms by atom37 slot; the selenium of selenomethionine stands in the slot of SD.
+        known: True if its name is that of an amino acid (an unknown name may be that of a ligand).
+        record: Record of the residue.
+        atoms: Atoms by atom37 slot; the selenium of selenomethionine is in the slot of SD.
     """
 
     name: str
@@ -41,24 +41,24 @@ class Conformer:
     atoms: dict[int, AtomRecord]
 
     def position(self, name: str) -> np.ndarray | None:
-        """Coordinates ``[3]`` of the atom of this atom37 name in Å, None if it is not there."""
+        """Return coordinates ``[3]`` in Å of the atom with this atom37 name, None if it is missing."""
         atom = self.atoms.get(rc.atom_order[name])
         return None if atom is None else np.array([atom.x, atom.y, atom.z])
 
 
 def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Conformer | None:
-    """Take the alternate location with the highest mean occupancy, the first one where they are equal.
+    """Choose the alternate location with the highest mean occupancy, the first among equals.
 
-    It is chosen for the residue as a whole, so that a side chain is never put together from two; only atoms
-    that it lacks are taken from the next best one of the same amino acid. A residue that neither name nor atoms
-    tell counts as an amino acid (X) if it has N, CA and C.
+    The choice is for the whole residue, so that a side chain is never combined from two locations. Only missing atoms
+    are taken from the next best location of the same amino acid. A residue of unknown name and atoms counts as an amino
+    acid (X) if it has N, CA and C.
 
     Args:
-        record: The residue.
-        parents: The file's own statements on modified residues.
+        record: Record of the residue.
+        parents: The file's statements about modified residues.
 
     Returns:
-        The conformer, or None if the residue is not an amino acid or has none of the atoms of its type.
+        The conformer, or None if the residue is not an amino acid or lacks all atoms of its type.
     """
     groups: dict[tuple[str, str], list[AtomRecord]] = {}
     shared: list[AtomRecord] = []
@@ -97,7 +97,7 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
 
 
 def _name_arginine_nitrogens(residue: Conformer) -> None:
-    """Swaps NH1 and NH2 where NH2 is nearer to CD, against their definition (AlphaFold supplement 1.2.1)."""
+    """Swap NH1 and NH2 if NH2 is nearer to CD (AlphaFold supplement, section 1.2.1)."""
     delta, first, second = (residue.position(name) for name in ("CD", "NH1", "NH2"))
     if delta is None or first is None or second is None:
         return
@@ -107,7 +107,7 @@ def _name_arginine_nitrogens(residue: Conformer) -> None:
 
 
 def bonded(before: Conformer, after: Conformer) -> bool | None:
-    """Whether a peptide bond joins two residues: C and N within 2 Å; None where one of them is missing."""
+    """Return True if C and N of two residues are within 2 Å; None if one is missing."""
     carbon, nitrogen = before.position("C"), after.position("N")
     if carbon is None or nitrogen is None:
         return None

@@ -1,4 +1,4 @@
-"""The atoms of a structure as the rows of a file: heavy atoms and hydrogens, residue by residue."""
+"""Rows of a structure file: heavy atoms and hydrogens, residue by residue."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fastfold.protein.protein import Protein
 
 
 class AtomRow(NamedTuple):
-    """One atom as it is printed.
+    """Row of a structure file.
 
     Attributes:
-        residue: Its residue's place in the protein's arrays.
-        name: Its name; the first letter is its element.
-        x: Position in Å, rounded to 0.001.
-        y: As ``x``.
-        z: As ``x``.
-        b_factor: Rounded to 0.01.
+        residue: Index of its residue in the protein's arrays.
+        name: Name; the first letter is the element.
+        x: Coordinate in Å, rounded to 0.001.
+        y: Coordinate in Å, rounded to 0.001.
+        z: Coordinate in Å, rounded to 0.001.
+        b_factor: B-factor, rounded to 0.01.
     """
 
     residue: int
@@ -33,17 +33,17 @@ class AtomRow(NamedTuple):
 
 
 def atom_rows(protein: Protein, hydrogens: Hydrogens | None = None) -> list[AtomRow]:
-    """All present atoms in the order of a file: by residue, the hydrogens of a residue after its heavy atoms.
+    """Return all atoms in the order of a file: by residue, hydrogens after heavy atoms.
 
-    A hydrogen has the B-factor of its residue's CA, or without that of the first atom that is there.
+    A hydrogen has the B-factor of its residue's CA, or of the first atom if CA is missing.
 
     Args:
         protein: The structure.
-        hydrogens: Its hydrogens, if they are to be written.
+        hydrogens: Its hydrogens, if they are written.
 
     Raises:
         OutputError: The position of a hydrogen is not finite.
-        ValueError: A hydrogen belongs to a residue that is not there or has no atoms.
+        ValueError: A hydrogen belongs to a missing residue or to one without atoms.
     """
     present = protein.atom_mask > 0.5
     residues, atoms = np.nonzero(present)
@@ -51,16 +51,16 @@ def atom_rows(protein: Protein, hydrogens: Hydrogens | None = None) -> list[Atom
     xyz, b_factors = protein.atom_positions[present], protein.b_factors[present]
     if hydrogens is not None:
         if not np.isfinite(hydrogens.positions).all():
-            raise OutputError("a hydrogen has no finite position; relax the structure again")
+            raise OutputError("the position of a hydrogen is not finite; relax the structure again")
         if len(hydrogens) and (hydrogens.residues[0] < 0 or hydrogens.residues[-1] >= len(protein)):
-            raise ValueError("a hydrogen belongs to a residue that the protein does not have")
+            raise ValueError("a hydrogen belongs to a residue that the protein lacks")
         if not present[hydrogens.residues].any(-1).all():
             raise ValueError("a hydrogen belongs to a residue without atoms")
         residues = np.concatenate([residues, hydrogens.residues])
         names += hydrogens.names
         xyz = np.concatenate([xyz, hydrogens.positions])
         b_factors = np.concatenate([b_factors, residue_b_factors(protein)[hydrogens.residues]])
-    # Rounded here, plus zero: a writer would print -0.0001 as -0.000.
+    # Rounded here and added to zero, because a writer would print -0.0001 as -0.000.
     xyz = np.round(xyz.astype(np.float64), 3) + 0.0
     b_factors = np.round(b_factors.astype(np.float64), 2) + 0.0
     order = np.argsort(residues, kind="stable")
@@ -71,7 +71,7 @@ def atom_rows(protein: Protein, hydrogens: Hydrogens | None = None) -> list[Atom
 
 
 def residue_b_factors(protein: Protein) -> np.ndarray:
-    """One B-factor ``[N]`` float32 for each residue: of its CA, or of the first atom that is there; else 0."""
+    """Return B-factors ``[N]`` float32 of residues: of CA, or of the first atom; 0 without atoms."""
     present = protein.atom_mask > 0.5
     ca = rc.atom_order["CA"]
     atom = np.where(present[:, ca], ca, present.argmax(-1))

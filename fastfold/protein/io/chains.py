@@ -1,4 +1,4 @@
-"""From the records of a structure file to its protein chains."""
+"""Build protein chains from the records of a structure file."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fastfold.protein.structure import ChainStructure
 
 _SHOWN = 10
 _FAR_APART = 8.0
-"""Å from C to the next N beyond any strained peptide bond."""
+"""Distance in Å from C to the next N above that of any strained peptide bond."""
 _MAX_STEP = 20_000
-"""More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""
+"""Limit of a step between residue numbers, larger than in any PDB file; keeps sums within 32 bits."""
 
 
 def build_chain(
     record: ChainRecord, parents: Mapping[str, str], warnings: list[str]
 ) -> ChainStructure | None:
-    """Decides on residues, sequence and numbering of one chain.
+    """Determine residues, sequence and numbering of one chain.
 
     Args:
-        record: The chain as the file has it.
-        parents: The file's own statements on modified residues.
-        warnings: Takes a sentence for each thing that had to be decided.
+        record: Record of the chain.
+        parents: The file's statements about modified residues.
+        warnings: Receives a sentence for each doubtful decision.
 
     Returns:
-        The chain, or None if it is not a protein or has no atoms of one.
+        The chain, or None if it is not a protein or lacks protein atoms.
     """
     if record.protein is False:
         return None
@@ -56,16 +56,16 @@ def build_chain(
         chain = _pack(record.chain_id, "".join(letters), residues, places, index)
     if not chain.mask[:, [rc.atom_order["N"], rc.atom_order["C"]]].any():
         warnings.append(
-            f"Chain {record.chain_id!r} has no backbone beyond its CA atoms; it cannot be used for training."
+            f"Chain {record.chain_id!r} has only CA atoms of its backbone; it cannot be used for training."
         )
     return chain
 
 
 def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) -> list[Conformer]:
-    """Drops HETATM residues that are not part of the polymer.
+    """Remove HETATM residues that are not part of the polymer.
 
-    These are the ones whose names are not in the sequence, or, where there is no sequence, those of unknown
-    name that no peptide bond joins to a neighbour.
+    Their names are not in the sequence, or, without a sequence, their names are unknown and no peptide bond joins them
+    to a neighbour.
     """
     names = None if sequence is None else set(sequence)
     kept = []
@@ -86,7 +86,7 @@ def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) 
 def _report_types(
     chain_id: str, residues: Sequence[Conformer], parents: Mapping[str, str], warnings: list[str]
 ) -> None:
-    """Report residues whose names do not tell their types."""
+    """Report residues whose types do not follow from their names."""
     unknown, by_atoms = [], []
     for residue in residues:
         if residue.name in rc.restype_3to1:
@@ -106,7 +106,7 @@ def _report_types(
 
 
 def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
-    """Report neighbours by number that lie too far apart for one chain, as those of two molecules do."""
+    """Report neighbours by number that are too far apart for one chain."""
     carbons, nitrogens = (rc.atom_order[name] for name in ("C", "N"))
     apart = np.linalg.norm(chain.positions[1:, nitrogens] - chain.positions[:-1, carbons], axis=-1)
     known = chain.mask[1:, nitrogens] * chain.mask[:-1, carbons] > 0
@@ -115,15 +115,15 @@ def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
         labels = (f"{chain.residue_names[i]} {chain.author_numbers[i]}" for i in (breaks[0], breaks[0] + 1))
         more = f", and at {len(breaks) - 1} more places" if len(breaks) > 1 else ""
         warnings.append(
-            f"Chain {chain.chain_id!r} breaks between {' and '.join(labels)}, where no number is missing{more}; "
-            "if these are two molecules, give each a chain name of its own."
+            f"Chain {chain.chain_id!r} breaks between {' and '.join(labels)} with consecutive numbers{more}; if these "
+            "are two molecules, give each a separate chain name."
         )
 
 
 def _place(
     record: ChainRecord, residues: list[Conformer], parents: Mapping[str, str], warnings: list[str]
 ) -> tuple[list[str], list[int]] | None:
-    """Letters of the whole sequence and the observed residues' places in it; None if there is no sequence."""
+    """Return the letters of the full sequence and the places of observed residues; None without a sequence."""
     if record.sequence is None:
         return None
     letters = [amino_acid(name, parents) or UNKNOWN for name in record.sequence]
@@ -133,7 +133,7 @@ def _place(
     places = place_in_sequence(residues, "".join(letters), record.missing)
     if places is None:
         warnings.append(
-            f"The residues of chain {record.chain_id!r} do not fit its sequence (SEQRES), which is not used."
+            f"The residues of chain {record.chain_id!r} do not fit its sequence (SEQRES), which is ignored."
         )
         return None
     return letters, places
@@ -146,7 +146,7 @@ def _agree(
     places: Sequence[int],
     warnings: list[str],
 ) -> None:
-    """Writes the observed residues into the sequence; an observed X takes the sequence's type instead."""
+    """Write the observed residues into the sequence; an observed X keeps the sequence's type."""
     differing = 0
     for residue, place in zip(residues, places, strict=True):
         if residue.letter == UNKNOWN != letters[place]:
@@ -157,29 +157,29 @@ def _agree(
             letters[place] = residue.letter
     if differing:
         warnings.append(
-            f"Chain {chain_id!r} was observed with other residue types than its sequence states at {differing} places; "
-            "the observed ones are taken."
+            f"Chain {chain_id!r} was observed with residue types other than its sequence at {differing} places; "
+            "the observed types are used."
         )
 
 
 def _observed_index(residues: Sequence[Conformer]) -> np.ndarray:
-    """Residue indices where the sequence is unknown: positions in it if the file states them."""
+    """Return residue indices for an unknown sequence: stated positions, or from the numbers."""
     positions = _stated_positions(residues)
     return residue_index_from_numbers(residues) if positions is None else np.array(positions, np.int32)
 
 
 def _stated_positions(residues: Sequence[Conformer]) -> list[int] | None:
-    """Positions in the sequence as the file states them, None if it does not."""
+    """Return the positions in the sequence stated by the file, None if there are none."""
     positions = [p for residue in residues if (p := residue.record.position) is not None]
     return positions if len(positions) == len(residues) else None
 
 
 def residue_index_from_numbers(residues: Sequence[Conformer]) -> np.ndarray:
-    """Strictly increasing indices ``[N]`` int32 where nothing but the residue numbers is known.
+    """Derive strictly increasing indices ``[N]`` int32 from residue numbers.
 
-    It starts at the first residue's number and follows the numbers, except that residues joined by a peptide
-    bond are neighbours whatever their numbers, and that a number which does not grow (insertion codes,
-    numbering that starts anew) counts one further, which shifts all that follow.
+    They start at the first residue's number and follow the numbers, with two exceptions. Residues joined by a peptide
+    bond are neighbours regardless of their numbers. A number that does not increase (insertion codes, restarted
+    numbering) is replaced by the next free one, which shifts all later residues.
     """
     index = [residues[0].record.number]
     for before, after in itertools.pairwise(residues):
@@ -197,7 +197,7 @@ def _pack(
     places: Sequence[int],
     residue_index: np.ndarray,
 ) -> ChainStructure:
-    """Arrays of a chain; ``places`` are the residues' positions in the sequence."""
+    """Build the arrays of a chain; ``places`` are the residues' positions in the sequence."""
     rows: list[int] = []
     slots: list[int] = []
     values: list[tuple[float, float, float, float]] = []

@@ -1,4 +1,4 @@
-"""Tables of a CIF file, by gemmi's parser, with the line of each row."""
+"""Read tables of a CIF file with gemmi's parser, including the line of each row."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 _PROBLEM = re.compile(r"data(?::(\d+))?\S*(?: in data_\S*)?: (.*)", re.DOTALL)
 _WRONG_COUNT = re.compile(r"Wrong number of values in loop (.*)\.\*")
 _BLOCK_NAME = re.compile(r"^data_[^\s#]*(?: +(?!loop_|save_)[^\s_#]\S*)+ *$", re.IGNORECASE | re.MULTILINE)
-"""Name of a block with blanks, as Biopython writes the id of a structure."""
+"""Block name with blanks, as Biopython writes the id of a structure."""
 _END = re.compile(r"\s*(_|loop_|data_|save_|stop_|global_)", re.IGNORECASE)
 
 
 @dataclass
 class CifTable:
-    """One category.
+    """Category of a CIF file.
 
     Attributes:
-        columns: Values as text by item name in lower case, empty where unknown or not applicable.
+        columns: Values as text by item name in lower case, empty if unknown or not applicable.
         size: Number of rows.
         first_line: Line of its ``loop_`` or its first item, counted from 1.
-        lines: The file's lines.
+        lines: Lines of the file.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class CifTable:
         return self.columns.get(name, [""] * self.size)
 
     def line(self, row: int) -> int:
-        """Return the line in which a row begins, counted from 1."""
+        """Return the line where a row begins, counted from 1."""
         before = row * len(self.columns)
         for number, count in _count_values(self.lines, self.first_line):
             before -= count
@@ -57,21 +57,20 @@ def read_cif_tables(
     """Read categories of all data blocks.
 
     Args:
-        lines: The file's lines without their ends.
+        lines: Lines of the file without line ends.
         categories: Names such as ``_atom_site``, in lower case.
-        path: The file, for messages.
+        path: Path in messages.
 
     Returns:
         For each data block the categories that have rows.
 
     Raises:
-        InputError: The text breaks CIF's grammar, or one of the categories is given twice or lacks a value; with
-            its line.
+        InputError: The text violates CIF's grammar, or a category is repeated or lacks a value; with its line.
     """
     from gemmi import cif
 
     try:
-        # Outside quotes CIF knows ASCII only; an escaped letter still names its chain or residue.
+        # CIF allows only ASCII outside quotes; an escaped letter still identifies its chain or residue.
         text = _BLOCK_NAME.sub(lambda match: match[0].replace(" ", "_"), "\n".join(lines))
         document = cif.read_string(text.encode("ascii", "backslashreplace"), check_level=0)
         return [_block_tables(block, categories, lines, path) for block in document]
@@ -94,7 +93,9 @@ def _block_tables(
         if tag.lower() in tags or category in loops or (item.loop and category in tables):
             raise InputError(f"{tag} is given twice; remove one", path=path, line=item.line_number)
         if not item.loop and not value:
-            raise InputError(f"{tag} has no value; add one", path=path, line=item.line_number)
+            raise InputError(
+                f"expected a value of {tag}, found none; add one", path=path, line=item.line_number
+            )
         tags.add(tag.lower())
         loops.update([category] if item.loop else ())
         tables.setdefault(category, CifTable(first_line=item.line_number, lines=lines))
@@ -106,7 +107,7 @@ def _block_tables(
 
 
 def _count_values(lines: Sequence[str], first_line: int) -> Iterator[tuple[int, int]]:
-    """Yield the lines of a loop's values and how many values begin in each."""
+    """Yield the lines of a loop's values, and the number of values that begin in each."""
     in_header, in_text = True, False
     for number, line in enumerate(lines[first_line - 1 :], first_line):
         if line.startswith(";"):
@@ -132,13 +133,13 @@ def _count_in_line(line: str) -> int:
 
 
 def _syntax_error(message: str, lines: Sequence[str], path: PathLike) -> InputError:
-    """Return gemmi's complaint as an error that says where and what to do."""
+    """Convert gemmi's message to an error with place and remedy."""
     match = _PROBLEM.match(message)
     line = int(match[1]) if match and match[1] else None
     problem = match[2] if match else message
     if line and (loop := _WRONG_COUNT.match(problem)):
         line, width = _first_odd_row(lines, line)
-        problem = f"the rows of {loop[1]} do not have {width} values each from here on"
+        problem = f"expected {width} values in each row of {loop[1]}, found another number from here on"
     elif line and problem == "parse error":
         text = lines[line - 1].strip()[:60]
         problem = f"unexpected {text!r}" if text else "unexpected end"
@@ -148,7 +149,7 @@ def _syntax_error(message: str, lines: Sequence[str], path: PathLike) -> InputEr
 
 
 def _first_odd_row(lines: Sequence[str], loop_line: int) -> tuple[int, int]:
-    """Return the line from which on a loop's rows are broken, and the number of its columns."""
+    """Return the line from which a loop's rows are broken, and its number of columns."""
     counts = list(_count_values(lines, loop_line))
     header = lines[loop_line - 1 : counts[0][0] - 1]
     width = sum(word.startswith("_") for line in header for word in line.partition("#")[0].split())

@@ -1,4 +1,4 @@
-"""Records of mmCIF files (the dictionary of the Protein Data Bank, ModelCIF included)."""
+"""Read records of mmCIF files (the dictionary of the Protein Data Bank, including ModelCIF)."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ _ATOM_ITEMS = (
     *("cartn_x", "cartn_y", "cartn_z", "occupancy", "b_iso_or_equiv"),
 )
 _DEFAULTS = ("nan", "nan", "nan", "1", "0")
-"""For values that are not given: a position has to be."""
+"""Defaults of missing values; a position must be given."""
 _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 
 @dataclass
 class _Polymers:
-    """What the file says of its polymers.
+    """Polymers of a file.
 
     Attributes:
-        protein: Polymer entities, and whether each is a protein, None if its type leaves that open.
+        protein: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open.
         sequences: Residue names by entity.
-        by_asym: Residue names by chain (label), where no entity has them.
+        by_asym: Residue names by chain (label), if not by entity.
     """
 
     protein: dict[str, bool | None] = field(default_factory=dict)
@@ -71,25 +71,25 @@ class _Polymers:
 def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """Read the first model of the first data block with atoms of an mmCIF file.
 
-    Chains have the author's names. Residues stand where ``label_seq_id`` puts them in the polymer's
-    ``_entity_poly_seq`` (or ``_pdbx_poly_seq_scheme``); what is not a polymer is left out.
+    Chains have the author's names. ``label_seq_id`` gives the place of a residue in the polymer's ``_entity_poly_seq``
+    (or ``_pdbx_poly_seq_scheme``). Molecules other than polymers are left out.
 
     Args:
-        lines: The file's lines without their ends.
-        path: The file, for messages.
+        lines: Lines of the file without line ends.
+        path: Path in messages.
 
     Raises:
-        InputError: No ``_atom_site`` table, or a damaged table or atom; with its line.
+        InputError: The ``_atom_site`` table is missing, or a table or atom is damaged; with its line.
     """
     blocks = [one for one in read_cif_tables(lines, _CATEGORIES, path=path) if "_atom_site" in one]
     if not blocks:
         raise InputError(
-            "has no atoms (no _atom_site table); is it truncated? Download or copy it again", path=path
+            "contains no atoms (no _atom_site table); is it truncated? Download or copy it again", path=path
         )
     tables, atoms = blocks[0], blocks[0]["_atom_site"]
     if absent := [item for item in _NEEDED if item not in atoms.columns]:
         raise InputError(
-            f"_atom_site has no {absent[0]}; write the file again", path=path, line=atoms.first_line
+            f"_atom_site lacks {absent[0]}; write the file again", path=path, line=atoms.first_line
         )
     found = FileRecords(parents=_parents(tables))
     if len(blocks) > 1:
@@ -145,21 +145,21 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             x, y, z, occupancy, b_factor = (
                 float(v or default) for v, default in zip(values, _DEFAULTS, strict=True)
             )
-            # PyMOL writes no auth_seq_id, and the author's number where the place in the sequence belongs.
+            # PyMOL leaves out auth_seq_id, and writes the author's number as place in the sequence.
             is_place = seq and key not in unplaced and (author_numbered or entity in polymers.sequences)
             position = int(seq) - 1 if is_place else None
             number = int(author_seq or seq)
         except ValueError:
             raise fail(
-                "an atom whose position or residue number is not a number; download or copy the file again"
+                "the position or residue number of an atom is not a number; download or copy the file again"
             ) from None
         if (
             not all(-MAX_VALUE < v < MAX_VALUE for v in (x, y, z, occupancy, b_factor))
             or abs(number) > MAX_NUMBER
         ):
-            raise fail("an atom with a value that is not finite or too large; correct or remove it")
+            raise fail("a value of an atom is not finite or too large; correct or remove it")
         if key not in names:
-            # Each polymer has its own author's name; where two share one, the second keeps its own label.
+            # Each polymer has one author's name; if two share one, the second keeps its label.
             chain_id = author_asym or asym
             is_polymer = numbered or key in unplaced
             taken = is_polymer and chain_id in found.chains and asym and asym not in found.chains
@@ -171,7 +171,7 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         length = MAX_NUMBER if chain.sequence is None else len(chain.sequence)
         if position is not None and not 0 <= position < length:
             raise fail(
-                f"label_seq_id {seq} lies outside the {length:,} residues of its polymer; correct the file"
+                f"label_seq_id {seq} is outside the {length:,} residues of its polymer; correct the file"
             )
         problem = chain.add_atom(
             AtomRecord(residue, alternate, name, occupancy, x, y, z, b_factor),
@@ -185,7 +185,7 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
 
 
 def _unplaced_chains(columns: Mapping[str, list[str]]) -> set[tuple[str, str]]:
-    """Return the chains, by label and author's name, with ATOM rows that lack a place in the sequence."""
+    """Return the chains, by label and author's name, with ATOM rows without a place in the sequence."""
     rows = zip(
         *(columns[item] for item in ("group_pdb", "label_seq_id", "label_asym_id", "auth_asym_id")),
         strict=True,
@@ -194,12 +194,12 @@ def _unplaced_chains(columns: Mapping[str, list[str]]) -> set[tuple[str, str]]:
 
 
 def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
-    """Types and sequences of the polymers; of several residues at one place the first one."""
+    """Return types and sequences of the polymers, with the first of several residues at one place."""
     found = _Polymers()
     if poly := tables.get("_entity_poly"):
         for entity, kind in zip(poly.column("entity_id"), poly.column("type"), strict=True):
-            # polypeptide(L), polyribonucleotide, polysaccharide(D); anything else (a chain of glycines is
-            # "other") is decided by its residues.
+            # polypeptide(L), polyribonucleotide, polysaccharide(D); other types (a chain of glycines is "other") are
+            # decided by their residues.
             kind = kind.lower()
             found.protein[entity] = kind.startswith("polypeptide") if kind.startswith("poly") else None
     for category, key, place, into in (
@@ -218,7 +218,7 @@ def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
 
 
 def _parents(tables: Mapping[str, CifTable]) -> dict[str, str]:
-    """Standard residues that modified ones were made from."""
+    """Return the standard residues of modified ones."""
     found = {}
     for category, name, parent in (
         ("_chem_comp", "id", "mon_nstd_parent_comp_id"),
@@ -230,7 +230,7 @@ def _parents(tables: Mapping[str, CifTable]) -> dict[str, str]:
 
 
 def _resolution(tables: Mapping[str, CifTable]) -> float | None:
-    """The first resolution stated: refinement, electron microscopy, then data collection."""
+    """Return the first stated resolution: of refinement, electron microscopy, then data collection."""
     for category, item in _RESOLUTIONS:
         for text in tables.get(category, CifTable()).column(item):
             try:

@@ -1,7 +1,7 @@
-"""ModelCIF files: mmCIF with what a predicted structure needs (entities, quality, software, protocol).
+"""Write ModelCIF files: mmCIF with the entities, quality, software and protocol of a predicted structure.
 
-Written with the ``modelcif`` package, which knows the dictionary. It is imported on first use, because it
-takes longer to load than the command line takes to print its help.
+The ``modelcif`` package is imported on first use, because its import takes longer than printing the help of the command
+line.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ def to_modelcif(
     hydrogens: Hydrogens | None = None,
     names: AuthorNames | None = None,
 ) -> str:
-    """Writes a predicted or refined structure as ModelCIF, the same bytes for the same structure.
+    """Write a predicted or refined structure as ModelCIF, with the same bytes for equal structures.
 
-    Chains of identical sequence share one entity. The full sequence of each chain is kept, residues without
-    atoms included; these count as not modelled. The B-factor column holds ``protein.b_factors``.
+    Chains of equal sequence share one entity. The full sequence of each chain is written; residues without atoms count
+    as not modelled. The B-factor column holds ``protein.b_factors``.
 
     Args:
         protein: The structure.
-        entry_id: Identifier of the entry; anything but letters, digits, ``_``, ``.`` and ``-`` becomes ``_``.
-        title: What the entry is, in a line.
-        software_version: FastFold's version.
-        model_name: Network that made the model, ``model_1_ptm`` for example.
-        plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one. None for a structure that was
-            not predicted here: then the file has no prediction step.
-        pae: ``[N, N]`` in Å: written as one row per pair of residues, so only sensible for small structures.
+        entry_id: Identifier of the entry; characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``.
+        title: Title of the entry, one line.
+        software_version: Version of FastFold.
+        model_name: Network of the model, for example ``model_1_ptm``.
+        plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one. None for a structure that is not a
+            prediction, whose file has no prediction step.
+        pae: ``[N, N]`` in Å, written as one row per pair of residues, for small structures only.
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1.
-        details: How the model was made (seed, recycles), for the prediction step.
-        refinement: How the model was refined, for a step of its own.
-        hydrogens: Hydrogens to write with it.
-        names: Author's names of chains and residues; by default chains are called as in the PDB file, then AA, AB,
-            ..., and residues are numbered by ``protein.residue_index``.
+        details: Details of the prediction step (seed, recycles).
+        refinement: Description of the refinement, as a separate step.
+        hydrogens: Hydrogens to write.
+        names: Author's names of chains and residues; by default chains are named as in the PDB file, then AA, AB, ...,
+            and residues are numbered by ``protein.residue_index``.
 
     Returns:
-        The file's text, ASCII.
+        Text of the file, ASCII.
 
     Raises:
-        OutputError: There are no atoms, or a position, B-factor or score is not finite.
+        OutputError: The structure has no atoms, or a position, B-factor or score is not finite.
         ValueError: ``plddt`` or ``pae`` has another number of residues than ``protein``.
     """
     import modelcif
@@ -75,7 +75,7 @@ def to_modelcif(
 
     system = modelcif.System(title=_plain(title), id=_identifier(entry_id))
     asym_units = _asym_units(protein, names)
-    # Declared here and not only through the assembly: a chain without any atom is in the entry but not in it.
+    # Declared here, because a chain without any atom is in the entry and not in the assembly.
     system.asym_units.extend(asym_units)
     modelled = [
         unit
@@ -84,7 +84,7 @@ def to_modelcif(
     ]
 
     class Model(modelcif.model.AbInitioModel):
-        """The coordinates, made into atoms only while they are written."""
+        """Model whose atoms are made only while they are written."""
 
         def get_atoms(self) -> Iterator[Any]:
             return _atoms(protein, hydrogens, asym_units)
@@ -143,11 +143,11 @@ def _check_scores(
 
 
 def _asym_units(protein: Protein, author: AuthorNames | None) -> list[Any]:
-    """One asymmetric unit per chain; chains with the same sequence share their entity."""
+    """Create one asymmetric unit per chain; chains of equal sequence share their entity."""
     import modelcif
 
     class Polymer(modelcif.Entity):
-        """An entity that stays a polymer when its chain has a single residue."""
+        """Entity that stays a polymer if its chain has a single residue."""
 
         def is_polymeric(self) -> bool:
             return True
@@ -182,7 +182,7 @@ def _asym_units(protein: Protein, author: AuthorNames | None) -> list[Any]:
 
 
 def _auth_number(author: AuthorNames, residue: int) -> Any:
-    """Number and insertion code as the package takes them; unknown of residues whose number nobody knows."""
+    """Return number and insertion code as the package expects; unknown if the author gives none."""
     import ihm
 
     if not author.numbers[residue]:
@@ -192,7 +192,7 @@ def _auth_number(author: AuthorNames, residue: int) -> Any:
 
 
 def _atoms(protein: Protein, hydrogens: Hydrogens | None, asym_units: list[Any]) -> Iterator[Any]:
-    """Atoms of the model, residue by residue, coordinates rounded to 0.001 Å."""
+    """Yield the atoms of the model, residue by residue, with coordinates rounded to 0.001 Å."""
     from modelcif.model import Atom
 
     first = np.array([chain.start for chain in protein.chains])
@@ -213,7 +213,7 @@ def _atoms(protein: Protein, hydrogens: Hydrogens | None, asym_units: list[Any])
 
 
 def _not_modelled(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
-    """Runs of residues without atoms, per chain."""
+    """Yield runs of residues without atoms, per chain."""
     from modelcif.model import NotModeledResidueRange
 
     has_atoms: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)
@@ -233,11 +233,11 @@ def _qa_metrics(
     ptm: float | None,
     iptm: float | None,
 ) -> list[Any]:
-    """Global pLDDT, pTM and ipTM, pLDDT per residue and, if given, PAE per pair of residues."""
+    """Return global pLDDT, pTM and ipTM, pLDDT per residue and, if given, PAE per pair."""
     from modelcif import qa_metric as qa
 
     def metric(label: str, mode: type, kind: type, text: str) -> Any:
-        """A metric's class: the package identifies a metric by its class and takes the text from it."""
+        """Create the class of a metric, by which the package identifies it and names it."""
         members = {"name": label, "description": text, "software": software}
         return type(label, (mode, kind), members)
 
@@ -267,15 +267,15 @@ def _qa_metrics(
 
 
 def _identifier(text: str) -> str:
-    """A value that needs no quotes in CIF: no reserved word, no leading special character."""
+    """Convert text to a CIF value that needs no quotes."""
     safe = re.sub(r"[^0-9A-Za-z_.-]", "_", text)[:100].lstrip("_.-")
     return re.sub(r"^(?i:(data|save|loop|stop|global)_)", r"\1-", safe) or "model"
 
 
 def _plain(text: str) -> str:
-    """Text as a value that every CIF reader takes: one line of printable ASCII without quotes."""
+    """Convert text to a value that every CIF reader accepts: one line of printable ASCII without quotes."""
     safe = re.sub(r"[^ -~]", "?", " ".join(text.split()))
     safe = re.sub(r"[\"'\\]", "`", safe)[:500]
-    # Words such as #1, _x or data_ mean something else at the start of a value.
+    # Words such as #1, _x or data_ have another meaning at the start of a value.
     safe = re.sub(r"^[^0-9A-Za-z]+", "", safe)
     return re.sub(r"^(?i:(data|save|loop|stop|global)_)", r"\1-", safe) or "unnamed"

@@ -1,4 +1,4 @@
-"""Columns 18-27 of PDB atoms, where programs disagree: residue name, chain name and residue number."""
+"""Read columns 18-27 of PDB atoms, which programs write differently: residue name, chain and number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastfold.protein.io.records import WATERS
 _HYBRID = re.compile(r"[A-Z][0-9A-Z]{3}|[a-z][0-9a-z]{3}")
 _ATOMS = ("ATOM  ", "HETATM")
 _MOST_LONG_NAMES = 4
-"""More different residue names in a row have the letter in column 21 from their chain."""
+"""Largest number of different long names in a row; with more, column 21 belongs to the chain name."""
 
 
 class ResidueId(NamedTuple):
@@ -34,13 +34,13 @@ def residue_id(line: str, long_names: frozenset[str]) -> ResidueId:
         long_names: From :func:`find_long_names`.
 
     Raises:
-        ValueError: The residue number is no number.
+        ValueError: The residue number is not a number.
     """
     columns = line[17:27]
     return _decode(columns, 4 if columns in long_names else 3)
 
 
-@lru_cache(maxsize=64)  # the atoms of a residue follow each other
+@lru_cache(maxsize=64)  # consecutive atoms share a residue
 def _decode(columns: str, name_length: int) -> ResidueId:
     name, chain_id = columns[:name_length].strip(), columns[name_length:5].strip()
     number, insertion = columns[5:9], columns[9:].strip()
@@ -50,35 +50,35 @@ def _decode(columns: str, name_length: int) -> ResidueId:
 
 
 def chain_id_of(line: str, long_names: frozenset[str]) -> str:
-    """Read the chain name of an ATOM, HETATM or TER record, which has one or two letters."""
+    """Read the chain name of an ATOM, HETATM or TER record, of one or two letters."""
     return line[21:22].strip() if line[17:27] in long_names else line[20:22].strip()
 
 
 def segment_of(line: str) -> str:
-    """Read CHARMM's segment name in columns 73 to 76; empty where other programs have an element or a charge."""
+    """Read CHARMM's segment name in columns 73 to 76; empty if they hold an element or a charge."""
     segment = line[72:76].strip()
     is_name = segment.isalnum() and not segment.isdigit() and segment != line[12:16].strip()[:1]
     return segment if is_name else ""
 
 
 def _decode_number(text: str) -> int:
-    """Return a residue number, which is in hybrid-36 beyond 9999."""
+    """Decode a residue number, which is in hybrid-36 beyond 9999."""
     if text[:1].isalpha() and _HYBRID.fullmatch(text):
         return int(text, 36) + 10_000 + (16 if text[0].islower() else -10) * 36**3
     return int(text)
 
 
 def find_long_names(lines: Sequence[str]) -> frozenset[str]:
-    """Find residues whose name has four letters, so that column 21 is not the chain's.
+    """Find residues with names of four letters, which use column 21.
 
-    ``ARGAA`` is ARG of chain AA (ChimeraX), ``NARGA`` is NARG of chain A (Amber), and ``HISEA`` is HISE of chain A
-    (GROMACS) if it counts on from a residue of chain A.
+    ``ARGAA`` is ARG of chain AA (ChimeraX), and ``NARGA`` is NARG of chain A (Amber). ``HISEA`` is HISE of chain A
+    (GROMACS) if its number follows a residue of chain A.
 
     Args:
         lines: Records of the file.
 
     Returns:
-        Columns 18 to 27 of each.
+        Columns 18 to 27 of each residue.
     """
     if not any(line[20:21].strip() and line.startswith(_ATOMS) for line in lines):
         return frozenset()
@@ -99,13 +99,13 @@ def find_long_names(lines: Sequence[str]) -> frozenset[str]:
 
 
 def _has_terminal_name(residue: str) -> bool:
-    """Return whether the name is Amber's for a residue at an end of a chain."""
+    """Return True if the name is Amber's for a residue at an end of a chain."""
     name = residue[:4].upper()
     return name[:1] in "NC" and name[1:] in rc.restype_3to1 and name[:3] not in rc.restype_3to1
 
 
 def _follow(residues: Sequence[str], step: int, found: set[str]) -> None:
-    """Add runs of long names that count on from a residue whose chain has one letter."""
+    """Add runs of long names that continue the numbers of a chain with a one-letter name."""
     last = ""
     for letters, run in groupby(residues, key=lambda residue: residue[3:5]):
         members = list(run)

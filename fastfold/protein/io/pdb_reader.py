@@ -1,4 +1,4 @@
-"""Records of PDB files (format version 3.3), parsed by their columns."""
+"""Read records of PDB files (format version 3.3) by their columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD_NAMES: Final = frozenset(
         "TURN USER SIGATM SIGUIJ",
     )
 )
-"""First words of the lines of PDB files, old versions and predictions included."""
+"""First words of the lines of PDB files, including old versions and predictions."""
 
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _RESOLUTION = re.compile(r"REMARK   2 RESOLUTION\. +(\d{1,3}\.\d*) ")
@@ -44,17 +44,17 @@ _MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9 ]{3})(..) +(-?\d{1,5})[A-Z ]? *$
 def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """Read the first model of a PDB file.
 
-    HETATM records behind the last TER record of their chain are ligands and left out, as are waters and atoms
-    outside the atom37 table. ATOM records behind TER, or of another segment, begin a chain of their own, unless
-    SEQRES, a peptide bond or a gap in the numbers says that the chain goes on.
+    HETATM records after the last TER record of their chain are ligands and are left out, as are waters and atoms
+    outside the atom37 table. ATOM records after TER, or of another segment, begin a new chain, unless SEQRES, a peptide
+    bond or a gap in the numbers shows that the chain continues.
 
     Args:
-        lines: The file's lines without their ends; the last one is empty if the file ends with a line end.
-        path: The file, for messages.
+        lines: Lines of the file without line ends; the last one is empty if the file ends with a line end.
+        path: Path in messages.
 
     Raises:
-        InputError: A malformed ATOM, HETATM or SEQRES record, an atom given twice, a file that stops in the
-            middle of a record or of a model; each with its line.
+        InputError: An ATOM, HETATM or SEQRES record is malformed, an atom is repeated, or the file ends within a record
+            or a model; with its line.
     """
     found = FileRecords()
     long_names = find_long_names(lines)
@@ -84,7 +84,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
                     _read_atom(lines[k], chain, long_names, path, k + 1)
             if i + 1 == len(lines) and len(line) < min(width, 78):
                 raise InputError(
-                    "the file stops within this line; download or copy it again", path=path, line=i + 1
+                    "the file ends within this line; download or copy it again", path=path, line=i + 1
                 )
             last_atom, width = i + 1, len(line)
             continue
@@ -93,7 +93,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             chain = found.chain(line[10:12].strip())
             chain.sequence = [*(chain.sequence or ()), *line[19:70].split()]
         elif record == "TER":
-            # Some programs write TER alone; then it ends the chain of the atom before it.
+            # Some programs write TER without fields; it ends the chain of the preceding atom.
             named = line if len(line) > 21 or not last_atom else lines[last_atom - 1]
             behind_ter.setdefault(chain_id_of(named, long_names), [])
         elif record == "MODRES":
@@ -119,12 +119,12 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             if last_atom:
                 if any(other.startswith(("MODEL ", "ATOM  ")) for other in lines[i + 1 :]):
                     found.warnings.append(
-                        "The file has several models, or atoms behind END; the part before is read."
+                        "The file has several models, or atoms after END; the first part is read."
                     )
                 break
     if in_model and last_atom:
         raise InputError(
-            "the file stops within a model (no ENDMDL record); download or copy it again",
+            "the file ends within a model (no ENDMDL record); download or copy it again",
             path=path,
             line=last_atom,
         )
@@ -140,7 +140,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 def _read_atom(
     line: str, chain: ChainRecord, long_names: frozenset[str], path: PathLike, line_number: int
 ) -> None:
-    """Add the atom of one ATOM or HETATM line to its residue."""
+    """Add the atom of an ATOM or HETATM line to its residue."""
 
     def fail(message: str) -> InputError:
         return InputError(message, path=path, line=line_number)
@@ -152,8 +152,8 @@ def _read_atom(
         b_factor = float(line[60:66].strip() or 0.0)
     except ValueError:
         raise fail(
-            f"the numbers of this atom do not stand in the columns of a PDB file: {line[:66]!r}; write the file "
-            "again with a program that keeps them, or use mmCIF"
+            f"the numbers of this atom are not in the columns of a PDB file: {line[:66]!r}; write the file again with "
+            "a program that keeps the columns, or use mmCIF"
         ) from None
     if not (
         -MAX_VALUE < x < MAX_VALUE
@@ -162,7 +162,7 @@ def _read_atom(
         and -MAX_VALUE < occupancy < MAX_VALUE
         and -MAX_VALUE < b_factor < MAX_VALUE
     ):
-        raise fail("an atom with a value that is not finite or too large; correct or remove it")
+        raise fail("a value of an atom is not finite or too large; correct or remove it")
     name = line[12:16].strip()
     if is_hydrogen(name):
         return
@@ -172,7 +172,7 @@ def _read_atom(
 
 
 def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) -> None:
-    """Join each later part of a chain to the first, or make it a chain with a free name."""
+    """Join each later part of a chain to the first, or give it an unused name."""
     for chain_id, later in parts.items():
         chain = found.chains[chain_id]
         new_names = []
@@ -182,7 +182,7 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
                 if chain.sequence is None:
                     number = next(iter(part.residues.values())).number
                     found.warnings.append(
-                        f"Chain {chain_id!r} is read on behind its TER record, at residue {number}."
+                        f"Chain {chain_id!r} continues after its TER record, at residue {number}."
                     )
                 chain.residues.update(part.residues)
             else:
@@ -191,13 +191,13 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
                 new_names.append(repr(part.chain_id))
         if new_names:
             found.warnings.append(
-                f"Several molecules are called chain {chain_id!r}, told apart by TER or segment names; those after the "
-                f"first are read as {', '.join(new_names)}."
+                f"Several molecules are named chain {chain_id!r}, with different TER records or segments; those after "
+                f"the first are read as {', '.join(new_names)}."
             )
 
 
 def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
-    """Return whether a part is bonded to its chain, or lies behind a gap that its numbers explain."""
+    """Return True if a part is bonded to its chain, or follows a gap that its numbers explain."""
     before, after = list(chain.residues.values())[-1], next(iter(part.residues.values()))
     atoms = {atom.name: (atom.x, atom.y, atom.z) for atom in before.atoms}
     nitrogen = next(((atom.x, atom.y, atom.z) for atom in after.atoms if atom.name == "N"), None)

@@ -1,9 +1,8 @@
-"""PDB files, written (format version 3.3).
+"""Write PDB files (format version 3.3).
 
-A PDB file has fixed columns. What does not fit into them raises :class:`PdbLimitError` instead of shifting
-columns; the mmCIF file of the same structure has no such limits. Residues without atoms (unknown residues
-have none in AlphaFold's tables) keep their place in SEQRES and their number in REMARK 465, as missing
-residues of experimental structures do.
+A PDB file has fixed columns. Values that do not fit raise :class:`PdbLimitError`; the mmCIF file of the same structure
+has no such limits. Residues without atoms (such as unknown residues) keep their place in SEQRES and their number in
+REMARK 465, like missing residues of experimental structures.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MAX_NUMBER, _MIN_NUMBER = 9_999, -999
 
 
 class PdbLimitError(OutputError):
-    """A sound structure that does not fit into the columns of a PDB file."""
+    """Valid structure that does not fit into the columns of a PDB file."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"a PDB file cannot hold this structure: {problem}; use its .cif file instead")
@@ -39,20 +38,20 @@ def to_pdb(
     hydrogens: Hydrogens | None = None,
     names: AuthorNames | None = None,
 ) -> str:
-    """Writes a structure as one model of a PDB file, the same bytes for the same structure.
+    """Write a structure as one model of a PDB file, with the same bytes for equal structures.
 
     Args:
         protein: The structure.
         title: Text of the TITLE records; characters outside printable ASCII become ``?``.
-        hydrogens: Hydrogens to write with it.
-        names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in their order and residues are
-            numbered by ``protein.residue_index``.
+        hydrogens: Hydrogens to write.
+        names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in order and residues are numbered by
+            ``protein.residue_index``.
 
     Returns:
-        The file's text in lines of 80 columns: TITLE, REMARK 465, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
+        Text in lines of 80 columns: TITLE, REMARK 465, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
 
     Raises:
-        OutputError: There are no atoms, or a value is not finite.
+        OutputError: The structure has no atoms, or a value is not finite.
         PdbLimitError: More than 62 chains or a chain's name of several characters, more than 99,999 atoms and TER
             records, a chain longer than 9,999 residues, a residue number outside -999..9999, a coordinate outside
             -999.999..9999.999 Å, or a B-factor outside -99.99..999.99.
@@ -77,8 +76,8 @@ def to_pdb(
     lines.append("MODEL        1")
     serial = 0
     for i, (residue, name, x, y, z, b) in enumerate(rows):
-        # All elements of the twenty amino acids have one letter, the first of the atom's name. It stands in column 14,
-        # but for names of four letters, which hydrogens alone have.
+        # All elements of the twenty amino acids have one letter, the first of the atom's name. It is in column 14,
+        # except for names of four letters, which only hydrogens have.
         column = f"{name:<4}" if len(name) == 4 else f" {name:<3}"
         serial += 1
         lines.append(
@@ -92,22 +91,22 @@ def to_pdb(
 
 
 def _chain_ids(protein: Protein, names: AuthorNames | None) -> Sequence[str]:
-    """One letter for each chain."""
+    """Return one letter for each chain."""
     count = len(protein.chains)
     if count > len(PDB_CHAIN_IDS):
         raise PdbLimitError(f"{count} chains, at most {len(PDB_CHAIN_IDS)} can be named")
     if names is None:
         return PDB_CHAIN_IDS
     if long := next((name for name in names.chain_ids if not re.fullmatch("[!-~]", name)), None):
-        raise PdbLimitError(f"a chain is called {long!r}, only one letter fits")
-    # A file without chain names: spaces stand for the one chain that it has.
+        raise PdbLimitError(f"a chain is named {long!r}, only one letter fits")
+    # A file without chain names has one chain, whose name is a space.
     return [name or " " for name in names.chain_ids]
 
 
 def _numbers(
     protein: Protein, present: np.ndarray, names: AuthorNames | None
 ) -> list[tuple[int, str] | None]:
-    """Number and insertion code of each residue; None for one without atoms whose number nobody knows."""
+    """Return number and insertion code of each residue; None for a missing residue without a number."""
     if names is None:
         return [(number, "") for number in protein.residue_index.tolist()]
     here: list[bool] = np.any(present, axis=1).tolist()
@@ -141,7 +140,7 @@ def _check_limits(
 
 def _title_lines(title: str | None) -> Iterator[str]:
     printable = re.sub(r"[^ -~]", "?", title or "")
-    # 60 lines: the continuation field has two digits, and nobody reads further.
+    # 60 lines, because the continuation field has two digits.
     for i, text in enumerate(textwrap.wrap(printable, 69)[:60], start=1):
         yield f"TITLE     {text}" if i == 1 else f"TITLE   {i:>2} {text}"
 
@@ -154,7 +153,7 @@ def _missing_residue_lines(
     if known:
         yield "REMARK 465"
         yield "REMARK 465 MISSING RESIDUES"
-        yield "REMARK 465 THESE RESIDUES ARE PART OF THE SEQUENCE BUT HAVE NO ATOMS."
+        yield "REMARK 465 THESE RESIDUES OF THE SEQUENCE ARE WITHOUT ATOMS."
         yield "REMARK 465"
         yield "REMARK 465   M RES C SSSEQI"
     for i, (number, insertion) in known:

@@ -1,4 +1,4 @@
-"""Structure files: :func:`read_structure` reads the protein chains of a PDB or mmCIF file."""
+"""Read structure files: :func:`read_structure` reads the protein chains of a PDB or mmCIF file."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ _FIRST_LINES = 1000
 
 
 def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) -> Structure:
-    """Reads the protein chains of an experimental structure, a PDB or mmCIF file, plain or packed with gzip.
+    """Read the protein chains of an experimental structure, a PDB or mmCIF file, plain or gzipped.
 
-    Taken are the first model and, of alternate locations, each residue's conformer with the highest
-    occupancy. Selenomethionine becomes methionine (SE as SD), other modified residues their parents (as the
-    file states them or, without that, by Biopython's table), residues of unknown type ``X`` with N, CA, C, O
-    and CB. Atoms that a residue's type does not have, hydrogens, waters, ligands and nucleic acids are left
-    out. Arginine's NH1 and NH2 are named by their distance to CD, as in AlphaFold.
+    The first model is read and, of alternate locations, each residue's conformer with the highest occupancy.
+    Selenomethionine becomes methionine (SE as SD), other modified residues their parents (as stated in the file,
+    otherwise by Biopython's table), residues of unknown type ``X`` with N, CA, C, O and CB. Atoms outside a residue's
+    type, hydrogens, waters, ligands and nucleic acids are left out. Arginine's NH1 and NH2 are named by their distance
+    to CD, as in AlphaFold.
 
-    Residues of the sequence (SEQRES, ``_entity_poly_seq``) that were not observed are masked, and
-    ``residue_index`` is the position in that sequence, from 0. Without it, see
-    :func:`~fastfold.protein.io.chains.residue_index_from_numbers`.
+    Unobserved residues of the sequence (SEQRES, ``_entity_poly_seq``) are masked, and ``residue_index`` is the position
+    in that sequence, from 0. Without a sequence, see :func:`~fastfold.protein.io.chains.residue_index_from_numbers`.
 
     Args:
-        path: The file, its format told by its content; only a name that ends in ``.gz`` is unpacked.
-        chain_ids: Chains wanted, by the author's names; all by default.
+        path: Path of the file, whose format is detected from its content; only names with suffix ``.gz`` are unpacked.
+        chain_ids: Chains to read, by the author's names; None for all.
 
     Returns:
-        The structure, its chains in the order of the file.
+        The structure, with its chains in the order of the file.
 
     Raises:
-        InputError: The file is missing, unreadable, truncated, no structure file, or malformed; or it has no
-            protein, or not the chains asked for.
+        InputError: The file is missing, unreadable, truncated, malformed, or in another format; or it lacks a protein
+            or a requested chain.
     """
     text = read_text_bytes(path, limit=_LIMIT).decode("latin-1")
     records = _parse(text, path)
     wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
     if wanted is not None and not wanted:
-        raise InputError("no chain is asked for; name one, or leave chain_ids out for all", path=path)
+        raise InputError(
+            "expected at least one chain in chain_ids; name one, or leave it out for all", path=path
+        )
     warnings = list(records.warnings)
     chains = []
     for chain_id, record in records.chains.items():
@@ -65,7 +66,7 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
     there = [chain.chain_id for chain in chains]
     if wanted is not None and (absent := sorted(wanted.difference(there))):
         raise InputError(
-            f"has no protein chain {', '.join(map(repr, absent))}; its protein chains are "
+            f"lacks the protein chain {', '.join(map(repr, absent))}; its protein chains are "
             f"{', '.join(map(repr, there))}",
             path=path,
         )
@@ -83,7 +84,7 @@ def read_user_structure(path: PathLike) -> Structure:
     """Read a structure and log the reader's warnings.
 
     Raises:
-        InputError: As :func:`read_structure`.
+        InputError: See :func:`read_structure`.
     """
     structure = read_structure(path)
     for warning in structure.warnings:
@@ -92,12 +93,12 @@ def read_user_structure(path: PathLike) -> Structure:
 
 
 def structure_name(path: PathLike) -> str:
-    """Name of a structure file without its folder and endings (``.pdb.gz`` for example)."""
+    """Return the name of a structure file without its folder and suffixes (for example ``.pdb.gz``)."""
     return _ENDINGS.sub("", os.path.basename(os.fspath(path)))
 
 
 def _parse(text: str, path: PathLike) -> FileRecords:
-    """Records of a file of either format, told by its content."""
+    """Parse a file in the format detected from its content."""
     if not text.strip():
         raise InputError("is empty; download or copy it again", path=path)
     if "\0" in text:
@@ -115,17 +116,15 @@ def _parse(text: str, path: PathLike) -> FileRecords:
 
 
 def _no_protein(records: FileRecords) -> str:
-    """Why there is no protein chain and what to do."""
+    """Explain a missing protein chain, with a remedy."""
     there = [chain for chain in records.chains.values() if chain.residues]
     if there:
         nucleic = any(residue.is_nucleotide for chain in there for residue in chain.residues.values())
         kind = "DNA or RNA" if nucleic else "ligands"
         return (
-            f"has no protein chain, only {kind} (chains {', '.join(repr(c.chain_id) for c in there[:10])}); "
+            f"contains no protein chain, only {kind} (chains {', '.join(repr(c.chain_id) for c in there[:10])}); "
             "give a structure with a protein"
         )
     if records.waters:
-        return (
-            f"has no protein chain, only {records.waters:,} atoms of water; give a structure with a protein"
-        )
-    return "has no atoms (ATOM records); is it truncated? Download or copy it again"
+        return f"contains no protein chain, only {records.waters:,} atoms of water; give a structure with a protein"
+    return "contains no atoms (ATOM records); is it truncated? Download or copy it again"

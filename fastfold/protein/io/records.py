@@ -1,4 +1,4 @@
-"""What the readers of PDB and mmCIF files hand over: residues as the file has them, before any decision."""
+"""Records of PDB and mmCIF files: residues as in the file, before any decision."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _NUCLEOTIDES: Final = frozenset(
 )
 _RIBOSE: Final = frozenset(("C1'", "C1*"))
 ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE", *TERMINAL_OXYGENS))
-"""Names of the atoms that are kept; SE is the selenium of selenomethionine. Hydrogens are not among them."""
+"""Names of the atoms that are kept, without hydrogens; SE is the selenium of selenomethionine."""
 MAX_VALUE: Final = 1e8
-"""Coordinates, occupancies and B-factors at or beyond this are not measurements."""
+"""Limit of coordinates, occupancies and B-factors; larger values are not measurements."""
 MAX_NUMBER: Final = 10_000_000
 
 
 def is_hydrogen(name: str) -> bool:
-    """Return whether an atom of this name is a hydrogen or deuterium."""
+    """Return True if an atom of this name is a hydrogen or deuterium."""
     return name.lstrip("0123456789'\"")[:1] in ("H", "D")
 
 
 class AtomRecord(NamedTuple):
-    """One atom of a residue; positions in Å."""
+    """Atom of a residue; positions in Å."""
 
     residue_name: str
     alternate: str
@@ -40,13 +40,13 @@ class AtomRecord(NamedTuple):
 
 @dataclass
 class ResidueRecord:
-    """One residue, all alternate locations together.
+    """Residue with all alternate locations.
 
     Attributes:
         number: The author's residue number.
         insertion: Insertion code or an empty string.
-        hetero: Whether it stands in HETATM records.
-        position: Place in the polymer's sequence counted from 0, where the file states it.
+        hetero: True if it is in HETATM records.
+        position: Place in the polymer's sequence counted from 0, if the file states it.
         atoms: Its atoms in the order of the file.
         other_atoms: Residue name and name of each heavy atom that is not kept.
     """
@@ -60,27 +60,27 @@ class ResidueRecord:
 
     @property
     def is_nucleotide(self) -> bool:
-        """True if it is one of DNA or RNA by its name or its ribose."""
+        """True if name or ribose identify a nucleotide of DNA or RNA."""
         return self.names[0].upper() in _NUCLEOTIDES or any(atom in _RIBOSE for _, atom in self.other_atoms)
 
     @property
     def names(self) -> list[str]:
-        """Residue names in the order of the file; several where alternates are different amino acids."""
+        """Residue names in the order of the file; several if alternates are different amino acids."""
         own = (atom.residue_name for atom in self.atoms)
         return list(dict.fromkeys((*own, *(residue for residue, _ in self.other_atoms))))
 
 
 @dataclass
 class ChainRecord:
-    """One chain.
+    """Chain of a structure file.
 
     Attributes:
-        chain_id: The author's name of it.
-        residues: Residues by number and insertion code (or by what else tells residues apart).
-        sequence: Residue names of the whole polymer, None where the file does not list them.
+        chain_id: The author's chain name.
+        residues: Residues by number and insertion code (or by another key that distinguishes residues).
+        sequence: Residue names of the whole polymer, None if the file does not list them.
         missing: Numbers of the residues that the file lists as missing.
-        protein: Whether the file says that the polymer is a protein; None where it says nothing.
-        segment: CHARMM's name of its segment, which may tell chains of one name apart.
+        protein: True if the file states that the polymer is a protein; None without a statement.
+        segment: CHARMM's segment name, which may distinguish chains of one name.
     """
 
     chain_id: str
@@ -93,21 +93,21 @@ class ChainRecord:
     def add_atom(
         self, atom: AtomRecord, number: int, insertion: str, *, hetero: bool, position: int | None = None
     ) -> str:
-        """Adds an atom to its residue, which is made with its first atom.
+        """Add an atom to its residue, which is created with its first atom.
 
-        A HETATM atom that contradicts what is there belongs to a ligand under the number of a residue, and is
-        left out. Of an atom outside the atom37 table the name alone is kept.
+        A HETATM atom that contradicts earlier atoms belongs to a ligand with the number of a residue, and is left out.
+        Of an atom outside the atom37 table, only the name is kept.
 
         Args:
             atom: The atom.
             number: The author's number of its residue.
             insertion: Insertion code of its residue, or an empty string.
-            hetero: Whether it is a HETATM record.
-            position: Place of its residue in the sequence, counted from 0, if the file states it; then this
-                tells the residues apart, else number and insertion code.
+            hetero: True for a HETATM record.
+            position: Place of its residue in the sequence, counted from 0, if the file states it. It then identifies
+                the residue instead of number and insertion code.
 
         Returns:
-            What is wrong with the atom, and what to do; empty if nothing is.
+            Description of a problem with the atom, with a remedy; empty if there is none.
         """
         key = (number, insertion) if position is None else (position, "")
         residue = self.residues.get(key)
@@ -123,7 +123,7 @@ class ChainRecord:
         for other in residue.atoms:
             if other.residue_name != atom.residue_name:
                 if not (atom.alternate and other.alternate):
-                    problem = f"is {other.residue_name} before and {atom.residue_name} here"
+                    problem = f"is {other.residue_name} in an earlier record and {atom.residue_name} here"
                     break
             elif other.name == atom.name and other.alternate == atom.alternate:
                 label, problem = f"{atom.residue_name} {label}", f"has its atom {atom.name} twice"
@@ -135,22 +135,22 @@ class ChainRecord:
             return ""
         return (
             f"residue {label} of chain {self.chain_id!r} {problem}; "
-            "give each chain its own letter and each residue its own number"
+            "give each chain a unique letter and each residue a unique number"
         )
 
 
 @dataclass
 class FileRecords:
-    """All of one file.
+    """Records of one file.
 
     Attributes:
         chains: Chains by name in the order of the file.
-        parents: Names of modified residues and of the standard residues that they were made from.
-        resolution: The experiment's, in Å.
+        parents: Names of modified residues, with their standard residues.
+        resolution: Resolution of the experiment, in Å.
         method: Experimental method in lower case.
         release_date: ``YYYY-MM-DD``.
         waters: Number of atoms of water, which are not in ``chains``.
-        warnings: What was decided while reading.
+        warnings: Decisions made while reading.
     """
 
     chains: dict[str, ChainRecord] = field(default_factory=dict)
@@ -162,5 +162,5 @@ class FileRecords:
     warnings: list[str] = field(default_factory=list)
 
     def chain(self, chain_id: str) -> ChainRecord:
-        """The chain of this name, made when it is first asked for."""
+        """Return the chain of this name, created at the first call."""
         return self.chains.setdefault(chain_id, ChainRecord(chain_id))

@@ -1,4 +1,4 @@
-"""Which amino acid a residue is: by its name, the file's statements and its atoms."""
+"""Determine a residue's amino acid from its name, the file's statements and its atoms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastfold.protein import residue_constants as rc
 UNKNOWN: Final = "X"
 BACKBONE: Final = ("N", "CA", "C", "O")
 TERMINAL_OXYGENS: Final = {"OT1": "O", "OT2": "OXT", "OC1": "O", "OC2": "OXT"}
-"""Names of CHARMM and GROMACS for the oxygens of a C-terminus, and the PDB's."""
+"""C-terminal oxygens of CHARMM and GROMACS, with the PDB's names."""
 _PROTONATION_STATES: Final = {
     name: letter
     for letter, names in {
@@ -27,23 +27,23 @@ _SIDE_CHAINS: Final = {
     letter: frozenset(name for name in names if name and name not in BACKBONE)
     for letter, names in zip(rc.restypes, rc.restype_atom14_names[:20], strict=True)
 }
-# An unfinished side chain may look like glycine or alanine, an unbranched one like proline.
+# A truncated side chain may look like glycine or alanine, an unbranched one like proline.
 _BY_SIDE_CHAIN: Final = {atoms: letter for letter, atoms in _SIDE_CHAINS.items() if letter not in "AGP"}
 
 
 def amino_acid(name: str, parents: Mapping[str, str], atoms: Collection[str] | None = None) -> str | None:
     """Return the one-letter type of a residue.
 
-    A name has several meanings: HSE is homoserine in the PDB and histidine in CHARMM. The first one is taken whose
-    side chain has all observed atoms. Where none has, a complete side chain of one of the twenty decides.
+    Some names have several meanings: HSE is homoserine in the PDB and histidine in CHARMM. The first meaning whose side
+    chain has all observed atoms is used. If none has, a complete side chain of one of the twenty amino acids decides.
 
     Args:
         name: Residue name in the file, in upper or lower case.
-        parents: The file's own statements on modified residues.
-        atoms: Names of the observed heavy atoms; None to go by the name alone.
+        parents: The file's statements about modified residues.
+        atoms: Names of the observed heavy atoms; None to use only the name.
 
     Returns:
-        One of the twenty, ``X`` for UNK, or None for a name that need not be an amino acid.
+        One of the twenty, ``X`` for UNK, or None for a name that may not be an amino acid.
     """
     stated = rc.restype_3to1.get(parents.get(name, "").upper())
     name = name.upper()
@@ -72,7 +72,7 @@ def _force_field_type(name: str) -> str | None:
 
 
 def _cut_terminal_type(name: str, side_chain: frozenset[str]) -> str | None:
-    """Return the meaning of an Amber name cut to three columns: NAL of NALA, CAS of CASN or CASP."""
+    """Return the meaning of an Amber name cut to three letters, such as NAL of NALA."""
     if len(name) != 3 or name[0] not in "NC":
         return None
     possible = [letter for known, letter in rc.restype_3to1.items() if known.startswith(name[1:])]

@@ -61,7 +61,7 @@ BAD_FILES = {
         "ATOM      1  CA  ALA A   1      10.000  10.000  10.000  1.00  0.00           C\n" * 2,
         "twice",
     ),
-    "cut.cif": ("data_x\nloop_\n_atom_site.id\n_atom_site.type_symbol\n1\n", "do not have 2 values"),
+    "cut.cif": ("data_x\nloop_\n_atom_site.id\n_atom_site.type_symbol\n1\n", "expected 2 values"),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_bad_file_of_a_folder_is_left_out_with_its_reason(
 def test_a_bad_file_that_is_named_or_has_no_better_one_beside_it_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dna.pdb"
     path.write_text(BAD_FILES["dna.pdb"][0])
-    with pytest.raises(InputError, match=r"dna\.pdb: has no protein chain"):
+    with pytest.raises(InputError, match=r"dna\.pdb: contains no protein chain"):
         read_custom_chains([path])
     with pytest.raises(InputError, match=r"no structure that can be used; the first problem: .*DNA or RNA"):
         read_custom_chains([tmp_path])

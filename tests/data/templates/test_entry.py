@@ -121,7 +121,7 @@ def test_ten_thousand_mutated_entries_give_chains_or_one_clear_error() -> None:
     [
         ("L1 1 4 ? ", "L1 1 ? ? ", "an atom of a protein has no place in its sequence"),
         ("\n1 4 ALA\n", "\n1 ? ALA\n", "a residue of the sequence has no number"),
-        ("_atom_site.group_PDB\n", "", "do not have 15 values each"),
+        ("_atom_site.group_PDB\n", "", "expected 15 values in each"),
     ],
 )
 def test_damaged_entries_are_refused(old: str, new: str, message: str) -> None:

@@ -62,7 +62,7 @@ def test_what_the_reader_decided_about_a_reference_is_said(
     models = next(cli.out.glob("one_rank_001_*.pdb")).read_text() * 2
     (tmp_path / "one.pdb").write_text(models)
     assert _fold(cli, "--reference", str(tmp_path / "one.pdb")) == 0
-    assert "one.pdb: The file has several models, or atoms behind END" in caplog.text
+    assert "one.pdb: The file has several models, or atoms after END" in caplog.text
 
 
 def test_a_target_without_a_structure_is_told_and_goes_on(

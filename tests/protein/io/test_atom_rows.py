@@ -67,11 +67,11 @@ def test_biopython_reads_hydrogens_names_and_insertion_codes() -> None:
 
 def test_what_cannot_be_written_is_refused() -> None:
     protein = helix("GX")
-    with pytest.raises(OutputError, match="no finite position"):
+    with pytest.raises(OutputError, match="the position of a hydrogen is not finite"):
         atom_rows(protein, Hydrogens(np.array([0]), ("HA",), np.full((1, 3), np.nan)))
     with pytest.raises(ValueError, match="without atoms"):
         atom_rows(protein, Hydrogens(np.array([1]), ("HA",), np.zeros((1, 3))))
-    with pytest.raises(ValueError, match="does not have"):
+    with pytest.raises(ValueError, match="lacks"):
         atom_rows(protein, Hydrogens(np.array([2]), ("HA",), np.zeros((1, 3))))
-    with pytest.raises(PdbLimitError, match="called 'AB'"):
+    with pytest.raises(PdbLimitError, match="named 'AB'"):
         to_pdb(protein, names=AuthorNames(("AB",), ("1", "2")))

@@ -70,8 +70,12 @@ def test_letters_beyond_ascii_keep_names_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("data_X\nloop_\n_atom.id\n_atom.name\n1 C\n2\n", 6, "_atom do not have 2 values each from here on"),
-        ("data_X\nloop_\n_no.id # a_b\n_no.name\n1 'C D' 2 E\n3\n4 F", 6, "_no do not have 2 values each"),
+        ("data_X\nloop_\n_atom.id\n_atom.name\n1 C\n2\n", 6, "expected 2 values in each row of _atom"),
+        (
+            "data_X\nloop_\n_no.id # a_b\n_no.name\n1 'C D' 2 E\n3\n4 F",
+            6,
+            "expected 2 values in each row of _no",
+        ),
         ("data_X\n_entry.id\n;text\n", 3, "unterminated text field"),
         ("data_X\n_entry.id 'open\n", 2, "unterminated 'string'"),
         ("data_X\n_entry.id\n", 2, "unexpected '_entry.id'"),
@@ -79,7 +83,7 @@ def test_letters_beyond_ascii_keep_names_apart() -> None:
         ("data_X\n_entry.id a\n_entry.id b\n", 3, "_entry.id is given twice"),
         ("data_X\nloop_\n_atom.id\n1\nloop_\n_atom.name\nC\n", 5, "_atom.name is given twice"),
         ("data_X\nloop_\n_atom.id\nloop_\n_atom.id\n1\n", 4, "_atom.id is given twice"),
-        ("data_X\n_entry.id\n_entry.title x\n", 2, "_entry.id has no value"),
+        ("data_X\n_entry.id\n_entry.title x\n", 2, "expected a value of _entry.id"),
         ("data_X\nstray\n", 2, "unexpected 'stray'"),
         ("data_X\nloop_\n_atom.id\n_entry.id\n1 2\n", None, "_entry.id in loop with _atom"),
     ],

@@ -269,14 +269,14 @@ LAST = cif().count("\n")
     ("text", "line", "message"),
     [
         (cif()[:-20], LAST, "truncated"),
-        (cif().replace("ATOM 1 N .", "ATOM 1 N", 1), LAST - ATOMS.count("\n") + 1, "do not have 17 values"),
+        (cif().replace("ATOM 1 N .", "ATOM 1 N", 1), LAST - ATOMS.count("\n") + 1, "expected 17 values"),
         (cif().split("loop_\n;")[0], 17, "unterminated text field"),
         (cif().replace("'A'", "'A"), 19, "unterminated 'string'"),
-        (cif().replace("2.9\n", "", 1), 5, "has no value"),
+        (cif().replace("2.9\n", "", 1), 5, "expected a value of"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "not a number"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? nan 0 0", 1), None, "not finite"),
         (cif().replace("1 2 ? 0 0 0", "1 7 ? 0 0 0", 1), None, "outside the 6 residues"),
-        (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "no label_atom_id"),
+        (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "lacks label_atom_id"),
         (cif(atoms=""), None, "no atoms"),
         (HEAD, None, "no _atom_site"),
         ("data_x\nvalue\n", 2, "unexpected 'value'"),
@@ -334,12 +334,15 @@ def test_records_are_handed_over_as_the_file_has_them():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("MET A 1 2 ? 0 0", "MET A 1 2 ? x 0"), "position or residue number is not a number"),
-        (("MET A 1 2 ? 0 0", "MET A 1 2 ? ? 0"), "position or residue number is not a number|not finite"),
+        (("MET A 1 2 ? 0 0", "MET A 1 2 ? x 0"), "position or residue number of an atom is not a number"),
+        (
+            ("MET A 1 2 ? 0 0", "MET A 1 2 ? ? 0"),
+            "position or residue number of an atom is not a number|not finite",
+        ),
         (("MET A 1 2 ? 0 0", "MET A 1 2 ? 1e9 0"), "not finite or too large"),
-        (("MET A 1 2 ? 0 0", "MET A 1 9 ? 0 0"), "label_seq_id 9 lies outside the 6 residues"),
-        (("MET A 1 2 ? 0 0", "MET A 1 0 ? 0 0"), "label_seq_id 0 lies outside"),
-        (("_atom_site.Cartn_y\n", "_atom_site.other\n"), "_atom_site has no cartn_y"),
+        (("MET A 1 2 ? 0 0", "MET A 1 9 ? 0 0"), "label_seq_id 9 is outside the 6 residues"),
+        (("MET A 1 2 ? 0 0", "MET A 1 0 ? 0 0"), "label_seq_id 0 is outside"),
+        (("_atom_site.Cartn_y\n", "_atom_site.other\n"), "_atom_site lacks cartn_y"),
     ],
 )
 def test_errors_name_the_line(change, message):
@@ -350,5 +353,5 @@ def test_errors_name_the_line(change, message):
 
 
 def test_a_file_without_atoms_is_refused():
-    with pytest.raises(InputError, match=r"has no atoms \(no _atom_site table\)"):
+    with pytest.raises(InputError, match=r"contains no atoms \(no _atom_site table\)"):
         parse_mmcif(["data_x", "_exptl.method NMR"], path="x.cif")

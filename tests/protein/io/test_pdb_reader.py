@@ -196,7 +196,7 @@ def test_molecules_that_only_ter_tells_apart_are_chains(tmp_path, chain, first):
     two = [line.replace("ATOM  ", "HETATM") if "MSE" in line else line for line in two]
     lines = [*one, "TER", *two, "TER", atom_line("N", "GLU", 9, record="HETATM", chain=chain)]
     assert names_and_sequences(tmp_path, lines) == [(chain, "AG"), ("B" if chain else "A", "MS")]
-    assert "told apart by TER or segment names" in read_lines(tmp_path, lines).warnings[0]
+    assert "with different TER records or segments" in read_lines(tmp_path, lines).warnings[0]
 
 
 def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
@@ -240,7 +240,7 @@ def test_molecules_that_nothing_tells_apart_are_one_chain_with_a_warning(tmp_pat
     lines = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3), ("TRP", 4), breaks=(2,))
     structure = read_lines(tmp_path, lines)
     assert structure.chains[0].sequence == "AGSW"
-    assert "breaks between GLY 2 and SER 3, where no number is missing;" in structure.warnings[0]
+    assert "breaks between GLY 2 and SER 3 with consecutive numbers;" in structure.warnings[0]
     gap = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), ("TRP", 10), breaks=(2,))
     assert not read_lines(tmp_path, gap).warnings
 
@@ -313,8 +313,8 @@ def test_ca_only_chain_is_read_with_a_warning(tmp_path):
         ([atom_line("CA").replace("A   1 ", "A1A00 ")], 1, "columns"),
         ([atom_line("CA", x=float("nan"))], 1, "not finite"),
         ([atom_line("CA"), atom_line("CA")], 2, "twice"),
-        ([atom_line("CA"), atom_line("CB", "GLY")], 2, "ALA before and GLY here"),
-        (["MODEL        1", atom_line("CA")], 2, "stops within a model"),
+        ([atom_line("CA"), atom_line("CB", "GLY")], 2, "ALA in an earlier record and GLY here"),
+        (["MODEL        1", atom_line("CA")], 2, "ends within a model"),
     ],
 )
 def test_malformed_records_are_named_by_line(tmp_path, lines, line, message):
@@ -380,10 +380,10 @@ def test_records_are_handed_over_as_the_file_has_them():
     ("lines", "line", "message"),
     [
         ([atom_line("CA"), atom_line("CA")], 2, "has its atom CA twice"),
-        ([atom_line("CA"), atom_line("N").replace("0.000", "x.000", 1)], 2, "do not stand in the columns"),
+        ([atom_line("CA"), atom_line("N").replace("0.000", "x.000", 1)], 2, "are not in the columns"),
         (["", atom_line("CA").replace("   0.000", " 1.0e+20", 1)], 2, "not finite or too large"),
-        ([atom_line("N"), atom_line("CA")[:70]], 2, "stops within this line"),
-        (["MODEL        1", atom_line("CA"), ""], 2, "stops within a model"),
+        ([atom_line("N"), atom_line("CA")[:70]], 2, "ends within this line"),
+        (["MODEL        1", atom_line("CA"), ""], 2, "ends within a model"),
     ],
 )
 def test_errors_name_the_line(lines, line, message):

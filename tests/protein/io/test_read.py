@@ -77,9 +77,9 @@ def test_chosen_chains(tmp_path):
         "\n".join(atom_line("N", number=n, chain=c) for c in "ABC" for n in (1, 2))
     )
     assert [c.chain_id for c in read_structure(tmp_path / "x.pdb", chain_ids=["C", "A"]).chains] == ["A", "C"]
-    with pytest.raises(InputError, match="no protein chain 'X'; its protein chains are 'A', 'B', 'C'"):
+    with pytest.raises(InputError, match="lacks the protein chain 'X'; its protein chains are 'A', 'B', 'C'"):
         read_structure(tmp_path / "x.pdb", chain_ids=["A", "X"])
-    with pytest.raises(InputError, match="no chain is asked for"):
+    with pytest.raises(InputError, match="expected at least one chain in chain_ids"):
         read_structure(tmp_path / "x.pdb", chain_ids=[])
 
 
