@@ -1,1 +1,1 @@
-"""The runner: from sequences to written structures."""
+"""Inference: from sequences to written structures."""

@@ -1,4 +1,4 @@
-"""Searching for alignments on behalf of a command, with progress for a person."""
+"""Search for alignments on behalf of a command, with progress lines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastfold.data.targets import Target
 from fastfold.inference.progress import Progress
 
 Engines = Sequence[SearchEngine] | ColabFoldSource
-"""Where to search: places one after the other, or what makes whole alignments as ColabFold does."""
+"""Search engines: databases in order, or one engine that returns whole alignments, such as ColabFold's."""
 
 ALIGNMENTS = "alignments"
-"""Folder within the results where the alignments lie that were searched for on the way to them."""
+"""Folder for searched alignments within the results."""
 
 
 def search_targets(
@@ -29,18 +29,18 @@ def search_targets(
     quiet: bool = False,
     needed_alone: bool = False,
 ) -> SearchSummary:
-    """Search for the chains of targets, and show how it goes.
+    """Search for the chains of targets and report progress.
 
     Args:
-        targets: The targets.
-        engines: Where to search.
+        targets: Targets to search for.
+        engines: Search engines.
         out: Folder for the alignments.
-        quiet: Show nothing but that sequences leave the machine.
-        needed_alone: Leave out what a fold does not use: targets that came with alignments, and UniProt for those that
-            have no two different chains to pair.
+        quiet: Report only that sequences leave the machine.
+        needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets without
+            two different chains to pair.
 
     Raises:
-        FastFoldError: A place cannot be searched, or a result not be written.
+        FastFoldError: A database cannot be searched, or a result cannot be written.
     """
     if not isinstance(engines, Sequence):
         wanted = [target for target in targets if not (needed_alone and has_alignment(target, out))]

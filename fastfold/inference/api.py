@@ -32,7 +32,7 @@ from fastfold.utils.device import choose_device
 _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
-"""An A3M or Stockholm file, a folder of alignments, or an alignment that was read before."""
+"""A3M or Stockholm file, folder of alignments, or parsed alignment."""
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "checkpoint_after": "fastfold infer keeps the state of folds in its folder",
@@ -43,10 +43,10 @@ _NOT_FOR_PYTHON = {
     "relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
-"""Settings of a run of the command, and what stands for each here."""
+"""Settings of the command that Python does not take, each with its replacement."""
 Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
-"""Templates of a chain: structure files (mmCIF or PDB, also with ``.gz``) or folders of them, or raw features, as
-:func:`fastfold.data.features.raw.template_features` describes them."""
+"""Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, or raw features as in
+:func:`fastfold.data.features.raw.template_features`."""
 
 
 def load_model(
@@ -55,18 +55,18 @@ def load_model(
     """Load a network.
 
     Args:
-        path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``; ``mini``, the small
-            network that ships with the package; or a downloaded network by its name, ``model_1_ptm`` for example.
-        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` or a :class:`torch.device`.
-        precision: What the trunk computes in: ``fp32``, ``bf16``, ``int8`` or ``bf16-products`` (see
-            :data:`fastfold.evoformer.precision.Precision`), or ``auto`` for what suits the device.
+        path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``; ``mini``, the small network
+            that ships with the package; or the name of a downloaded network, for example ``model_1_ptm``.
+        device: ``auto`` (CUDA if available), ``cpu``, ``cuda``, ``cuda:1`` or a :class:`torch.device`.
+        precision: Precision of the trunk: ``fp32``, ``bf16``, ``int8`` or ``bf16-products`` (see
+            :data:`fastfold.evoformer.precision.Precision`), or ``auto`` for the device's default.
 
     Returns:
-        The network in evaluation mode; its ``name`` is the file's without ``params_`` and ending.
+        Network in evaluation mode; its ``name`` is the file's name without ``params_`` and suffix.
 
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or not of this network family.
-        ConfigError: The device cannot be used, or cannot compute in this precision.
+        ConfigError: The device is not available, or does not support this precision.
     """
     where = choose_device(str(device), setting="device=")
     file = one_weights_file(path)
@@ -92,37 +92,37 @@ def predict(
 
     Args:
         sequence: One letter per residue; ``:`` joins the chains of a complex, which needs a multimer network.
-        model: A network from :func:`load_model`, or a path or a name for it. Of several (``multimer``) the best
+        model: Network from :func:`load_model`, or a path or name. Of several networks (``multimer``), the best
             prediction is returned.
-        msa: An alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an
-            A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
-            none. Or a folder of alignments, of ``fastfold.search`` for example, which has some under ``name``.
-            Without, the network sees the sequence alone.
-        templates: Structure files or folders of them, which are aligned with each chain by its sequence; or raw
-            features of the templates (``template_aatype`` and so on). For a complex either files for all chains, or a
-            list of one of these per chain, None where a chain has none.
-        num_recycles: Extra passes; by default the network's own number.
-        seed: Seed of everything random: the same seed gives the same prediction.
+        msa: Alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an A3M
+            file as text or as an array of letters. For a complex, a list of one per chain, with None for none. Or a
+            folder of alignments, for example of ``fastfold.search``, with some under ``name``. Without it, the network
+            sees only the sequence.
+        templates: Structure files or folders of them, which are aligned with each chain by sequence; or raw features
+            (``template_aatype`` and others). For a complex, files for all chains, or a list of one of these per chain,
+            with None for none.
+        num_recycles: Passes after the first; None for the network's default.
+        seed: Random seed; equal seeds give equal predictions.
         name: Name for files and scores.
-        memory_budget: What the fold may take, ``24GiB`` or a number of bytes for example; by default what the device
-            has free. The sizes of all blocks follow from it.
-        pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
-        settings: More of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
+        memory_budget: Memory of the fold, for example ``24GiB`` or a number of bytes; None for the device's free
+            memory. It determines the sizes of all blocks.
+        pae: Keep the aligned errors of all pairs; None for targets of up to 5,000 residues.
+        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
             ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``cuda_graphs``,
             ``save_representations``, ``save_recycles``.
 
     Returns:
-        The prediction, plain values; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
+        The prediction; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
 
     Raises:
-        InputError: The sequence, an alignment or templates cannot be used, or the target does not fit into memory.
-        ConfigError: A complex was given to a monomer network, or an argument is of the wrong kind or makes no sense.
-        OutputError: The network's numbers are not finite.
+        InputError: The sequence, an alignment or a template is invalid, or the target exceeds the memory.
+        ConfigError: A complex with a monomer network, or an argument of the wrong type or value.
+        OutputError: The network's results are not finite.
     """
     if isinstance(seed, (list, tuple, range)):
         raise ConfigError("seed is one number; fastfold.predict_many takes several seeds")
     if not isinstance(sequence, str):
-        raise ConfigError(f"sequence must be text, got {type(sequence).__name__}")
+        raise ConfigError(f"sequence must be text, found {type(sequence).__name__}")
     (found,) = predict_many(
         {name: sequence},
         model,
@@ -146,25 +146,25 @@ def predict_many(
     templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
     **settings: Any,
 ) -> dict[str, list[Prediction]]:
-    """Fold several sequences, each by every network with every seed.
+    """Fold several sequences by every network with every seed.
 
     Args:
-        sequences: Sequences by name, or sequences alone, which are then called ``query_1``, ``query_2`` and so on;
-            see :func:`predict`.
-        models: One or several networks, or paths for them.
-        seeds: One or several.
+        sequences: Sequences by name, or a list of sequences, which are named ``query_1``, ``query_2`` and so on; see
+            :func:`predict`.
+        models: One or several networks, or paths or names.
+        seeds: One or several random seeds.
         msas: Alignments by name; see :func:`predict`.
         templates: Templates by name; see :func:`predict`.
-        settings: More of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles``, ``rank`` and
-            ``stop_at_score`` for example.
+        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
+            ``rank`` and ``stop_at_score``.
 
     Returns:
-        By name, predictions with the best first.
+        Predictions by name, the best first.
 
     Raises:
-        InputError: See :func:`predict`; no other sequence is folded then.
+        InputError: See :func:`predict`; further sequences are not folded.
         ConfigError: See :func:`predict`.
-        OutputError: The network's numbers are not finite.
+        OutputError: The network's results are not finite.
     """
     config = _config(seeds, settings)
     named = _named(sequences)
@@ -172,7 +172,7 @@ def predict_many(
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
     for what, names in (("msas", msas), ("templates", templates)):
         if unknown := sorted(set(names or ()) - set(targets)):
-            raise ConfigError(f"{what} has {unknown[0]!r}, which is the name of no sequence")
+            raise ConfigError(f"{what} has {unknown[0]!r}, which is not a name of a sequence")
     given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
     if not given:
         raise ConfigError("models is empty; give at least one network")
@@ -211,15 +211,15 @@ def predict_many(
 
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
-    """The settings, each of which must be one."""
+    """Return the validated settings."""
     known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON)
     for name in settings:
         if name in _NOT_FOR_PYTHON:
-            raise ConfigError(f"{name} is no setting here: {_NOT_FOR_PYTHON[name]}")
+            raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(
-                f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+                f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
             )
     return InferConfig(seeds=check_seeds(seeds), **settings)
 
@@ -232,11 +232,11 @@ def _named(sequences: Any) -> dict[str, str]:
     elif isinstance(sequences, Sequence):
         named = {f"query_{number}": sequence for number, sequence in enumerate(sequences, 1)}
     else:
-        raise ConfigError(f"sequences must be a mapping or a list, got {type(sequences).__name__}")
+        raise ConfigError(f"sequences must be a mapping or a list, found {type(sequences).__name__}")
     for name, sequence in named.items():
         if not isinstance(name, str) or not isinstance(sequence, str):
             raise ConfigError(
-                f"sequences: names and sequences must be text, got {name!r}: {sequence!r}"[:200]
+                f"sequences: names and sequences must be text, found {name!r}: {sequence!r}"[:200]
             )
     return named
 
@@ -244,26 +244,26 @@ def _named(sequences: Any) -> dict[str, str]:
 def _is_path(model: Any) -> str | Path:
     if isinstance(model, (str, Path)):
         return model
-    raise ConfigError(f"model must be a network or a path, got {type(model).__name__}")
+    raise ConfigError(f"model must be a network or a path, found {type(model).__name__}")
 
 
 def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
-    """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
+    """Read and check ``msa`` per chain, as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
     if isinstance(msa, (str, Path)) and Path(msa).is_dir():
         found = load_alignments(msa, target)
         if not any(unpaired or paired for unpaired, paired in found):
-            raise InputError(f"has no alignment of {target.record!r}", path=msa)
+            raise InputError(f"contains no alignment of {target.record!r}", path=msa)
         return found
-    # A list of text is one alignment's rows where there is one chain, and a list of files where there are several.
+    # A list of text is the rows of one alignment for a single chain, and a list of files for several chains.
     is_list = isinstance(msa, (list, tuple))
     is_rows = is_list and not target.is_complex and all(isinstance(one, str) for one in msa)
     given = list(msa) if is_list and not is_rows else [msa]
     if len(given) != len(target.chains):
         raise ConfigError(
-            f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, None for "
-            "a chain that has none"
+            f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, with None for "
+            "a chain without alignment"
         )
     alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
@@ -273,17 +273,17 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
 
 
 def _read(msa: Any, query: str) -> Msa:
-    """An alignment from a file, rows of letters, or as it is.
+    """Read an alignment from a path, a list of rows, or an ``Msa``.
 
     Raises:
-        ConfigError: It is none of these.
-        InputError: It cannot be used.
+        ConfigError: The argument is of another type.
+        InputError: The alignment is invalid.
     """
     if isinstance(msa, Msa):
         check_query(msa, query)
         shape = (len(msa.sequences), len(query))
         if np.shape(msa.deletions) != shape or np.any(np.asarray(msa.deletions) < 0):
-            raise ConfigError(f"msa: deletions must be counts of shape {list(shape)}, none of them negative")
+            raise ConfigError(f"msa: deletions must be nonnegative counts of shape {list(shape)}")
         return msa
     if isinstance(msa, (str, Path)):
         return read_msa(msa, query=query)
@@ -292,18 +292,18 @@ def _read(msa: Any, query: str) -> Msa:
     if isinstance(msa, (list, tuple, np.ndarray)) and all(isinstance(row, str) for row in msa):
         return _from_rows([str(row) for row in msa], query)
     raise ConfigError(
-        f"msa must be a file, an alignment, or rows of letters, got {type(msa).__name__}: give one per chain"
+        f"msa must be a file, an alignment, or rows of letters, found {type(msa).__name__}: give one per chain"
     )
 
 
 def _from_rows(rows: Sequence[str], query: str) -> Msa:
-    """An alignment from its rows as A3M writes them.
+    """Parse an alignment from the rows of an A3M file.
 
     Raises:
-        InputError: They are not such rows.
+        InputError: The rows are invalid.
     """
     if any(set(row) & set("\r\n>") for row in rows):
-        raise InputError("a row of msa is the letters of one sequence, without line ends and '>'")
+        raise InputError("expected the letters of one sequence as a row of msa, found a line end or '>'")
     msa = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(rows, 1)))
     check_query(msa, query)
     return msa

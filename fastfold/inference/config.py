@@ -1,4 +1,4 @@
-"""``InferConfig``: the settings of a fold, the same for the command line and for Python."""
+"""``InferConfig``: the settings of a fold, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -13,62 +13,61 @@ from fastfold.errors import ConfigError
 from fastfold.utils.units import parse_bytes
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
-"""By what predictions are ranked: mean pLDDT, pTM, ipTM, AlphaFold-Multimer's 0.8 ipTM + 0.2 pTM, or ``auto``, the last
-where the predictions have an ipTM and mean pLDDT elsewhere."""
+"""Scores that rank predictions: mean pLDDT, pTM, ipTM, AlphaFold-Multimer's 0.8 ipTM + 0.2 pTM, or ``auto``.
+
+``auto`` is AlphaFold-Multimer's score for predictions with an ipTM, and otherwise mean pLDDT."""
 RelaxWhich = Literal["none", "best", "all"]
-"""Which predictions of a target are relaxed."""
+"""Predictions of a target that are relaxed."""
 OutputFormat = Literal["fastfold", "colabfold"]
-"""Whose names and scores files are written."""
+"""Styles of file names and scores files."""
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 SEED_LIMIT = 2**31
-"""Seeds are below this."""
+"""Upper limit of seeds, exclusive."""
 
 
 @dataclass(frozen=True)
 class InferConfig:
-    """How targets are folded.
+    """Settings of a fold.
 
     Attributes:
-        num_recycles: Extra passes; None for each network's own number.
-        seeds: Seeds of everything random, one prediction by each network for each of them: the same seed gives the same
-            prediction.
-        precision: What the trunk computes in, one of :data:`PRECISIONS`: ``auto`` takes what suits the device
-            (:func:`~fastfold.evoformer.precision.choose_precision`); None is ``auto`` on a GPU and ``fp32`` elsewhere.
-        plots: Whether plots are drawn.
-        pae: Whether aligned errors of all pairs are kept and written; None for short targets only
+        num_recycles: Passes after the first; None for each network's default.
+        seeds: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
+        precision: Precision of the trunk, one of :data:`PRECISIONS`. ``auto`` is the device's default
+            (:func:`~fastfold.evoformer.precision.choose_precision`). None is ``auto`` on a GPU and ``fp32`` otherwise.
+        plots: Draw plots.
+        pae: Keep and write the aligned errors of all pairs; None for short targets only
             (:func:`~fastfold.inference.folding.prediction.keeps_pae`).
-        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-        parallel: ``dap=<number>``: as many processes fold each target together
+        device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``.
+        parallel: ``dap=<number>``: number of processes that fold each target together
             (:mod:`fastfold.inference.distributed`); None for one process.
-        memory_budget: Memory that a fold may take, ``24GiB`` or a number of bytes for example; None for what the
-            device has free. The sizes of all blocks follow from it. Of several processes each may take so much.
-        host_memory: Memory of this machine for what leaves the device for a while, in the same way; None for most of
-            what is free, and for none where the device is a CPU.
-        offload_dir: Folder on a fast disk for what finds no room there; None for no disk.
-        checkpoint_after: Seconds of a pass from which on its state is kept on disk, so that a fold that is killed goes
-            on after its last finished pass.
-        max_msa: Alignment rows that are cluster centres and those of the extra MSA; None for each network's own
-            numbers.
-        cuda_graphs: Whether passes are replayed from a CUDA graph, which takes the host's part out of short folds on a
-            GPU (:mod:`fastfold.inference.planning.cuda_graph`); everything stays on the device then.
-        dropout: Whether dropout stays on, which makes the predictions of different seeds more diverse.
+        memory_budget: Memory of a fold, for example ``24GiB`` or a number of bytes; None for the device's free memory.
+            It determines the sizes of all blocks. With several processes, the budget of each.
+        host_memory: Host memory for offloaded tensors, in the same form; None for most of the free memory, and for none
+            if the device is a CPU.
+        offload_dir: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk.
+        checkpoint_after: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
+            after its last finished pass.
+        max_msa: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults.
+        cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
+            (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
+        dropout: Keep dropout on, for more diverse predictions of different seeds.
         recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
-            network's own (multimer networks 0.5, others do not stop early).
-        stop_at_score: No further prediction of a target is made after one with this mean pLDDT (complexes: 100 times
-            the multimer ranking confidence), 0 to 100.
+            network's default (multimer networks 0.5, others do not stop early).
+        stop_at_score: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer
+            ranking confidence), 0 to 100.
         num_ensemble: Samples of the alignment whose representations are averaged in each pass; None for each network's
-            own number (1).
-        rank: By what predictions are ranked.
-        save_representations: Whether single and pair representation and the structure module's activations are kept.
-        save_recycles: Whether the structure after each pass is kept.
-        initial_guess: Structure file, whose atoms the first pass starts from as if it were recycled.
-        cyclic: Whether each chain is a ring, its last residue bonded to its first.
-        relax: Which predictions of a target are relaxed.
-        relax_platform: OpenMM's platform for that, ``auto`` for the fastest that works.
+            default (1).
+        rank: Score that ranks predictions.
+        save_representations: Keep single and pair representation and the structure module's activations.
+        save_recycles: Keep the structure after each pass.
+        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
+        cyclic: Treat each chain as a ring, with a bond between last and first residue.
+        relax: Predictions of a target that are relaxed.
+        relax_platform: OpenMM's platform for the relaxation; ``auto`` for the fastest that works.
 
     Raises:
-        ConfigError: A setting is of the wrong type or makes no sense; names it.
+        ConfigError: A setting has the wrong type or an invalid value; names it.
     """
 
     num_recycles: int | None = None
@@ -115,9 +114,9 @@ class InferConfig:
                 _check_choice(name, getattr(self, name), choices)
         for name in ("plots", "cuda_graphs", "dropout", "save_representations", "save_recycles", "cyclic"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if self.pae not in (None, True, False):
-            raise ConfigError(f"pae must be True, False or None, got {self.pae!r}")
+            raise ConfigError(f"pae must be True, False or None, found {self.pae!r}")
         object.__setattr__(self, "seeds", check_seeds(self.seeds))
         if self.max_msa is not None:
             object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
@@ -126,25 +125,25 @@ class InferConfig:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, str)):
-                raise ConfigError(f"{name} must be text or a number of bytes, got {value!r}")
+                raise ConfigError(f"{name} must be text or a number of bytes, found {value!r}")
             object.__setattr__(self, name, parse_bytes(value, none=name == "host_memory"))
         if self.offload_dir is not None:
             if not isinstance(self.offload_dir, (str, Path)):
-                raise ConfigError(f"offload_dir must be a path, got {self.offload_dir!r}")
+                raise ConfigError(f"offload_dir must be a path, found {self.offload_dir!r}")
             object.__setattr__(self, "offload_dir", Path(self.offload_dir))
         if self.initial_guess is not None:
             if not isinstance(self.initial_guess, (str, Path)):
-                raise ConfigError(f"initial_guess must be a path, got {self.initial_guess!r}")
+                raise ConfigError(f"initial_guess must be a path, found {self.initial_guess!r}")
             object.__setattr__(self, "initial_guess", Path(self.initial_guess))
         if self.parallel is not None and (self.dropout or self.save_representations):
             asked = "dropout" if self.dropout else "save_representations"
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
         if self.cuda_graphs:
             for name, why in (
-                ("parallel", "other processes' messages are in no graph"),
-                ("dropout", "a replay would draw the same numbers again"),
-                ("host_memory", "a replay moves nothing to the host"),
-                ("offload_dir", "a replay moves nothing to a disk"),
+                ("parallel", "a graph does not contain messages to other processes"),
+                ("dropout", "a replay would repeat the random numbers"),
+                ("host_memory", "a replay does not offload to the host"),
+                ("offload_dir", "a replay does not offload to a disk"),
             ):
                 if getattr(self, name):
                     raise ConfigError(
@@ -163,13 +162,13 @@ class InferConfig:
 
 
 def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """Seeds as a tuple, each once, in the order given; a number alone is one seed.
+    """Return seeds as a tuple without repetitions, in the given order.
 
     Raises:
-        ConfigError: There is none, or one is not a whole number from 0 to 2³¹ - 1.
+        ConfigError: The list is empty, or a seed is not a whole number from 0 to 2³¹ - 1.
     """
     if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
-        raise ConfigError(f"seeds must be a whole number or a list of them, got {seeds!r}")
+        raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
     given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
     if not given:
         raise ConfigError("seeds is empty; give at least one seed")
@@ -179,10 +178,10 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
+    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
 
     Raises:
-        ConfigError: Not that; says where.
+        ConfigError: The text has another form; names the wrong part.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -201,10 +200,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_max_msa(text: str) -> tuple[int, int]:
-    """Numbers of rows written as ``512:1024``: cluster centres and extra MSA.
+    """Parse numbers of rows written as ``512:1024``: cluster centres and extra MSA.
 
     Raises:
-        ConfigError: Not that.
+        ConfigError: The text has another form.
     """
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
     if found is None:
@@ -216,7 +215,7 @@ def _check_max_msa(value: Any) -> tuple[int, int]:
     if isinstance(value, str):
         return parse_max_msa(value)
     if not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, got {value!r}")
+        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
     for number in value:
         _check_whole("max_msa", number, 1, 100_000)
     return int(value[0]), int(value[1])
@@ -224,20 +223,20 @@ def _check_max_msa(value: Any) -> tuple[int, int]:
 
 def _check_whole(name: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+        raise ConfigError(f"{name} must be a whole number, found {value!r}")
     if not least <= int(value) <= most:
-        raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
+        raise ConfigError(f"{name} must be from {least} to {most}, found {value}")
 
 
 def _check_number(name: str, value: Any, most: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ConfigError(f"{name} must be a number, got {value!r}")
+        raise ConfigError(f"{name} must be a number, found {value!r}")
     if not 0 <= float(value) <= most:
-        raise ConfigError(f"{name} must be from 0 to {most:g}, got {value}")
+        raise ConfigError(f"{name} must be from 0 to {most:g}, found {value}")
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, found {value!r}")

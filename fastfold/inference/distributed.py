@@ -1,9 +1,9 @@
 """Several processes that fold one target together: ``fastfold infer --parallel dap=4`` under torchrun.
 
-Rank 0 is the process that a person sees. It reads the inputs and the weights, and writes the results; the
-others wait for what it sends: a network, then for each target the features of every cycle. Where memory is short,
-MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.shard`). Rank 0 plans for
-all: each process has a part of the machine, and every one makes the same plan of the same numbers.
+Rank 0 reads the inputs and the weights, and writes the results. The other ranks receive a network, then for each target
+the features of every cycle. If memory is short, MSA and pair representation are sharded over the processes
+(:func:`fastfold.parallel.alphafold.shard`). Each process has a part of the machine, and all make the same plan from
+the same numbers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
 
 
 _MEMORY = "out of memory"
-"""Why processes part that are to meet again."""
+"""Reason of an abort after which the processes meet again."""
 
 
 class DistributedFoldError(FastFoldError):
-    """A process failed in the middle of a target: the others cannot go on to the next one."""
+    """Failure of a process within a target, after which the others cannot continue."""
 
 
 class _Abandoned(Exception):
-    """Rank 0 gave a target up before all of its features were there, because of ``error``."""
+    """Rank 0 abandoned a target before all of its features were sent, because of ``error``."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -58,10 +58,10 @@ class _Abandoned(Exception):
 
 @dataclass
 class DistributedFolder:
-    """Folds with several processes, of which rank 0 reads and writes.
+    """Group of processes that fold together; rank 0 reads and writes.
 
     Attributes:
-        context: The processes, one DAP group.
+        context: The processes, as one DAP group.
     """
 
     context: DistributedContext
@@ -70,18 +70,18 @@ class DistributedFolder:
 
     @property
     def ranks(self) -> int:
-        """How many processes fold one target."""
+        """Number of processes that fold one target."""
         return self.context.size
 
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
-        """On rank 0: the least that one of the processes has for a fold.
+        """On rank 0, return the smallest memory that any process has for a fold.
 
         Args:
-            host_memory: As of :meth:`FoldMemory.here`; of each machine.
-            offload_dir: As of :meth:`FoldMemory.here`.
+            host_memory: Argument of :meth:`FoldMemory.here`, for each machine.
+            offload_dir: Argument of :meth:`FoldMemory.here`.
 
         Raises:
-            ConfigError: The folder cannot be used in one of the processes.
+            ConfigError: A process cannot use the folder.
         """
         where = (host_memory, offload_dir)
         self._send("memory", where)
@@ -97,13 +97,13 @@ class DistributedFolder:
         plan: FoldPlan | None = None,
         state: RecycleState | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """On rank 0: :func:`fastfold.inference.folding.network.run_network` by all processes.
+        """On rank 0, run :func:`fastfold.inference.folding.network.run_network` on all processes.
 
-        Each process keeps the state of what it holds; those on other machines too if the folder is there.
+        Each process saves the state of its shard, also on other machines if they have the folder.
 
         Raises:
-            MemoryError: The memory of one of the processes ended; all of them are ready for a smaller plan.
-            DistributedFoldError: This process failed where the others could not notice.
+            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
+            DistributedFoldError: This process failed at a place where the others could not notice.
         """
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
@@ -132,13 +132,13 @@ class DistributedFolder:
                 raise MemoryError("of one of the processes") from None
             raise DistributedFoldError(
                 f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
-                "ends here; start it again to go on with the next one"
+                "ends here; start it again to continue with the next target"
             ) from error
 
     def worker_loop(self) -> None:
-        """On the other ranks: fold what rank 0 sends until it is done.
+        """On the other ranks, fold the targets that rank 0 sends until it stops.
 
-        Where the memory of a process ends, all of them part and meet again, and rank 0 sends the target anew.
+        If a process runs out of memory, all abort and meet again, and rank 0 sends the target again.
         """
         going = True
         while going:
@@ -149,7 +149,7 @@ class DistributedFolder:
                     raise
 
     def _follow(self, message: str, content: Any) -> bool:
-        """Do what rank 0 says; whether there is more to come."""
+        """Execute a message of rank 0; return False after the last one."""
         if message == "network":
             self._take(*content)
         elif message == "fold":
@@ -165,17 +165,17 @@ class DistributedFolder:
             finally:
                 model.to("cpu")
         elif message == "memory":
-            with suppress(ConfigError):  # which rank 0 raises too
+            with suppress(ConfigError):  # rank 0 raises it too
                 self._least(*content)
         return message != "stop"
 
     def _until_parted(self) -> AbstractContextManager[None]:
-        """Inside, wait on a GPU for no process whose memory has ended."""
+        """Stop waiting on a GPU for a process that ran out of memory, inside."""
         meeting = self.context.meeting
         return nullcontext() if meeting is None else meeting.ended_by(_MEMORY)
 
     def _met_again(self, error: Exception) -> bool:
-        """Whether the memory of one of the processes ended, which then have met again."""
+        """Return True if a process ran out of memory and all have met again."""
         meeting = self.context.meeting
         if meeting is None:
             return False
@@ -187,11 +187,11 @@ class DistributedFolder:
         return True
 
     def stop(self) -> None:
-        """On rank 0: let the others end."""
+        """On rank 0, stop the other processes."""
         self._send("stop", None)
 
     def _least(self, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
-        """See :meth:`memory`; on every rank, which keeps buffers of that size for what leaves its device."""
+        """Compute :meth:`memory` on every rank, and allocate buffers of that size for offloaded tensors."""
         own: FoldMemory | ConfigError
         try:
             own = FoldMemory.here(
@@ -218,7 +218,7 @@ class DistributedFolder:
         return found
 
     def _share(self, model: AlphaFold) -> None:
-        """Send a network, and make this process' one parallel."""
+        """Send a network, and parallelise this process's copy."""
         self._send("network", (model.config.to_dict(), precision_of(model)))
         self._add(model)
 
@@ -226,7 +226,7 @@ class DistributedFolder:
         self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.context.device).eval())
 
     def _add(self, model: AlphaFold) -> None:
-        """Give a network the first process' weights and make it parallel."""
+        """Load the first process's weights into a network and parallelise it."""
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
@@ -243,17 +243,17 @@ class DistributedFolder:
 
 
 def parse_parallel(text: str | None) -> ParallelPlan:
-    """The plan of ``--parallel dap=4``; of nothing, one process.
+    """Parse the plan of ``--parallel dap=4``; None gives one process.
 
     Raises:
-        ConfigError: Not a plan for folding, or not as many processes as it needs were started.
+        ConfigError: The plan is not valid for folding, or another number of processes was started.
     """
     started = started_processes()
     name, _, number = (text or "dap=1").partition("=")
     if name != "dap" or not number.isascii() or not number.isdigit():
         raise ConfigError(
-            f"--parallel {text}: a fold is spread by dynamic axial parallelism alone; give --parallel dap=4 for "
-            "four processes"
+            f"--parallel {text}: a fold supports only dynamic axial parallelism; give --parallel dap=4 for four "
+            "processes"
         )
     plan = ParallelPlan(dap=int(number))
     if plan.ranks != started:
@@ -267,19 +267,19 @@ def parse_parallel(text: str | None) -> ParallelPlan:
 
 @contextmanager
 def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
-    """The processes that torchrun started for ``--parallel``; None for one alone.
+    """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
     Args:
         text: ``dap=<number>``, or None.
-        device: Where to compute; on CUDA each process takes the GPU of its local rank.
+        device: Device of the fold; on CUDA each process uses the GPU of its local rank.
 
     Raises:
-        ConfigError: See :func:`parse_parallel`, or there are fewer GPUs than processes.
+        ConfigError: See :func:`parse_parallel`, or the machine has fewer GPUs than processes.
     """
     plan = parse_parallel(text)
     if plan.ranks == 1:
         yield None
         return
-    # The others wait while rank 0 reads alignments and writes results, however long that takes.
+    # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
         yield DistributedFolder(context)

@@ -1,4 +1,4 @@
-"""``fastfold environment``: the machine and the installation, for bug reports."""
+"""``fastfold environment``: describe the machine and the installation, for bug reports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fastfold.utils.units import GIB
 
 _SETTINGS = re.compile(r"(FASTFOLD|TRITON|PYTORCH|CUDA|OMP|MKL|NCCL)_\w+")
 _NOT_SHOWN = re.compile(r"[/\\]|TOKEN|KEY|PASSWORD")
-"""Paths and secrets stay with the user."""
+"""Variables whose values are not shown, because they are paths or secrets."""
 
 
 def describe_environment() -> dict[str, str]:
     """Describe this machine and installation.
 
     Returns:
-        Text by name: versions, processor, memory, GPUs, packages (``missing`` where one is not installed) and the
-        variables of the environment that change a run. There is no path and no name of the machine or its user.
+        Text by name: versions, processor, memory, GPUs, packages (``missing`` if not installed), and the environment
+        variables that change a run. Paths and the names of machine and user are left out.
     """
     import torch
 
@@ -55,7 +55,7 @@ def _packages() -> list[str]:
     """Return names of the packages that FastFold requires, without those of extras."""
     try:
         declared = metadata.requires("fastfold") or []
-    except metadata.PackageNotFoundError:  # run from a folder, not installed
+    except metadata.PackageNotFoundError:  # run from a checkout, not installed
         return []
     names = [re.match(r"[\w.-]+", line) for line in declared if "extra ==" not in line]
     return [name[0] for name in names if name is not None]

@@ -1,4 +1,4 @@
-"""What a person is told when something fails: one message that says what, and what to do about it."""
+"""Error messages for users."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def reason(error: Exception, target: Target) -> str:
-    """Why a target failed, in one message that names it."""
+    """Return one message that names the target and the reason of its failure."""
     if isinstance(error, FastFoldError):
         named = getattr(error, "record", None) == target.name or str(error).startswith(f"{target.name} ")
         return str(error) if named else f"{target.name}: {error}"
     if is_out_of_memory(error):
         return (
-            f"{target.name}: the memory was not enough for {target.num_residues} residues; use --precision bf16, "
-            "close other programs, or take a device with more memory"
+            f"{target.name}: out of memory for {target.num_residues} residues; use --precision bf16, close other "
+            "programs, or use a device with more memory"
         )
     return f"{target.name}: {internal_error(error)}"
 
 
 def internal_error(error: Exception) -> str:
-    """Return the message for an error that should not exist, or for a package that is not installed."""
+    """Return the message for an internal error, or for a package that is not installed."""
     if isinstance(error, ModuleNotFoundError) and (message := missing_module(error)) is not None:
         return message
     lines = str(error).strip().splitlines()
@@ -37,7 +37,7 @@ def internal_error(error: Exception) -> str:
 
 
 def debugging() -> bool:
-    """Whether the user asked for tracebacks, with ``FASTFOLD_DEBUG=1`` in the environment."""
+    """Return True if the environment variable ``FASTFOLD_DEBUG=1`` asks for tracebacks."""
     return os.environ.get("FASTFOLD_DEBUG", "0") not in ("", "0")
 
 
@@ -50,12 +50,12 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "hipErrorOutOfMemory",
 )
-"""Texts of untyped errors, raised by libraries other than PyTorch's allocator."""
+"""Texts of untyped errors of libraries other than PyTorch."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that the memory of a device or of the machine was not enough."""
-    # PyTorch has a type of its own for an accelerator, which is not imported for this, and none for the CPU.
+    """Return True if an error means that a device or the machine ran out of memory."""
+    # PyTorch has an own type for accelerators, which is not imported for this, and none for the CPU.
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

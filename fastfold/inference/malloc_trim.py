@@ -1,7 +1,7 @@
-"""Freed memory goes back to the system while a network folds on a CPU.
+"""Return freed memory to the system while a network folds on a CPU.
 
-The C library keeps freed blocks of up to 32 MiB for itself (glibc). The next step of a fold asks for larger ones, which
-come on top: measured, a third of the peak at 384 residues. So the heap is trimmed before the steps that take most.
+The C library (glibc) keeps freed blocks of up to 32 MiB. The next step of a fold allocates larger ones in addition, so
+the heap is trimmed before the steps that need the most memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 @contextmanager
 def trim_malloc(model: AlphaFold) -> Iterator[None]:
-    """Inside, the heap is trimmed before each of a network's large steps, if it runs on a CPU and the C library can."""
+    """Trim the heap before each large step of a network inside, on a CPU with glibc."""
     trim = _trim()
     handles = []
     if trim is not None and model.single_projection.weight.device.type == "cpu":
@@ -45,9 +45,9 @@ def _large_steps(model: AlphaFold) -> list[nn.Module]:
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
-    """glibc's ``malloc_trim``; None for other C libraries."""
+    """Return glibc's ``malloc_trim``; None for other C libraries."""
     try:
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # the last on Windows
+    except (AttributeError, OSError, TypeError):  # TypeError on Windows
         return None
     return found

@@ -1,4 +1,4 @@
-"""The networks of a run: which weights files there are, which of them suit a target, and when they are loaded."""
+"""Networks of a run: weights files, their suitability for a target, and loading."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fastfold.utils.hashing import file_digest
 
 
 class Network:
-    """A weights file and, once it is needed, the network in it.
+    """Weights file and, once it is loaded, its network.
 
     Args:
         path: Weights file.
         name: Name of the network in file names.
 
     Raises:
-        WeightsError: The file cannot be used.
+        WeightsError: The file is invalid.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -39,13 +39,13 @@ class Network:
         return file_digest(self.path)
 
     def load(self, precision: str | None) -> AlphaFold:
-        """Return the network, which is loaded once, onto the host.
+        """Return the network on the host, loaded at the first call.
 
         Args:
-            precision: What its trunk computes in; None for float32.
+            precision: Precision of its trunk; None for float32.
 
         Raises:
-            WeightsError: The file cannot be used: it is damaged, or holds what is not finite.
+            WeightsError: The file is damaged, or has values that are not finite.
         """
         if self._model is None:
             self._model = set_precision(load_model(self.path), precision or "fp32")
@@ -54,32 +54,32 @@ class Network:
 
 
 def about_mini(network: Network) -> str:
-    """One line for a person who has given no weights."""
+    """Return a line for a run without weights of the user's choice."""
     chains = int(network.info.notes.get("trained_chains", "0"))
     return (
-        f"no --weights given: the small network that ships with FastFold is used (mini, trained on {chains:,} protein "
-        "chains). It is not a replacement for AlphaFold's weights: 'fastfold weights download monomer_ptm' fetches "
-        "those, for --weights monomer_ptm (complexes: multimer)"
+        f"no --weights given: using the small network that ships with FastFold (mini, trained on {chains:,} protein "
+        "chains). It does not replace AlphaFold's weights: download them with 'fastfold weights download monomer_ptm', "
+        "for --weights monomer_ptm (complexes: multimer)"
     )
 
 
 def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None = None) -> list[Network]:
-    """The networks of some weights files, each checked but not yet loaded.
+    """Open the networks of some weights files; each is checked and not yet loaded.
 
     Args:
-        weights: Files, or names as :func:`~fastfold.evoformer.weights.published.weights_files` takes them.
-        skip: Told of files that cannot be used, if these shall be left out.
+        weights: Files, or names of :func:`~fastfold.evoformer.weights.published.weights_files`.
+        skip: Called with errors of files to leave out; None to raise them.
 
     Raises:
-        ConfigError: Two would have the same name.
-        WeightsError: One cannot be used, or all are left out.
+        ConfigError: Two networks have the same name.
+        WeightsError: A file is invalid, or all are left out.
     """
     paths: dict[str, Path] = {}
     for path in itertools.chain.from_iterable(map(weights_files, weights)):
         name = network_name(path)
         if name in paths:
             raise ConfigError(
-                f"{paths[name]} and {path} would both be called {name!r} in the results: rename one of the files"
+                f"{paths[name]} and {path} would both be named {name!r} in the results: rename one of the files"
             )
         paths[name] = path
     networks = []
@@ -91,40 +91,40 @@ def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None
                 raise
             skip(str(error))
     if not networks:
-        raise WeightsError("none of the weights files can be used")
+        raise WeightsError("no weights file is valid")
     return networks
 
 
 def network_name(path: Path) -> str:
-    """Name of a weights file's network in results: the file's own, without ``params_`` and ending."""
+    """Return the name of a weights file's network in results: the file name without ``params_`` and suffix."""
     return safe_stem(path.name.rsplit(".", 1)[0].removeprefix("params_"))
 
 
 def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
-    """The networks that fold a target: of its kind, or all if there are none of its kind.
+    """Return the networks of the target's kind, or all if none is of its kind.
 
-    A monomer network folds a complex as one chain whose residue numbers jump; a multimer network folds one chain as it
-    is.
+    A monomer network folds a complex as one chain with gaps in the residue numbers. A multimer network also folds
+    single chains.
     """
     return [network for network in networks if network.info.multimer == target.is_complex] or list(networks)
 
 
 def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -> list[str]:
-    """Return the names of the networks that would fold a complex and were trained on single chains alone.
+    """Return the names of the networks that would fold a complex and were trained on single chains only.
 
     Args:
-        networks: The networks of a run.
-        targets: The targets of the run.
+        networks: Networks of a run.
+        targets: Targets of the run.
     """
     used = [network for target in targets if target.is_complex for network in suitable(networks, target)]
     return list(dict.fromkeys(n.name for n in used if not is_trained_on_complexes(n.info.config)))
 
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
-    """Split off the complexes of a run in which the user chose no network.
+    """Separate the complexes of a run in which the user chose no network.
 
     Returns:
-        The single chains, and one error for each complex.
+        Single chains, and one error for each complex.
     """
     errors = [
         InputError(

@@ -1,4 +1,4 @@
-"""What the settings of a fold mean for a network: its configuration with them in it."""
+"""Apply the settings of a fold to a network's configuration."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastfold.inference.config import InferConfig
 
 
 def apply_settings(config: InferConfig, network: Any) -> Any:
-    """A network's configuration with the settings of a fold in it.
+    """Return a network's configuration with the settings of a fold.
 
     Args:
-        config: The settings; what is None there stays as the network has it.
-        network: Official configuration tree, which stays as it is.
+        config: The settings; None values leave the network's own.
+        network: Official configuration tree, which is not changed.
 
     Raises:
-        ConfigError: The network cannot work so.
+        ConfigError: The network does not support the settings.
     """
     found = network.copy_and_resolve_references()
     model, multimer = found.model, is_multimer(found)
@@ -44,19 +44,19 @@ def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:
     least = 1 + (data.eval.max_templates if data.common.reduce_msa_clusters_by_max_templates else 0)
     if clusters < least:
         raise ConfigError(
-            f"max_msa={clusters}:{extra} leaves this network no row for the sequence: {least - 1} of its rows are "
-            f"templates; give at least {least}:{extra}"
+            f"max_msa={clusters}:{extra} leaves no row for the sequence: {least - 1} of the rows are templates; give "
+            f"at least {least}:{extra}"
         )
     data.eval.max_msa_clusters, data.common.max_extra_msa = clusters, extra
 
 
 def recycle_tolerance(network: Any) -> float:
-    """Change of CA distances in Å under which a network stops recycling; 0 if it does not stop early."""
+    """Return the change of CA distances in Å below which recycling stops; 0 for no early stop."""
     return max(0.0, float(network.model.get("recycle_early_stop_tolerance", 0.0)))
 
 
 def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
-    """The settings on which a network's numbers depend, each as it is carried out, in JSON's types.
+    """Return the effective settings that determine a network's results, in JSON's types.
 
     Args:
         config: The settings.

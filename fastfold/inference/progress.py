@@ -1,4 +1,4 @@
-"""What a person sees while targets are folded: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from fastfold.utils.units import clock
 class Progress:
     """Progress over all targets, in passes of the network weighted by their cost.
 
-    Use as a context manager. On a terminal there is one bar with target, recycle, pLDDT so far, elapsed and
-    expected time; elsewhere each event is a line, without control characters. A reader who goes away (the end of a
-    pipe, a closed terminal) does not stop the work.
+    A context manager. On a terminal it shows one bar with target, recycle, current pLDDT, elapsed and expected time.
+    Otherwise each event is a line without control characters. A closed pipe or terminal does not stop the work.
 
     Args:
         total: Cost of all passes, in any unit.
-        stream: Where to write; standard error by default.
-        quiet: Show important lines alone.
+        stream: Output stream; standard error by default.
+        quiet: Show only important lines.
     """
 
     total: float
@@ -47,7 +46,7 @@ class Progress:
             self._bar.stop()
 
     def line(self, text: str, *, important: bool = False) -> None:
-        """Print a line that stays; with :attr:`quiet` an important one alone."""
+        """Print a permanent line; with :attr:`quiet` only if it is important."""
         if self.quiet and not important:
             return
         if self._bar is not None:
@@ -59,7 +58,7 @@ class Progress:
                 self._stream = None
 
     def begin(self, work: str) -> None:
-        """Show what is being worked on; on a bar alone, lines tell what is done.
+        """Show the current work on the bar, but not as a line.
 
         Args:
             work: Target and network.
@@ -68,19 +67,19 @@ class Progress:
             self._bar.update(self._task, description=work, status="", refresh=True)
 
     def note(self, work: str) -> None:
-        """Show how far a long piece of work is, on the bar or as a line."""
+        """Show the progress of a long piece of work, on the bar or as a line."""
         if self._bar is not None:
             self.begin(work)
         else:
             self.line(work)
 
     def step(self, work: str, status: str, cost: float) -> None:
-        """One pass of the network is done.
+        """Record one finished pass of the network.
 
         Args:
             work: Target and network.
             status: Recycle and pLDDT.
-            cost: What the pass adds towards ``total``.
+            cost: Cost of the pass, as a part of ``total``.
         """
         self._done += cost
         elapsed = time.monotonic() - self._start
@@ -94,14 +93,14 @@ class Progress:
     def passes(
         self, work: str, recycles: int, cost: float
     ) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-        """The passes of one network on one target, to be called after each with its number and ``mean_plddt``.
+        """Yield a callback for the passes of one network, called with the number and ``mean_plddt``.
 
-        Passes of an attempt that ran out of memory are taken back, and those that were not needed are left out.
+        Passes of an attempt that ran out of memory are subtracted, and passes that were not needed are skipped.
 
         Args:
             work: Target and network.
             recycles: Passes after the first.
-            cost: What all passes together add towards ``total``.
+            cost: Cost of all passes together, as a part of ``total``.
         """
         self.begin(work)
         one, done = cost / (recycles + 1), 0
@@ -118,18 +117,18 @@ class Progress:
         self.skip(cost - one * done)
 
     def skip(self, cost: float) -> None:
-        """Work that will not be done, because the target failed, was finished before, or stopped early."""
+        """Skip work of a target that failed, was finished before, or stopped early."""
         self.total -= cost
         if self._bar is not None:
             self._bar.update(self._task, total=self.total)
 
     def remaining(self, elapsed: float) -> float:
-        """Expected seconds until all is done, when the work so far took ``elapsed`` seconds."""
+        """Return the expected remaining seconds, if the work so far took ``elapsed`` seconds."""
         return elapsed / self._done * max(0.0, self.total - self._done) if self._done > 0 else 0.0
 
 
 def _bar(stream: IO[str]) -> Any:
-    """A bar for a terminal; None for one that can only print."""
+    """Return a bar for a terminal; None for a stream without one."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -142,7 +141,7 @@ def _bar(stream: IO[str]) -> Any:
         return TextColumn(text, table_column=Column(no_wrap=True, **layout))
 
     return Progress(
-        # Long names give way, so that the bar stays one line and no number is lost.
+        # Long names are cut, so that the bar stays on one line and shows all numbers.
         column("{task.description}", ratio=1, overflow="ellipsis"),
         column("{task.fields[status]}"),
         BarColumn(bar_width=8),

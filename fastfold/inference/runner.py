@@ -1,4 +1,4 @@
-"""``fastfold infer``: fold every target of some files and add what was found to a folder."""
+"""``fastfold infer``: fold every target of some files and add the results to a folder."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 WITHOUT_ALIGNMENT = (
     "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
-    "searches for one, --msa-dir DIR takes what there is"
+    "searches for one, --msa-dir DIR uses existing ones"
 )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """Summary of a run.
 
     Attributes:
-        folded: Names of the targets of which something was folded now.
-        skipped: Names of those of which everything was finished before, or is being folded by another process.
-        failed: Name (or file) and reason of each that failed.
+        folded: Names of the targets folded in this run.
+        skipped: Names of the targets that were finished before, or that another process is folding.
+        failed: Name (or file) and reason of each failure.
     """
 
     folded: tuple[str, ...]
@@ -75,25 +75,24 @@ def run(
     config: InferConfig | None = None,
     options: RunOptions | None = None,
 ) -> Summary:
-    """Fold all targets, each by every network that suits it with every seed, and rank its predictions.
+    """Fold all targets by every suitable network with every seed, and rank the predictions.
 
-    What the folder has already stays, and is not folded again; a target that fails is reported and the others go on. A
-    file that cannot be written ends the run. With ``FASTFOLD_DEBUG=1`` in the environment the traceback of each failure
-    is shown.
+    Existing results are kept and not computed again. A target that fails is reported, and the others continue. A file
+    that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
         inputs: Files of sequences.
         output: Folder for the results.
-        weights: Weights files or names of published networks; none for the small network that ships with the package.
-        config: How to fold.
-        options: What else to do.
+        weights: Weights files or names of published networks; empty for the small network that ships with the package.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
 
     Returns:
-        How the run ended. It is empty on all but the first of several processes that fold together.
+        Summary of the run. It is empty on all but the first of several processes that fold together.
 
     Raises:
-        FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
-        WriteError: A result cannot be written; says what is missing.
+        FastFoldError: The run cannot start, because of weights, folders, or the device.
+        WriteError: A result cannot be written; names the missing ones.
     """
     config, options = config or InferConfig(), options or RunOptions()
     where = choose_device(config.device)
@@ -105,7 +104,7 @@ def run(
             return Summary((), (), ())
         if options.engines and distributed is not None:
             raise ConfigError(
-                "with --parallel nothing is searched; run fastfold search first and give its folder as --msa-dir"
+                "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
             )
         check_request(config, options)
         skipped: list[str] = []
@@ -136,7 +135,7 @@ def run(
             report_limits(progress, None if weights else networks[0], targets, options, about_device)
             for name in untrained_networks(networks, targets):
                 progress.line(
-                    f"warning: {name} was trained on single chains alone: complexes get no interface scores",
+                    f"warning: {name} was trained on single chains only: complexes get no interface scores",
                     important=True,
                 )
             if config.cuda_graphs:
@@ -155,42 +154,42 @@ def run(
 
 
 def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:
-    """Return the settings with the precision that a device folds in, and a line about one that was not named.
+    """Return the settings with the precision of the device, and a line about a precision chosen automatically.
 
     Raises:
-        ConfigError: The device, or several processes, cannot compute in it.
+        ConfigError: The device, or a run of several processes, does not support the precision.
     """
     name = config.precision or ("auto" if device.type == "cuda" else "fp32")
     precision, reason = choose_precision(name, device)
     if config.parallel is not None and precision not in ("fp32", "bf16"):
         raise ConfigError(
-            f"several processes fold in fp32 or bf16, not in {precision}; choose one by --precision"
+            f"several processes fold in fp32 or bf16, not in {precision}; choose one with --precision"
         )
     line = f"precision {precision}: {reason}" if name == "auto" else ""
     return replace(config, precision=precision), line
 
 
 def check_request(config: InferConfig, options: RunOptions) -> None:
-    """See before the first fold that what was asked for is there.
+    """Check files, folders and relaxation before the first fold.
 
     Raises:
-        FastFoldError: A file or folder is missing, or relaxation cannot work here.
+        FastFoldError: A file or folder is missing, or relaxation does not work.
     """
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
-        raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)
+        raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
         find_reference(options.reference, "")
     if config.initial_guess is not None and not config.initial_guess.is_file():
         raise InputError("no such file; check the name given with --initial-guess", path=config.initial_guess)
     if config.relax != "none":
         check_installed()
-        from fastfold.inference.relax.platforms import choose_platform  # OpenMM takes its time to import
+        from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
 
 
 def about_kernels(device: torch.device) -> str:
-    """Return a line about kernels that the first fold on a GPU compiles; nothing where they are compiled."""
+    """Return a line about kernels that the first fold on a GPU compiles; empty if they are compiled."""
     if device.type != "cuda" or os.environ.get(VARIABLE) == "torch" or find_spec("triton") is None:
         return ""
     from triton import knobs
@@ -207,13 +206,13 @@ def report_limits(
     options: RunOptions,
     about_device: Sequence[str],
 ) -> None:
-    """Say what limits the predictions of a run: the small network, targets without alignments, and the device.
+    """Report limits of a run's predictions: the small network, missing alignments, and the device.
 
     Args:
-        progress: Where it is said.
-        mini: The small network that ships with the package if it is used because no other was named.
-        targets: Of the run.
-        options: Where their alignments come from.
+        progress: Output of the lines.
+        mini: The small network that ships with the package, if it is used by default.
+        targets: Targets of the run.
+        options: Options of the run, with the source of alignments.
         about_device: Lines of :func:`with_precision` and :func:`about_kernels`.
     """
     if mini is not None:
@@ -227,11 +226,11 @@ def report_limits(
 
 @contextmanager
 def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
-    """On the first of several processes, let the others end with it."""
+    """On the first of several processes, stop the others at the end."""
     try:
         yield
     except DistributedFoldError:
-        raise  # the others do not listen
+        raise  # the others do not receive messages
     except Exception:
         if distributed is not None and distributed.context.is_rank_zero:
             distributed.stop()
@@ -241,23 +240,23 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
 
 
 class _Run:
-    """All targets of a run, with the table and the page of the folder."""
+    """Run over all targets, with the folder's table and page."""
 
     def __init__(self, runner: TargetRunner) -> None:
         self.runner, self.progress = runner, runner.progress
         self.summary = SummaryFile(runner.folder)
 
     def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
-        """Fold the targets one after the other; one that fails does not stop the others."""
+        """Fold the targets in order; a failed one does not stop the others."""
         try:
             found = self._run(targets, costs)
         except BaseException:
-            with suppress(WriteError):  # what stopped the run counts more
+            with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
             raise
         failed = finish_tables(self.progress, self.summary.flush)
         if found.folded or not (self.runner.folder.path / REPORT).exists():
-            with suppress(InputError):  # nothing to show, because all failed
+            with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self.runner.folder.path, say=self.progress.line)
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
@@ -280,11 +279,11 @@ class _Run:
                 missing = ", ".join(t.name for t in targets[number - 1 : number + 4])
                 more = f" and {len(targets) - number - 4} more" if len(targets) > number + 4 else ""
                 raise WriteError(
-                    f"{error}. The run ends here; what was finished is kept, not finished: {missing}{more}"
+                    f"{error}. The run ends here; finished results are kept, not finished: {missing}{more}"
                 ) from error
             except (DistributedFoldError, WeightsError):
                 raise
-            except Exception as error:  # also a bug that one target brings to light: the others go on
+            except Exception as error:  # also a bug that one target triggers: the others continue
                 failed.append(self._failed(target, cost, error))
                 continue
             (folded if found.made else skipped).append(target.name)
@@ -300,17 +299,17 @@ class _Run:
 
 
 def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tuple[str, str]]:
-    """Write the tables of a finished run; return those at whose place something else stands.
+    """Write the tables of a finished run; return errors about occupied places.
 
     Args:
-        progress: Told of each that cannot be written.
+        progress: Output of the errors.
         writers: Each writes one table.
 
     Returns:
-        For each that failed an empty name and the reason.
+        An empty name and the reason for each failure.
 
     Raises:
-        WriteError: Nothing can be written: the disk is full or read-only.
+        WriteError: The disk is full or read-only.
     """
     failed = []
     for write in writers:
@@ -323,12 +322,12 @@ def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tu
 
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
-    """Work of a target in arbitrary units: cubic in its length, and short targets take their time too.
+    """Estimate the work of a target in arbitrary units: cubic in its length, plus a constant.
 
     Args:
         target: The target.
-        networks: Those that fold it.
-        config: How it is folded.
+        networks: Networks that fold it.
+        config: Settings of the fold.
     """
     n = target.num_residues
     passes = sum(

@@ -1,9 +1,8 @@
-"""A fold of sizes alone: what a device would have to hold, counted without having one.
+"""Simulate a fold with tensor sizes only, to count the memory of a device that is not available.
 
-The inference code that a GPU would run is run on tensors without memory (:class:`~fastfold.memory.SimulatedDevice` on
-the device ``meta``), with Triton's path up to the launches of its kernels. What operators allocate is counted, as far
-as PyTorch knows of it: neither the driver's context, nor workspaces of matrix products, nor what the allocator's
-rounding and gaps cost.
+The inference code for a GPU runs on tensors without memory (:class:`~fastfold.memory.SimulatedDevice` on the device
+``meta``), with Triton's path up to the kernel launches. Allocations by operators are counted as far as PyTorch knows
+them. Not counted are the driver's context, workspaces of matrix products, and the allocator's rounding and gaps.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ AllocatorKind = Literal["segments", "expandable"]
 
 
 class SimulatedHost(HostBuffers):
-    """The host's memory of a simulated device, or a disk, which learns what waits here and what it gets back.
+    """Simulated host memory or disk, which counts offloaded tensors.
 
     Args:
-        device: The device.
-        limit: As of :class:`~fastfold.memory.HostBuffers`, and never to be passed.
-        overflow: As of :class:`~fastfold.memory.HostBuffers`.
+        device: Simulated device.
+        limit: Limit of :class:`~fastfold.memory.HostBuffers`, never exceeded.
+        overflow: See :class:`~fastfold.memory.HostBuffers`.
 
     Attributes:
-        peak: Most bytes that were held at a time.
+        peak: Peak in bytes.
     """
 
     def __init__(
@@ -60,43 +59,43 @@ class SimulatedHost(HostBuffers):
         self.peak = 0
 
     def buffer(self, elements: int, like: Tensor) -> Tensor:
-        """See :meth:`~fastfold.memory.offload.HostBuffers.buffer`."""
+        """Return a buffer, see :meth:`~fastfold.memory.offload.HostBuffers.buffer`."""
         before = self.nbytes
         found = super().buffer(elements, like)
         if self._limit is not None and self.nbytes > self._limit:
-            raise DeviceFull(self.nbytes - before, before, self._limit, "what waits on the host")
+            raise DeviceFull(self.nbytes - before, before, self._limit, "offloaded tensors on the host")
         self.peak = max(self.peak, self.nbytes)
         return found
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
-        """See :meth:`~fastfold.memory.offload.HostBuffers.resize`."""
+        """Resize a tensor, see :meth:`~fastfold.memory.offload.HostBuffers.resize`."""
         super().resize(tensor, nbytes)
         self._device.resized(tensor)
 
 
 @dataclass(frozen=True)
 class _FewBlocks(ExecutionPolicy):
-    """A policy whose blocks between the third and the last, which are like the third, are left out."""
+    """Policy that skips the blocks between the third and the last, which equal the third."""
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
-        """See :meth:`~fastfold.evoformer.execution.ExecutionPolicy.slices`."""
+        """Yield slices, see :meth:`~fastfold.evoformer.execution.ExecutionPolicy.slices`."""
         found = list(super().slices(x, dim, channels))
         yield from found if len(found) <= 4 else (*found[:3], found[-1])
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a fold of sizes alone took.
+    """Memory and traffic of a simulated fold.
 
     Attributes:
-        plan: How it was run.
-        planned: Bytes that the plan has for tensors; an allocation beyond them would have raised.
-        peak: Most bytes of tensors on the device, parameters included.
-        host: Most bytes of the host's memory for what had left the device.
-        disk: Most bytes of the disk for what had left the device.
-        copied: Bytes that have left the device, to the host and to the disk, and come back.
+        plan: Plan of the fold.
+        planned: Bytes that the plan has for tensors; an allocation beyond them would have raised an error.
+        peak: Peak of tensors on the device in bytes, including parameters.
+        host: Peak of offloaded tensors in the host's memory, in bytes.
+        disk: Peak of offloaded tensors on the disk, in bytes.
+        copied: Bytes copied between the device and host or disk.
         sent: Bytes that the rank has sent to others.
-        reserved: Most bytes that the allocator held, with what is outside of it; 0 without one.
+        reserved: Peak of the allocator in bytes, including memory outside of it; 0 without allocator.
     """
 
     plan: FoldPlan
@@ -127,31 +126,32 @@ def simulate(
     allocator: AllocatorKind | None = None,
     costs: Costs | None = None,
 ) -> Simulated:
-    """Fold on a device without contents, which has the memory that the plan says and no more.
+    """Simulate a fold on a device with exactly the planned memory.
 
     Args:
         config: Official configuration tree.
-        features: Gives those of a cycle and an ensemble member.
+        features: Returns the features of a cycle and an ensemble member.
         residues: Length of the target, all chains together.
         budget: Bytes of the device, for the plan.
         rows: Rows of all alignments, for the plan.
-        templates: Shown to the network; None for as many as it takes.
+        templates: Number of templates; None for the network's maximum.
         precision: Precision of the trunk.
-        host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
-        disk: Bytes of a disk for what finds no room in the host's memory.
-        ranks: How many processes share the target, each on such a device with this much of the host. The first of
-            them is simulated, which has the largest shards; nobody answers its messages.
+        host_memory: Bytes of host memory for offloaded tensors; 0 for none.
+        disk: Bytes of a disk for offloaded tensors that exceed the host memory.
+        ranks: Number of processes that share the target, each with such a device and host memory. Only the first one is
+            simulated, because it has the largest shards; its messages get no reply.
         num_recycles: Passes after the first one.
-        pae: Whether aligned errors of all pairs are kept.
-        every_block: Whether all blocks of rows are run. Few of them find the same peak: blocks have one size but for
-            the last one, and the third is the first that finds two before it.
-        allocator: Have a model of PyTorch's allocator hold the tensors: ``segments`` or ``expandable`` ones. It has the
-            budget, but for the driver's context and what NCCL holds; the workspaces of cuBLAS are there from the start.
-        costs: What the plan reckons with, of a GPU for example; by default those of nothing in particular.
+        pae: True to keep the aligned errors of all pairs.
+        every_block: True to run all blocks of rows. A few of them reach the same peak, because all blocks but the last
+            have one size, and the third is the first with two predecessors.
+        allocator: Model of PyTorch's allocator for the tensors, with ``segments`` or ``expandable`` ones. It has the
+            budget without the driver's context and NCCL's memory, and includes the workspaces of cuBLAS. None for no
+            allocator.
+        costs: Costs for the plan, for example of a GPU; None for arbitrary ones.
 
     Raises:
-        BudgetError: There is no plan for the budget.
-        DeviceFull: The fold takes more than was planned.
+        BudgetError: No plan fits the budget.
+        DeviceFull: The fold exceeds the planned memory.
     """
     outside = CONTEXT_CUDA + nccl_bytes(ranks)
     caching = None

@@ -1,4 +1,4 @@
-"""One target of a run: which predictions are missing in the folder, and making them."""
+"""Fold one target of a run: find missing predictions in the folder, and make them."""
 
 from __future__ import annotations
 
@@ -46,20 +46,19 @@ from fastfold.utils.packages import is_installed, missing
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run does beside folding.
+    """Options of a run other than the model's.
 
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
-        engines: Where to search for alignments first. They go to ``msa_dir``, or to a folder ``alignments`` among the
-            results.
-        templates: Where templates come from.
-        complex_: Each file is one complex.
+        engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
+        templates: Sources of templates.
+        complex_: True if each file is one complex.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
-        skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
-        overwrite: Fold everything anew, and remove what the folder has of the targets otherwise.
+        skip_bad_weights: Leave out invalid weights files instead of ending the run.
+        overwrite: Fold everything again, and remove earlier results of the targets.
         sort: ``length`` to fold short targets first, ``input`` to keep their order.
-        output_format: How files are named, and whose scores file is written.
-        quiet: Say nothing but warnings and errors.
+        output_format: Style of file names and scores files.
+        quiet: Show only warnings and errors.
     """
 
     msa_dir: Path | None = None
@@ -76,11 +75,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class _Job:
-    """One prediction to be made.
+    """Prediction to make.
 
     Attributes:
-        network: By which network.
-        seed: With which seed.
+        network: Network of the prediction.
+        seed: Random seed.
         record: See :func:`fastfold.inference.output.writer.run_record`.
     """
 
@@ -90,17 +89,17 @@ class _Job:
 
     @property
     def id(self) -> str:
-        """What the prediction is known by in the results folder."""
+        """Identifier of the prediction in the results folder."""
         return str(self.record["input_hash"])
 
 
 class _Prepared(NamedTuple):
-    """What the predictions of a target have in common.
+    """Shared data of a target's predictions.
 
     Attributes:
-        predictor: Makes them.
-        coverage: The files of the coverage by its alignments.
-        label: What the target is called in messages.
+        predictor: Predictor of the target.
+        coverage: Files about the coverage by its alignments.
+        label: Name of the target in messages.
     """
 
     predictor: TargetPredictor
@@ -109,32 +108,32 @@ class _Prepared(NamedTuple):
 
 
 class FoldedTarget(NamedTuple):
-    """What became of a target.
+    """Result of a target.
 
     Attributes:
-        results: Its place in the results folder.
-        made: Whether anything had to be done for it.
-        elsewhere: Predictions that were left to other processes, which work on them.
+        results: Its results in the folder.
+        made: True if a file was added.
+        in_progress: Number of predictions that other processes are working on.
     """
 
     results: TargetResults
     made: bool
-    elsewhere: int
+    in_progress: int
 
 
 @dataclass
 class TargetRunner:
-    """Folds targets into a results folder, one after the other.
+    """Runner that folds targets into a results folder, one after the other.
 
     Attributes:
-        networks: Those of the run; one that cannot be used may be left out.
+        networks: Networks of the run; an invalid one may be left out.
         folder: The results folder.
-        device: Where to fold.
-        config: How to fold.
-        options: What else to do.
-        progress: What a person sees.
-        distributed: The processes that fold together, if there are several.
-        finder: Finds templates; None if nobody asked for them.
+        device: Device of the fold.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
+        progress: Progress shown to the user.
+        distributed: Processes that fold together, if there are several.
+        finder: Finder of templates; None if none were requested.
     """
 
     networks: list[Network]
@@ -161,8 +160,8 @@ class TargetRunner:
 
         Args:
             target: The target.
-            label: What it is called in messages.
-            cost: What it adds to the progress.
+            label: Name of the target in messages.
+            cost: Cost of the target in the progress.
         """
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
@@ -174,14 +173,14 @@ class TargetRunner:
         jobs = self._jobs(target, alignments, templates)
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
-        done, elsewhere = False, 0
+        done, in_progress = False, 0
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
                 if mine:
                     found, made = self._complete(results, job, self._wanted(target, job), prepare, share)
                     done = done or made
                 else:
-                    found, elsewhere = None, elsewhere + 1
+                    found, in_progress = None, in_progress + 1
                     self.progress.skip(share)
                     self.progress.line(
                         f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
@@ -197,10 +196,10 @@ class TargetRunner:
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
         self._conclude(results.records() if done else [], label)
-        return FoldedTarget(results, done, elsewhere)
+        return FoldedTarget(results, done, in_progress)
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
-        """Those that came with the target, or else those of the folder of alignments."""
+        """Return the target's own alignments, or those of the folder of alignments."""
         if target.alignments is not None:
             return target.alignments
         if self.options.msa_dir is not None:
@@ -210,7 +209,7 @@ class TargetRunner:
     def _complete(
         self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
     ) -> tuple[PredictionRecord | None, bool]:
-        """One finished prediction, and whether anything had to be done for it; None if its network was left out."""
+        """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
         missing = None if found is None else wanted.missing(found)
         if found is not None and missing is not None and missing <= {".png"}:
@@ -220,13 +219,13 @@ class TargetRunner:
                 found = results.add(found.id, found.key, picture, found.scores, self.ranking)
             return found, bool(missing)
         prepared = prepare()
-        if job.network not in self.networks:  # left out by now
+        if job.network not in self.networks:  # left out in the meantime
             self.progress.skip(cost)
             return None, False
         return self._predict(prepared, results, job, cost), True
 
     def _conclude(self, records: Sequence[PredictionRecord], label: str) -> None:
-        """Say what was found; no records if there was nothing to do."""
+        """Report the result of a target; without records, that it was finished before."""
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
@@ -250,7 +249,7 @@ class TargetRunner:
         ]
 
     def _wanted(self, target: Target, job: _Job) -> Wanted:
-        """The files that a prediction shall have."""
+        """Return the requested files of a prediction."""
         config, heads = self.config, job.network.info.config.model.heads
         return Wanted(
             plots=config.plots,
@@ -291,7 +290,7 @@ class TargetRunner:
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
     ) -> PredictionRecord:
-        """Make one prediction and write it, with the files of the target's coverage."""
+        """Make and write one prediction, with the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
         if len(self.config.seeds) > 1:
@@ -314,7 +313,7 @@ class TargetRunner:
         return record
 
     def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
-        """Where what a long pass of a prediction leaves is kept."""
+        """Return the saved state of a prediction's passes."""
         ranks = 1 if self.distributed is None else self.distributed.ranks
         return RecycleState(
             results.state / f"{job.id}.state",
@@ -325,7 +324,7 @@ class TargetRunner:
         )
 
     def _check_networks(self) -> None:
-        """Before the first fold, load all networks: one that cannot be used ends the run, or is left out."""
+        """Load all networks before the first fold; an invalid one ends the run, or is left out."""
         if self._checked:
             return
         for network in list(self.networks):
@@ -339,7 +338,7 @@ class TargetRunner:
         self._checked = True
 
     def _relax(self, results: TargetResults, label: str) -> bool:
-        """Relax the best prediction or all, as asked; tells whether there was anything to do."""
+        """Relax the requested predictions; return True if one was relaxed."""
         if self.config.relax == "none":
             return False
         from fastfold.inference.relax.written import relax_results
@@ -374,14 +373,14 @@ class TargetRunner:
     def _announce(
         self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[Network]
     ) -> None:
-        """Say what a target is folded from, and by which networks."""
+        """Report the inputs of a target, and its networks."""
         say, warn = self.progress.line, partial(self.progress.line, important=True)
         rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
         for chain, count in zip(target.chains, rows, strict=True):
             if self.options.msa_dir is not None and target.alignments is None and not count:
                 what = f"chain {chain.id}" if target.is_complex else repr(target.record)
                 warn(
-                    f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; its sequence alone is "
+                    f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; only its sequence is "
                     "used"
                 )
         evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
@@ -391,8 +390,8 @@ class TargetRunner:
             )
         if target.is_complex and not all(network.info.multimer for network in networks):
             warn(
-                f"warning: {target.name}: a complex folded by a monomer network, as one chain whose residue numbers "
-                "jump by 200 between the chains; --weights multimer is made for complexes ('fastfold weights download "
+                f"warning: {target.name}: a monomer network folds this complex as one chain whose residue numbers "
+                "jump by 200 between the chains; use --weights multimer for complexes ('fastfold weights download "
                 "multimer' fetches it)"
             )
         names = ", ".join(network.name for network in networks)
@@ -401,15 +400,15 @@ class TargetRunner:
 
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
-    """The templates that a network is shown, None if it takes none."""
+    """Return the templates for a network; None if it uses none."""
     return templates if takes_templates(network.info.config, target) else None
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:
-    """The scores of the best prediction of a target in words.
+    """Return the scores of the best prediction of a target in words.
 
     Args:
-        records: All of them, best first.
+        records: All predictions, the best first.
     """
     best = records[0]
     shown = ", ".join(

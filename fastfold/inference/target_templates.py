@@ -1,4 +1,4 @@
-"""The templates of a target as networks are shown them, and what is said and written of them."""
+"""Templates of a target, as features for networks and as lines and records for users."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Features = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TargetTemplates:
-    """The templates of a target's chains.
+    """Templates of a target's chains.
 
     Attributes:
         features: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None.
-        report: Per chain what was found, used and left out, in JSON's types.
-        lines: The same for people, a line for each sequence.
+        report: Per chain, found, used and left-out templates, in JSON's types.
+        lines: Report in words, a line for each sequence.
     """
 
     features: tuple[Features | None, ...]
@@ -37,15 +37,15 @@ class TargetTemplates:
 
     @property
     def number(self) -> int:
-        """The most templates that a chain has."""
+        """Largest number of templates of a chain."""
         return max((len(one.get("template_aatype", ())) for one in self.features if one), default=0)
 
 
 def takes_templates(config: Any, target: Target) -> bool:
-    """Whether a network takes templates of a target: it is made for them, and for complexes if it is one.
+    """Return True if a network uses templates of a target, also of a complex if it is one.
 
     Args:
-        config: The network's configuration tree.
+        config: Configuration tree of the network.
         target: The target.
     """
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
@@ -53,13 +53,17 @@ def takes_templates(config: Any, target: Target) -> bool:
 
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
-    """Raises :class:`ConfigError` if templates are asked for and none of a run's networks takes any."""
+    """Check that a network of a run uses templates, if templates are requested.
+
+    Raises:
+        ConfigError: No network uses templates.
+    """
     if options.wanted and not any(
         network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
     ):
         names = ", ".join(network.name for network in networks)
         raise ConfigError(
-            f"templates are given, but {names} {'take' if len(networks) > 1 else 'takes'} none; of AlphaFold's "
+            f"templates are given, but {names} {'do' if len(networks) > 1 else 'does'} not use any; of AlphaFold's "
             "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
             "or leave the templates out"
         )
@@ -72,20 +76,20 @@ def find_templates(
     networks: Sequence[Network],
     msa_dir: Path | None,
 ) -> TargetTemplates | None:
-    """Finds a target's templates for those of its networks that take them.
+    """Find a target's templates for the networks that use them.
 
     Args:
-        finder: Finds them; None if nobody asked for templates.
+        finder: Finder of templates; None if none were requested.
         target: The target.
-        alignments: Of each chain.
-        networks: The networks that fold it.
-        msa_dir: Folder of alignments, in which hits may lie.
+        alignments: Alignments of each chain.
+        networks: Networks that fold the target.
+        msa_dir: Folder of alignments, which may contain hits.
 
     Returns:
-        The templates, or lines alone if there are none or they are not used; None if there is nothing to say.
+        The templates, or only lines if none are used; None without either.
 
     Raises:
-        InputError: Hits, a database, or an alignment of the user's cannot be used.
+        InputError: Hits, a database, or a user's alignment are invalid.
     """
     takers = [network for network in networks if takes_templates(network.info.config, target)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
@@ -96,28 +100,30 @@ def find_templates(
         names = ", ".join(network.name for network in networks)
         kind = " for a complex" if target.is_complex else ""
         return TargetTemplates(
-            nothing, lines=(f"without templates, which these networks do not take{kind}: {names}",)
+            nothing, lines=(f"without templates, which these networks do not use{kind}: {names}",)
         )
     found = finder.find(target, alignments, msa_dir)
     others = [network.name for network in networks if network not in takers]
-    notes = [f"without templates, which these networks do not take: {', '.join(others)}"] if others else []
+    notes = [f"without templates, which these networks do not use: {', '.join(others)}"] if others else []
     return _found_templates(target, found, [*unused, *notes])
 
 
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
-    """A line on hits among the target's alignments, if nobody says where the PDB's files lie."""
+    """Return a line about unused hits among the target's alignments."""
     if msa_dir is None or target.alignments is not None:
         return []
     if finder is not None and finder.options.mmcif_dir is not None:
         return []
     files = find_template_hits(msa_dir, target)
     names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
-    line = f"hits of a template search lie unused: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
+    line = (
+        f"unused hits of a template search: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
+    )
     return [f"{line}files, makes them templates"] if files else []
 
 
 def given_features(target: Target, features: Sequence[Features | None]) -> TargetTemplates:
-    """Templates that were given as features, per chain."""
+    """Return templates from given features, per chain."""
     report = []
     for chain, one in zip(target.chains, features, strict=False):
         number = 0 if one is None else len(one.get("template_aatype", ()))
@@ -135,16 +141,16 @@ def given_features(target: Target, features: Sequence[Features | None]) -> Targe
 
 
 def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) -> TargetTemplates | None:
-    """The templates that a user of Python gives.
+    """Read the templates given in Python.
 
     Args:
         target: The target.
-        alignments: Of each chain.
+        alignments: Alignments of each chain.
         given: None, files or folders for all chains, features of the only chain, or a list of one of these per chain.
 
     Raises:
-        ConfigError: It is none of these, or one chain has files and another features.
-        InputError: A structure cannot be used.
+        ConfigError: The argument has another type, or mixes files and features.
+        InputError: A structure is invalid.
     """
     if given is None:
         return None
@@ -153,18 +159,18 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
     else:
         per_chain = [given] if isinstance(given, Mapping) else given
         if not isinstance(per_chain, (list, tuple)):
-            raise ConfigError(f"templates must be files or features, got {type(given).__name__}")
+            raise ConfigError(f"templates must be files or features, found {type(given).__name__}")
         files = [_is_files(one) for one in per_chain]
         if not any(files):
             if wrong := [one for one in per_chain if one is not None and not isinstance(one, Mapping)]:
-                raise ConfigError(f"templates must be files or features, got {type(wrong[0]).__name__}")
+                raise ConfigError(f"templates must be files or features, found {type(wrong[0]).__name__}")
             return given_features(target, per_chain)
         if any(one is not None and not is_files for one, is_files in zip(per_chain, files, strict=True)):
             raise ConfigError("templates: give files for all chains, or features for all chains, not both")
         if len(per_chain) != len(target.chains):
             raise ConfigError(
                 f"{len(target.chains)} chains, but templates for {len(per_chain)}: give one list of files per chain, "
-                "None for a chain that has none"
+                "with None for a chain without templates"
             )
         found = [
             ChainTemplates() if one is None else _of_files(one).find(target, alignments)[i]
@@ -174,7 +180,7 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
 
 
 def _is_files(given: Any) -> bool:
-    """Whether these are paths: one, or a list of them."""
+    """Return True for a path or a list of paths."""
     if isinstance(given, (list, tuple)):
         return bool(given) and all(isinstance(one, (str, Path)) for one in given)
     return isinstance(given, (str, Path))
@@ -188,7 +194,7 @@ def _of_files(given: Any) -> TemplateFinder:
 def _found_templates(
     target: Target, found: Sequence[ChainTemplates], notes: Sequence[str] = ()
 ) -> TargetTemplates:
-    """Templates that were found, with lines on them and further ones."""
+    """Return found templates with lines about them and further notes."""
     lines = [
         f"templates{_of_chains(target, sequence)}: {chosen.describe()}"
         for sequence, chosen in _by_sequence(target, found).items()
@@ -205,7 +211,7 @@ def _by_sequence(target: Target, found: Sequence[ChainTemplates]) -> dict[str, C
 
 
 def _of_chains(target: Target, sequence: str) -> str:
-    """Which chains of a complex have this sequence."""
+    """Return the names of a complex's chains with this sequence."""
     if not target.is_complex:
         return ""
     ids = [chain.id for chain in target.chains if chain.sequence == sequence]

@@ -146,7 +146,7 @@ def test_screen_says_that_an_alignment_vanished(cli: CommandLine) -> None:
         if "loading" in line or "T1" in line:
             (alignments / "T2.a3m").unlink(missing_ok=True)
     assert process.wait(timeout=120) == 0, said
-    assert f"warning: T2: no alignment of 'T2' in {alignments}; its sequence alone is used" in said
+    assert f"warning: T2: no alignment of 'T2' in {alignments}; only its sequence is used" in said
     assert "warning: T1" not in said
     assert len(list(cli.out.glob("T?_*_seed_0.pdb"))) == 2
 

@@ -150,7 +150,7 @@ def test_a_bad_database_is_one_error_before_anything_is_written(
     [
         (["--db", "a.fasta"], "every name after --db is a database"),
         (["{fasta}", "--db", "missing.fasta"], "missing.fasta: no such database"),
-        (["{fasta}", "--db", "{db}", "x=1", "x=2"], "would both be called x"),
+        (["{fasta}", "--db", "{db}", "x=1", "x=2"], "would both be named x"),
         (["{fasta}", "--db", "{db}", "--memory", "lots"], "is not an amount of memory"),
         (["{fasta}", "--db", "{db}", "--memory", "1MiB", "--cpu", "1"], "is too small to search"),
         (["{fasta}", "--db", "{db}", "-E", "0"], "-E has to be more than 0"),

@@ -179,9 +179,9 @@ def test_a_trunk_in_bf16(query: Path):
 @pytest.mark.parametrize(
     ("sequence", "options", "kind", "message"),
     [
-        ("", {}, InputError, "has no sequence"),
+        ("", {}, InputError, "lacks a sequence"),
         ("MK-T", {}, InputError, "gap '-' at position 3"),
-        (SEQUENCE, {"num_recycles": -1}, ConfigError, "num_recycles must be from 0 to 1000, got -1"),
+        (SEQUENCE, {"num_recycles": -1}, ConfigError, "num_recycles must be from 0 to 1000, found -1"),
         (SEQUENCE, {"seed": -1}, ConfigError, "seed must be from 0"),
         (SEQUENCE, {"msa": "none.a3m"}, InputError, "none.a3m: no such file"),
         (SEQUENCE, {"msa": [None, None]}, ConfigError, "1 chains, but 2 alignments"),
@@ -197,7 +197,7 @@ def test_errors_of_predict_are_fastfold_errors(monomer: AlphaFold, sequence, opt
 
 def test_an_alignment_of_another_sequence_is_refused_also_when_it_is_parsed(monomer: AlphaFold, query: Path):
     for msa in (query, read_msa(query)):
-        with pytest.raises(InputError, match="the alignment is of another sequence"):
+        with pytest.raises(InputError, match="the alignment belongs to another sequence"):
             fastfold.predict(OTHER, monomer, msa=msa)
 
 
@@ -205,7 +205,7 @@ def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
     model = fastfold.load_model(cli.weights(), device="cpu")
     with torch.no_grad():
         model.structure_module.initial.weight[0, 0] = float("inf")
-    with pytest.raises(FastFoldError, match="numbers that are not finite"):
+    with pytest.raises(FastFoldError, match="results are not finite"):
         fastfold.predict(SEQUENCE, model, num_recycles=0)
 
 

@@ -45,7 +45,7 @@ BAD_FASTA = {
     "empty": (b"", "input.fasta: is empty"),
     "blank": (b"\n \n", "is empty"),
     "no header": (b"MKTAYIAKQR\n", "input.fasta:1: text without a header"),
-    "empty record": (b">a\n>b\nMKT\n", "input.fasta:1 (record 'a'): has no sequence"),
+    "empty record": (b">a\n>b\nMKT\n", "input.fasta:1 (record 'a'): lacks a sequence"),
     "gap": (b">a\nMKT\nAY-AK\n", "input.fasta:3 (record 'a'): gap '-' at position 6"),
     "dot": (b">a\nMKT.AYAK\n", "gap '.' at position 4"),
     "stop inside": (b">a\nMKT*AYAK\n", "input.fasta:2 (record 'a'): '*' (stop) at position 4"),
@@ -82,7 +82,7 @@ def test_a_fasta_path_that_cannot_be_read_says_why(cli: CommandLine, kind: str):
     path = cli.folder / "x.fasta.gz"
     message = {
         "missing": "no such file",
-        "folder": "is a folder without a query in it",
+        "folder": "is a folder without a query",
         "no gzip inside": "is not a gzip file although its name ends in .gz",
         "truncated gzip": "is a damaged gzip file",
     }[kind]
@@ -179,19 +179,19 @@ BAD_ALIGNMENT = {
     "another query": (
         "T1.a3m",
         ">q\nMKTAYIAKQW\n",
-        "T1.a3m (record 'q'): the alignment is of another sequence",
+        "T1.a3m (record 'q'): the alignment belongs to another sequence",
     ),
     "a longer query": ("T1.a3m", ">q\nMKTAYIAKQRA\n", "(11 and 10 residues)"),
     "ragged": (
         "T1.a3m",
         f">q\n{SEQUENCE}\n>r\nMKTA\n",
-        "T1.a3m:3 (record 'r'): row 2 has 4 columns, the query has 10",
+        "T1.a3m:3 (record 'r'): expected 10 columns as in the query",
     ),
     "empty a3m": ("T1.a3m", "", "T1.a3m: the alignment is empty"),
     "header alone": (
         "T1.a3m",
         ">q\n",
-        "T1.a3m:1 (record 'q'): the query, the first row, has no upper-case letter",
+        "T1.a3m:1 (record 'q'): the query, the first row, lacks upper-case letters",
     ),
     "gaps in the query": ("T1.a3m", ">q\nMK-TAYIAKQR\n", "the query, the first row, has gaps"),
     "strange letters": (
@@ -209,9 +209,9 @@ BAD_ALIGNMENT = {
     "stockholm of another": (
         "T1.sto",
         "# STOCKHOLM 1.0\nq MKT\n//\n",
-        "the alignment is of another sequence",
+        "the alignment belongs to another sequence",
     ),
-    "empty folder": ("T1/README", "nothing", "T1: holds no alignment"),
+    "empty folder": ("T1/README", "nothing", "T1: contains no alignment"),
     "several chains": (
         "T1.a3m",
         "#5,5\t1,1\n>q\nMKTAYIAKQR\n",
@@ -315,7 +315,7 @@ def test_two_weights_of_one_name_are_refused(cli: CommandLine):
     second = cli.folder / "params_model_1_ptm.pt"
     shutil.copyfile(first, second)
     error = one_error(cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[first, second]))
-    assert f"{first} and {second} would both be called 'model_1_ptm'" in error
+    assert f"{first} and {second} would both be named 'model_1_ptm'" in error
 
 
 class TestOutputFolder:
@@ -353,7 +353,7 @@ class TestOutputFolder:
             error = one_error(cli.infer(fasta))
         assert "cannot write " in error
         assert "the disk is full; free some space or choose another output folder" in error
-        assert "The run ends here; what was finished is kept, not finished: T1, T2" in error
+        assert "The run ends here; finished results are kept, not finished: T1, T2" in error
         assert cli.names() == []
         assert cli.infer(fasta).out.startswith("2 folded;")
         assert len(cli.names()) == 10

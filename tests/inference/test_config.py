@@ -37,8 +37,8 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_recycles": -1}, "num_recycles must be from 0 to 1000, got -1"),
-        ({"num_recycles": 1.5}, "num_recycles must be a whole number, got 1.5"),
+        ({"num_recycles": -1}, "num_recycles must be from 0 to 1000, found -1"),
+        ({"num_recycles": 1.5}, "num_recycles must be a whole number, found 1.5"),
         ({"num_recycles": True}, "num_recycles must be a whole number"),
         ({"num_recycles": "3"}, "num_recycles must be a whole number, got '3'"),
         ({"num_ensemble": 0}, "num_ensemble must be from 1"),

@@ -80,9 +80,9 @@ def _coordinates(pdb: Path) -> np.ndarray:
     ("parallel", "message"),
     [
         ("dap=4", "--parallel dap=4 needs 4 processes, but one process was started; run torchrun"),
-        ("tp=2", "--parallel tp=2: a fold is spread by dynamic axial parallelism alone"),
+        ("tp=2", "--parallel tp=2: a fold supports only dynamic axial parallelism"),
         ("dap=0", "parallel.dap is a number of ranks, at least 1, got 0"),
-        ("dap", "--parallel dap: a fold is spread by dynamic axial parallelism alone"),
+        ("dap", "--parallel dap: a fold supports only dynamic axial parallelism"),
     ],
 )
 def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: str, message: str) -> None:
@@ -142,7 +142,7 @@ def test_where_the_memory_of_a_process_ends_all_go_on_in_smaller_pieces(cli: Com
     assert [process.returncode for process in started] == [0, 0, 0], said + str(others)
     assert "2 folded" in out, said
     assert said.count("warning: T1: out of memory with a plan of") == 1, said
-    assert "T1: going on after pass 1 of a fold that was interrupted" in said
+    assert "T1: continuing after pass 1 of an interrupted fold" in said
     for pdb in (name for name in cli.names() if name.endswith(".pdb")):
         ours, theirs = (_coordinates(folder / pdb) for folder in (cli.folder / "together", cli.out))
         assert np.abs(ours - theirs).max() < 0.01

@@ -18,7 +18,7 @@ TARGET = target_from_sequence("MKV", "T1")
         (InputError("is empty", record="T1"), "record 'T1': is empty"),
         (InputError("T1 is a complex"), "T1 is a complex"),
         (InputError("is empty"), "T1: is empty"),
-        (MemoryError(), "T1: the memory was not enough for 3 residues"),
+        (MemoryError(), "T1: out of memory for 3 residues"),
         (KeyError("x"), "T1: internal error, KeyError: 'x'. This is a bug"),
     ],
 )

@@ -53,7 +53,10 @@ def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: Comm
     chains = int(weights_info(one_weights_file("mini")).notes["trained_chains"])
     assert chains > 1000
     assert f"mini, trained on {chains:,} protein chains" in done.err
-    assert "not a replacement for AlphaFold's weights: 'fastfold weights download monomer_ptm'" in done.err
+    assert (
+        "does not replace AlphaFold's weights: download them with 'fastfold weights download monomer_ptm'"
+        in done.err
+    )
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
 
 
@@ -71,12 +74,12 @@ def test_a_complex_by_the_shipped_network_has_no_interface_scores(cli: CommandLi
     sequences = cli.fasta({"T1": "MKTAYIAKQR:MKT"})
     done = cli.run("infer", sequences, "--out", cli.out, "--weights", "mini", *QUICK)
     assert done.code == 0
-    assert "a complex folded by a monomer network, as one chain whose residue numbers jump by 200" in done.err
-    assert done.err.count("mini was trained on single chains alone: complexes get no interface scores") == 1
+    assert "a monomer network folds this complex as one chain whose residue numbers jump by 200" in done.err
+    assert done.err.count("mini was trained on single chains only: complexes get no interface scores") == 1
     scores = cli.scores("T1")
     assert scores["sequences"] == ["MKTAYIAKQR", "MKT"]
     assert scores["iptm"] is None
-    assert scores["interfaces"]["reason"] == "mini was trained on single chains alone"
+    assert scores["interfaces"]["reason"] == "mini was trained on single chains only"
     pair = scores["interfaces"]["pairs"]["A-B"]
     assert pair.keys() >= {"iptm", "pdockq", "ipsae", "lis"}
     assert all(x is None for x in leaves(pair)), pair
@@ -93,7 +96,7 @@ def leaves(tree: dict[str, Any]) -> Iterator[Any]:
 def test_python_says_why_a_complex_has_no_interface_scores(mini: AlphaFold):
     found = fastfold.predict("MKTAYIAKQR:MKT", model=mini, num_recycles=0)
     assert found.iptm is None
-    assert found.no_interface_scores == "mini was trained on single chains alone"
+    assert found.no_interface_scores == "mini was trained on single chains only"
     assert found.interface_scores["reason"] == found.no_interface_scores
     assert all(x is None for x in leaves(found.interface_scores["pairs"]))
 

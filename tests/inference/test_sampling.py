@@ -224,7 +224,7 @@ class TestSettingsOfTheNetwork:
         path = first.save(tmp_path, plots=False)["pdb"]
         assert not np.array_equal(positions(model), positions(model, initial_guess=path))
         assert np.array_equal(positions(model), positions(model, num_recycles=0))
-        with pytest.raises(InputError, match="the initial guess must have the target's chains"):
+        with pytest.raises(InputError, match="expected the target's chains in the initial guess"):
             positions(model, OTHER, initial_guess=path)
         # A complex whose copies stand apart, which the features group: each chain has its own atoms.
         aba = f"{SEQUENCE}:{OTHER}:{SEQUENCE}"
@@ -283,18 +283,18 @@ class TestPredictMany:
         ("arguments", "message"),
         [
             ({"sequences": SEQUENCE}, "sequences must be a mapping or a list"),
-            ({"sequences": 3}, "sequences must be a mapping or a list, got int"),
+            ({"sequences": 3}, "sequences must be a mapping or a list, found int"),
             ({"sequences": [3]}, "names and sequences must be text"),
             ({"models": []}, "models is empty"),
-            ({"models": [3]}, "model must be a network or a path, got int"),
-            ({"msas": {"x": None}}, "msas has 'x', which is the name of no sequence"),
-            ({"msas": {"a": 3}}, "msa must be a file, an alignment, or rows of letters, got int"),
+            ({"models": [3]}, "model must be a network or a path, found int"),
+            ({"msas": {"x": None}}, "msas has 'x', which is not a name of a sequence"),
+            ({"msas": {"a": 3}}, "msa must be a file, an alignment, or rows of letters, found int"),
             ({"seeds": "0"}, "seeds must be a whole number"),
-            ({"num_recycle": 3}, "there is no setting 'num_recycle'; did you mean 'num_recycles'"),
-            ({"relax": "best"}, "relax is no setting here: .*relax_prediction"),
-            ({"relax_platform": "CPU"}, "relax_platform is no setting here: .*relax_prediction"),
-            ({"device": "cpu"}, "device is no setting here: load_model"),
-            ({"num_recycles": 1.5}, "num_recycles must be a whole number, got 1.5"),
+            ({"num_recycle": 3}, "unknown setting 'num_recycle'; did you mean 'num_recycles'"),
+            ({"relax": "best"}, "relax is not a setting here: .*relax_prediction"),
+            ({"relax_platform": "CPU"}, "relax_platform is not a setting here: .*relax_prediction"),
+            ({"device": "cpu"}, "device is not a setting here: load_model"),
+            ({"num_recycles": 1.5}, "num_recycles must be a whole number, found 1.5"),
             ({"memory_budget": []}, "memory_budget must be text or a number of bytes"),
         ],
     )
@@ -330,5 +330,5 @@ class TestPredictMany:
         from fastfold.data import Msa
 
         msa = Msa((SEQUENCE,), np.full((1, 10), -1, np.int32), ("query",))
-        with pytest.raises(ConfigError, match="deletions must be counts of shape"):
+        with pytest.raises(ConfigError, match="deletions must be nonnegative counts of shape"):
             fastfold.predict(SEQUENCE, model, msa=msa)

@@ -75,15 +75,13 @@ def test_hits_among_the_alignments_are_never_dropped_in_silence(cli: CommandLine
     fasta = cli.fasta({"T1": QUERY})
     unused = cli.infer(fasta, "--msa-dir", msas)
     assert (
-        f"hits of a template search lie unused: {msas / 'T1' / 'pdb_hits.sto'}; --template-mmcif-dir"
+        f"unused hits of a template search: {msas / 'T1' / 'pdb_hits.sto'}; --template-mmcif-dir"
         in unused.err
     )
     assert all("templates" not in one for one in scores(cli))
     own = cli.folder / "own.cif"
     own.write_text(entry({"A": HOMOLOGUE}, shift={20: 1.0}))
-    assert (
-        "hits of a template search lie unused" in cli.infer(fasta, "--msa-dir", msas, "--templates", own).err
-    )
+    assert "unused hits of a template search" in cli.infer(fasta, "--msa-dir", msas, "--templates", own).err
     used = cli.infer(
         fasta, "--msa-dir", msas, "--template-mmcif-dir", entries, "--max-template-date", "2021-11-01"
     )
@@ -105,8 +103,8 @@ def test_the_database_is_searched_where_no_hits_lie(cli: CommandLine, entries: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--template-db", "x"], "--template-mmcif-dir DIR must say where their mmCIF files lie"),
-        (["--template-alignment", "x"], "--template-alignment says how --templates are aligned"),
+        (["--template-db", "x"], "--template-db needs --template-mmcif-dir DIR"),
+        (["--template-alignment", "x"], "--template-alignment needs --templates"),
         (
             ["--max-template-date", "2021-11-01"],
             "--max-template-date limits hits, which need --template-mmcif-dir",
@@ -131,7 +129,7 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
     (tmp_path / "own.cif").write_text(entry({"A": HOMOLOGUE}))
     done = cli.infer(cli.fasta({"T1": QUERY}), "--templates", tmp_path / "own.cif", weights=["mini"])
     assert done.code == 1
-    assert "templates are given, but mini takes none" in done.err
+    assert "templates are given, but mini does not use any" in done.err
 
     networks = [
         SimpleNamespace(
@@ -141,7 +139,9 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
     ]
     options = TemplateOptions(structures=(tmp_path / "own.cif",))
     check_takers(options, networks)
-    with pytest.raises(ConfigError, match="model_3 takes none; of AlphaFold's networks model_1 and model_2"):
+    with pytest.raises(
+        ConfigError, match="model_3 does not use any; of AlphaFold's networks model_1 and model_2"
+    ):
         check_takers(options, networks[1:2])
     target, pair = target_from_sequence(QUERY), target_from_sequence(f"{QUERY}:{HOMOLOGUE}")
     from fastfold.data.templates.source import TemplateFinder
@@ -149,11 +149,11 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
     finder, nothing = TemplateFinder(options), [([], []), ([], [])]
     found = find_templates(finder, target, nothing[:1], networks[:2], None)
     assert found.number == 1
-    assert found.lines[-1] == "without templates, which these networks do not take: model_3"
+    assert found.lines[-1] == "without templates, which these networks do not use: model_3"
     found = find_templates(finder, pair, nothing, networks[:2], None)
     assert (found.number, found.lines) == (
         0,
-        ("without templates, which these networks do not take for a complex: model_1, model_3",),
+        ("without templates, which these networks do not use for a complex: model_1, model_3",),
     )
     found = find_templates(finder, pair, nothing, networks[2:], None)
     assert [one["chain"] for one in found.report] == ["A", "B"]
@@ -190,8 +190,8 @@ def test_python_takes_files_per_chain(tmp_path: Path):
         assert shown == names
     assert read_templates(pair, nothing, None) is None
     for wrong, message in (
-        (3, "templates must be files or features, got int"),
-        ([3, None], "templates must be files or features, got int"),
+        (3, "templates must be files or features, found int"),
+        ([3, None], "templates must be files or features, found int"),
         (
             [[tmp_path / "own.cif"], {"template_aatype": []}],
             "files for all chains, or features for all chains",

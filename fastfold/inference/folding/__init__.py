@@ -1,1 +1,1 @@
-"""Fold one target: its features, a network, its prediction."""
+"""Fold one target: features, network, prediction."""

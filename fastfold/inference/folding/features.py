@@ -1,4 +1,4 @@
-"""What a fold adds to the features of a target, and the order of their residues."""
+"""Features that settings add to a target, and the order of residues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastfold.protein.structure import ChainStructure
 
 
 def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
-    """Add the features that some settings stand for, in the order of the features' own residues.
+    """Add the features of some settings, in the residue order of the features.
 
     ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess.
     """
@@ -32,14 +32,14 @@ def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess
 
 
 def initial_positions(path: Path, target: Target) -> np.ndarray:
-    """Atoms to start from, of the chains of a structure file in the target's order.
+    """Read the initial atom positions from a structure file, in the target's order.
 
     Args:
         path: PDB or mmCIF file.
-        target: The target, whose sequences the file's chains have.
+        target: Target with the same sequences.
 
     Returns:
-        ``[N, 37, 3]`` float32 in Å; zeros where an atom is not resolved, as AlphaFold has it before the first pass.
+        ``[N, 37, 3]`` float32 in Å; zeros for missing atoms, as in AlphaFold's first pass.
 
     Raises:
         InputError: The file cannot be read, or its chains have other sequences.
@@ -48,7 +48,7 @@ def initial_positions(path: Path, target: Target) -> np.ndarray:
     wanted = [chain.sequence for chain in target.chains]
     if [chain.sequence for chain in chains] != wanted:
         raise InputError(
-            "the initial guess must have the target's chains, with the same sequences in the same order; "
+            "expected the target's chains in the initial guess, with equal sequences in the same order; "
             f"{_first_difference(chains, wanted)}",
             path=path,
             record=target.name,
@@ -71,7 +71,7 @@ def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -
 
 
 def input_order(sampler: FeatureSampler) -> np.ndarray:
-    """Indices ``[N]`` that put the features' residues into the order of the input's chains."""
+    """Return indices ``[N]`` that put the features' residues into the order of the input's chains."""
     if len(sampler.chain_order) == 1:
         return np.arange(sampler.num_residues)
     asym_id = sampler.static["asym_id"]

@@ -1,4 +1,4 @@
-"""Run a network on the features of a target: what it is told, in which pieces, and its confidences."""
+"""Run a network on the features of a target, and compute its confidences."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from fastfold.kernels.cpu.products import exact_products
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
-"""Something with the arguments and results of :func:`run_network`."""
+"""Callable with the arguments and results of :func:`run_network`."""
 
 
 @dataclass(frozen=True)
 class NetworkPasses:
-    """What a network is told for one prediction, beside the features.
+    """Settings of one run of a network.
 
     Attributes:
-        num_recycles: Extra passes.
+        num_recycles: Passes after the first.
         num_ensemble: Feature samples per pass.
         recycle_tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        is_complex: Whether there are interfaces to score.
-        pae: Whether to keep aligned errors of all pairs.
-        dropout_seed: Seed of dropout, which stays on; None for no dropout.
-        cuda_graph: Where there is the CUDA graph that passes are replayed from; None for no graph.
+        is_complex: True to compute scores of interfaces.
+        pae: True to keep the aligned errors of all pairs.
+        dropout_seed: Seed of dropout; None for no dropout.
+        cuda_graph: CUDA graph from which passes are replayed; None for no graph.
     """
 
     num_recycles: int
@@ -62,19 +62,18 @@ def run_network(
     plan: FoldPlan | None = None,
     state: RecycleState | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
+    """Run a network; return its result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm``, ``iptm``.
 
-    Of a complex there are also the scores of its chains, see
-    :func:`fastfold.evoformer.confidence.chains.chain_confidence`. Confidences of pairs are computed in blocks of rows;
-    of these, ``pae`` alone is kept whole.
+    A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.chains.chain_confidence`.
+    Confidences of pairs are computed in blocks of rows, and only ``pae`` is kept whole.
 
     Args:
         model: The network.
-        features: Gives those of a cycle and an ensemble member.
-        passes: What the network is told.
+        features: Returns the features of a cycle and an ensemble member.
+        passes: Settings of the run.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        plan: How to run it; by default with the policy of a fold that fits whole.
-        state: Where the state after each pass is kept; None for nowhere.
+        plan: Plan of the fold; None for the policy of a fold without a memory limit.
+        state: Saves the state after each pass; None to save nothing.
     """
     if plan is None:
         set_policy(model, FOLDING_POLICY)
@@ -87,7 +86,7 @@ def run_network(
         and isinstance(distogram, DistogramHead)
         and distogram.has_columns
     ):
-        # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
+        # For actifpTM, in blocks of rows; with sharded columns the logits would have to be gathered whole.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()
@@ -111,12 +110,12 @@ def run_network(
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:
         model.train(training)
-        set_policy(model, ExecutionPolicy())  # lets go of what the plan holds of the host's memory
+        set_policy(model, ExecutionPolicy())  # releases the plan's host memory
 
 
 @contextmanager
 def _dropout(model: AlphaFold, seed: int | None) -> Iterator[None]:
-    """Dropout as in training, by a seed, which nothing else follows; None for none."""
+    """Enable dropout as in training, with an isolated random seed; None for no dropout."""
     if seed is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""From the features of a target to its :class:`~fastfold.inference.output.prediction.Prediction`."""
+"""Compute a :class:`~fastfold.inference.output.prediction.Prediction` from the features of a target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastfold.inference.planning.planner import FoldPlan
 from fastfold.protein.metrics.interface import ChainConfidence
 
 MAX_PAE_RESIDUES = 5000
-"""Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
+"""Longest targets in residues whose aligned errors are kept by default; 100 MB in memory and on disk."""
 
 
 def fold(
@@ -41,22 +41,22 @@ def fold(
     state: RecycleState | None = None,
     graph: KeptGraph | None = None,
 ) -> Prediction:
-    """Run the network on a target's features: in place and without gradients.
+    """Run the network on a target's features, in place and without gradients.
 
     Args:
         model: The network, on its device and in its precision.
-        sampler: The target's features.
+        sampler: Features of the target.
         target: The target.
-        config: How to fold; without aligned errors of all pairs, nothing of that size is ever there.
-        plan: How to run the network; see :func:`~fastfold.inference.folding.network.run_network`.
+        config: Settings of the fold. Without aligned errors of all pairs, no array of that size is allocated.
+        plan: Plan of the fold; see :func:`~fastfold.inference.folding.network.run_network`.
         seed: Seed of the features, and of dropout.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        run: Runs the network; by default :func:`~fastfold.inference.folding.network.run_network` does.
-        state: Where the state after each pass is kept; None for nowhere.
+        run: Runs the network; by default :func:`~fastfold.inference.folding.network.run_network`.
+        state: Saves the state after each pass; None to save nothing.
         graph: See :class:`~fastfold.inference.folding.network.NetworkPasses`.
 
     Raises:
-        OutputError: The network produced numbers that are not finite.
+        OutputError: The network's results are not finite.
     """
 
     def features(cycle: int, member: int) -> Mapping[str, Tensor]:
@@ -69,7 +69,7 @@ def fold(
 
     def watch(cycle: int, found: dict[str, Any]) -> None:
         if cycle == 0:
-            recycles.clear()  # of a run that memory ended
+            recycles.clear()  # of a run that ran out of memory
         if config.save_recycles:
             kept = (found[key].detach().float().cpu().numpy()[order] for key in ("atom_positions", "plddt"))
             recycles.append(Recycle(*kept))
@@ -97,8 +97,7 @@ def fold(
     values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise OutputError(
-            f"{target.name}: the network produced numbers that are not finite; try --precision fp32 and check the "
-            "weights"
+            f"{target.name}: the network's results are not finite; try --precision fp32 and check the weights"
         )
     scored = not target.is_complex or is_trained_on_complexes(model.config)
     errors = values.get("pae")
@@ -125,18 +124,18 @@ def fold(
         else None,
         recycles=tuple(recycles),
         chain_confidence=_of_chains(values, sampler) if scored else None,
-        no_interface_scores=None if scored else f"{model.name} was trained on single chains alone",
+        no_interface_scores=None if scored else f"{model.name} was trained on single chains only",
     )
 
 
 def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:
-    """``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]`` as float32, in the input's order."""
+    """Return ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]`` as float32, in input order."""
     plain = {key: found[key].detach().float().cpu().numpy() for key in ("single", "pair", "structure_module")}
     return {key: _ordered(value, order) if key == "pair" else value[order] for key, value in plain.items()}
 
 
 def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> ChainConfidence | None:
-    """Confidences of chains in the order of the input, of those in the order of the features."""
+    """Convert confidences of chains from the order of the features to that of the input."""
     if "chain_ptm" not in values:
         return None
     order = np.argsort(sampler.chain_order)
@@ -150,10 +149,10 @@ def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> Cha
 
 
 def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Rows and columns in an order; the array itself where they are in it already."""
+    """Reorder rows and columns; return the array itself if the order does not change."""
     return errors if np.array_equal(order, np.arange(len(order))) else errors[np.ix_(order, order)]
 
 
 def keeps_pae(residues: int, wanted: bool | None) -> bool:
-    """Whether a target's aligned errors are kept; where nobody has decided, up to :data:`MAX_PAE_RESIDUES` residues."""
+    """Return True if a target's aligned errors are kept; None means up to :data:`MAX_PAE_RESIDUES` residues."""
     return residues <= MAX_PAE_RESIDUES if wanted is None else wanted

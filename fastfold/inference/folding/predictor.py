@@ -1,4 +1,4 @@
-"""Fold one target by any of several networks: :class:`TargetPredictor`, behind the command line and Python alike."""
+""":class:`TargetPredictor` folds one target by several networks, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -32,42 +32,43 @@ from fastfold.utils.device import current_device
 
 
 class DistributedRun(Protocol):
-    """Several processes that fold one target together."""
+    """Group of processes that fold one target together."""
 
     @property
     def ranks(self) -> int:
-        """How many they are."""
+        """Number of processes."""
 
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
-        """The least that one of them has; arguments as of :meth:`FoldMemory.here`."""
+        """Return the smallest memory of a process; arguments as in :meth:`FoldMemory.here`."""
 
     @property
     def run(self) -> RunNetwork:
-        """Runs a network on all of them."""
+        """Function that runs a network on all processes."""
 
 
 class TargetPredictor:
-    """Folds one target, behind the command line and Python alike.
+    """Predictor of one target, for the command line and for Python.
 
-    Making one plans the fold by each network, so that the target is refused before any work if one of them cannot hold
-    it; :meth:`predict` then makes the features and runs a network by its plan, in smaller pieces if memory ends anyway.
+    The constructor plans the fold by each network, so a target that does not fit is refused before any work.
+    :meth:`predict` makes the features and runs a network by its plan, and uses smaller blocks if memory runs out
+    anyway.
 
     Args:
         target: The target.
-        models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where it
-            was, but for a single one with CUDA graphs, which reads it where it is.
-        alignments: Per chain.
-        config: How to fold.
-        device: Where to fold.
-        templates: Those of its chains, for the networks that take them; None for no templates at all.
-        say: Told of every smaller plan.
-        distributed: Runs the networks on several processes; by default
-            :func:`~fastfold.inference.folding.network.run_network` does here.
-        graph: With CUDA graphs: that of the targets before; by default there were none.
+        models: The networks, in the precision to fold in. Each is moved to ``device`` while it folds, and back
+            afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
+        alignments: Alignments per chain.
+        config: Settings of the fold.
+        device: Device of the fold.
+        templates: Templates of its chains, for the networks that use them; None for no templates.
+        say: Called with a line about every smaller plan.
+        distributed: Runs the networks on several processes; None to run
+            :func:`~fastfold.inference.folding.network.run_network` in this process.
+        graph: CUDA graph of earlier targets; None for no graph yet.
 
     Raises:
-        InputError: The initial guess cannot be used, or the target does not fit into memory.
-        ConfigError: Settings contradict a network or the device, or templates are given and no network takes them.
+        InputError: The initial guess is invalid, or the target exceeds the memory.
+        ConfigError: A setting contradicts a network or the device, or no network uses the given templates.
     """
 
     def __init__(
@@ -96,18 +97,19 @@ class TargetPredictor:
         if shown and not any(takes_templates(model.config, target) for model in models):
             names = ", ".join(model.name for model in models)
             raise ConfigError(
-                f"{target.name}: templates are given, but {names} takes none{' of a complex' * target.is_complex}; "
-                "leave them out, or fold with model_1, model_2 (single chains) or a multimer network"
+                f"{target.name}: templates are given, but {names} does not use "
+                f"any{' for a complex' * target.is_complex}; leave them out, or fold with model_1, model_2 (single "
+                "chains) or a multimer network"
             )
         self._guess: np.ndarray | None = None
         if config.initial_guess is not None:
             self._guess = initial_positions(config.initial_guess, target)
         if config.cyclic and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
-                f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
+                f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
-        # What is replayed without the host cannot move anything to its memory.
+        # A replayed graph cannot offload to the host.
         host = 0 if config.cuda_graphs else config.host_bytes
         where: dict[str, Any] = {"host_memory": host, "offload_dir": config.offload_dir}
         memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
@@ -127,7 +129,7 @@ class TargetPredictor:
         }
 
     def num_recycles(self, model: AlphaFold) -> int:
-        """How often one of the networks recycles, at most."""
+        """Return the largest number of recycles of a network."""
         return int(self._configs[id(model)].model.num_recycle)
 
     def predict(
@@ -142,13 +144,13 @@ class TargetPredictor:
 
         Args:
             model: The network.
-            seed: Seed of everything random.
+            seed: Random seed.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-            state: Where the state after each pass is kept; None for nowhere.
+            state: Saves the state after each pass; None to save nothing.
 
         Raises:
-            InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
-            OutputError: The network's numbers are not finite.
+            InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
+            OutputError: The network's results are not finite.
         """
         target, config, templates = self.target, self.config, self.templates
         if templates is not None and not takes_templates(model.config, target):
@@ -175,7 +177,7 @@ class TargetPredictor:
 
 @contextmanager
 def _moved(model: AlphaFold, device: torch.device, *, stays: bool) -> Iterator[None]:
-    """Have a network on a device, and afterwards where it was, unless it stays."""
+    """Move a network to a device, and back afterwards unless it stays."""
     home = next(model.parameters()).device
     if home == device:
         yield

@@ -1,1 +1,1 @@
-"""What a fold leaves: structures, scores, plots, and the marker of finished targets."""
+"""Output of folds: structures, scores, plots, and records of finished targets."""

@@ -1,4 +1,4 @@
-"""A folder per target with the files of AlphaFold's own runs, for programs that read those."""
+"""Folder per target with the files of AlphaFold's own runs, for programs that read those."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fastfold.inference.output.results_folder import PredictionRecord, TargetRes
 from fastfold.utils.atomic_files import output_error, temporary_name, write_atomic
 
 _LISTING = "alphafold_files.txt"
-"""Among a target's records: names of the files that its folder was given."""
+"""Record that lists the names of the files in a target's folder."""
 
 
 def write_alphafold_folder(results: TargetResults) -> None:
-    """Write ``ranked_0.pdb``, ``ranking_debug.json`` and the best prediction's aligned error into a target's folder.
+    """Write ``ranked_0.pdb``, ``ranking_debug.json`` and the best prediction's aligned error of a target.
 
-    The folder is called like the target's files. What it was given before is replaced; one that stood there already
-    is left alone.
+    The folder has the name of the target's files. Its earlier files are replaced; a folder of another origin is left
+    unchanged.
 
     Args:
-        results: The target's predictions, in a results folder with ColabFold's names.
+        results: Predictions of the target, in a results folder with ColabFold's names.
 
     Raises:
-        PlaceError: Something else stands in the folder's place.
+        PlaceError: A file or folder of another origin has the folder's name.
         WriteError: A file cannot be written.
     """
     folder, listing = results.parent.path / results.stem, results.state / _LISTING
@@ -36,7 +36,7 @@ def write_alphafold_folder(results: TargetResults) -> None:
         if not records:
             return
         if folder.is_symlink() or (not listing.exists() and folder.exists()):
-            raise PlaceError(f"{folder} is not FastFold's; remove it to get AlphaFold's files there")
+            raise PlaceError(f"{folder} was not made by FastFold; remove it to get AlphaFold's files there")
         try:
             known = listing.read_text().splitlines() if listing.exists() else []
             sources = _sources(results, records)
@@ -53,10 +53,10 @@ def write_alphafold_folder(results: TargetResults) -> None:
 
 
 def ranking_debug(records: list[PredictionRecord]) -> dict[str, object]:
-    """Return what AlphaFold's ``ranking_debug.json`` holds: scores by prediction, and their order.
+    """Return the content of AlphaFold's ``ranking_debug.json``: scores by prediction, and their order.
 
     Args:
-        records: A target's predictions, best first.
+        records: Predictions of a target, best first.
     """
     named = dict(zip(_names(records), records, strict=True))
     scores = {name: record.scores for name, record in named.items()}
@@ -70,7 +70,7 @@ def ranking_debug(records: list[PredictionRecord]) -> dict[str, object]:
 
 
 def _names(records: list[PredictionRecord]) -> list[str]:
-    """Predictions as AlphaFold names them: ``model_1_multimer_v3_pred_0``."""
+    """Return AlphaFold's names of predictions: ``model_1_multimer_v3_pred_0``."""
     names: list[str] = []
     for record in records:
         name = f"{record.scores['model']}_pred_{record.scores['seed']}"
@@ -79,10 +79,10 @@ def _names(records: list[PredictionRecord]) -> list[str]:
 
 
 def _sources(results: TargetResults, records: list[PredictionRecord]) -> dict[str, Path]:
-    """Files of a target by their names in the folder."""
+    """Return the files of a target by their names in the folder."""
     found = {}
     for number, record in enumerate(records):
-        if ".pdb" in record.files:  # else it does not fit into one
+        if ".pdb" in record.files:  # absent if the structure exceeds the format
             found[f"ranked_{number}.pdb"] = results.path(record, ".pdb")
     for name, record in zip(_names(records[:1]), records, strict=False):
         if "_pae.json" in record.files:
@@ -91,7 +91,7 @@ def _sources(results: TargetResults, records: list[PredictionRecord]) -> dict[st
 
 
 def _share(source: Path, place: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+    """Link a file under a second name, or copy it on file systems without links."""
     temporary = place.parent / temporary_name()
     try:
         try:

@@ -1,4 +1,4 @@
-"""Predictions against experimental structures at hand: ``fastfold infer --reference``."""
+"""Compare predictions with experimental structures: ``fastfold infer --reference``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
 
 def find_reference(reference: Path, name: str) -> Path | None:
-    """The experimental structure of a target.
+    """Find the experimental structure of a target.
 
     Args:
-        reference: A structure file, which serves every target, or a folder of files called ``<target>.pdb``,
-            ``<target>.cif`` and so on, perhaps packed (``.gz``).
-        name: The target's name.
+        reference: Structure file for every target, or a folder of files named ``<target>.pdb``, ``<target>.cif`` and so
+            on, also compressed (``.gz``).
+        name: Name of the target.
 
     Returns:
-        The file, or None if the folder has none of that name.
+        The file; None if the folder has none of that name.
 
     Raises:
         InputError: ``reference`` does not exist.
@@ -50,7 +50,7 @@ def find_reference(reference: Path, name: str) -> Path | None:
 
 
 def structure_to_protein(structure: Structure) -> Protein:
-    """All chains of an experimental structure, the residues that were not resolved without atoms."""
+    """Return all chains of an experimental structure; unresolved residues are without atoms."""
     chains = structure.chains
     return Protein(
         atom_positions=np.concatenate([chain.positions for chain in chains]),
@@ -65,19 +65,19 @@ def structure_to_protein(structure: Structure) -> Protein:
 def compare_target(
     output: Path, name: str, reference: Path, output_format: OutputFormat = "fastfold"
 ) -> dict[str, StructureScores]:
-    """Compare a target's predictions, as they were written, with a structure, and write the scores.
+    """Compare the written predictions of a target with a structure, and write the scores.
 
-    They go to ``<target>_reference.json``: per prediction TM-score, GDT and the like, and lDDT-CA per residue of the
+    ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
     reference.
 
     Args:
         output: Folder of the results.
-        name: The target's name.
-        reference: The structure's file.
-        output_format: How the results are named.
+        name: Name of the target.
+        reference: Structure file.
+        output_format: Style of the file names.
 
     Returns:
-        Scores by prediction, the best ranked one first.
+        Scores by prediction, the best ranked first.
 
     Raises:
         InputError: The reference cannot be read, or has no residue in common with the target.

@@ -1,7 +1,7 @@
-"""Names of a prediction's files: FastFold's own, or ColabFold's, which other programs look for.
+"""Names of a prediction's files: FastFold's, or ColabFold's, which other programs expect.
 
-A file is known by its ending, ``_scores.json`` for example. In FastFold's names the ending comes last, after target,
-rank, network and seed; ColabFold puts the kind of file behind the target.
+A file is identified by its ending, for example ``_scores.json``. FastFold appends the ending to target, rank, network
+and seed; ColabFold puts the kind of file after the target.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fastfold.data.targets import safe_stem
 from fastfold.inference.config import OutputFormat
 
 COLABFOLD_SCORES = "_colabfold.json"
-"""Ending of ColabFold's scores file; ``_scores.json`` is FastFold's own."""
+"""Ending of ColabFold's scores file; ``_scores.json`` is FastFold's."""
 
 _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
-"""Words of ColabFold for the part of an ending before the suffix; other parts are words already."""
+"""ColabFold's words for parts of endings that differ from FastFold's."""
 
 _COLABFOLD = re.compile(
     r"(?P<target>.+)_(?P<kind>unrelaxed|relaxed|scores|fastfold|config|pae|coverage|representations)"
@@ -24,11 +24,11 @@ _COLABFOLD = re.compile(
 
 
 def prediction_key(network: str, seed: int, output_format: OutputFormat = "fastfold") -> str:
-    """Return network and seed as file names have them.
+    """Return network and seed as they occur in file names.
 
     Args:
         network: Name of the network.
-        seed: The seed.
+        seed: Random seed.
         output_format: ``fastfold`` for ``model_1_multimer_v3_seed_0``, ``colabfold`` for
             ``alphafold2_multimer_v3_model_1_seed_000``.
     """
@@ -45,12 +45,12 @@ def file_name(
     """Return the name of one of a prediction's files.
 
     Args:
-        stem: Name of the target's files.
-        rank: Place among the target's predictions, from 1; None for a name without.
+        stem: Stem of the target's files.
+        rank: Rank among the target's predictions, from 1; None for a name without rank.
         key: See :func:`prediction_key`.
-        ending: Which file; nothing for what the names of its files have in common (FastFold's), or the structure's
-            without suffix (ColabFold's).
-        output_format: Whose name.
+        ending: Ending of the file. Empty for the common part of the names (FastFold), or for the structure without
+            suffix (ColabFold).
+        output_format: Style of the name.
     """
     place = key if rank is None else f"rank_{rank:03d}_{key}"
     if output_format == "fastfold":
@@ -62,7 +62,7 @@ def file_name(
 
 
 def fastfold_name(name: str) -> str:
-    """Translate a ranked file's name in ColabFold's style to FastFold's; other names stay."""
+    """Convert a ranked file's name from ColabFold's style to FastFold's; return other names unchanged."""
     found = _COLABFOLD.fullmatch(name)
     if found is None:
         return name

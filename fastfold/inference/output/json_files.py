@@ -1,4 +1,4 @@
-"""The JSON files next to a structure: its scores, and its predicted aligned error as AlphaFold DB lays it out."""
+"""JSON files of a structure: its scores, and its predicted aligned error in the format of AlphaFold DB."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 SCHEMA_VERSION = 1
-"""Version of the scores file; raised when a key changes its meaning or goes."""
+"""Version of the scores file; raised when a key is removed or changes its meaning."""
 
 
 def rounded(values: np.ndarray | float | None, digits: int) -> Any:
-    """Plain numbers rounded to ``digits`` decimals, for JSON; None stays None."""
+    """Convert an array to numbers rounded to ``digits`` decimals, for JSON; None stays None."""
     return None if values is None else np.round(np.asarray(values, np.float64), digits).tolist()
 
 
 def rounded_tree(values: Any, digits: int) -> Any:
-    """Dictionaries and lists of numbers with every float rounded to ``digits`` decimals."""
+    """Round every float in dictionaries and lists to ``digits`` decimals."""
     if isinstance(values, dict):
         return {key: rounded_tree(value, digits) for key, value in values.items()}
     if isinstance(values, list):
@@ -27,10 +27,10 @@ def rounded_tree(values: Any, digits: int) -> Any:
 
 
 def lines_json(values: Mapping[str, Any]) -> str:
-    """A JSON object with one key per line, lists kept on their line.
+    """Format a JSON object with one key per line; lists stay on their line.
 
     Raises:
-        ValueError: A number is not finite; JSON has no way to write it.
+        ValueError: A number is not finite, which JSON cannot represent.
     """
     lines = ",\n".join(
         f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in values.items()
@@ -41,15 +41,15 @@ def lines_json(values: Mapping[str, Any]) -> str:
 def pae_json(pae: np.ndarray, max_pae: float) -> bytes:
     """Return the predicted aligned error in the format of AlphaFold DB, with two decimals.
 
-    A list of one object with ``predicted_aligned_error``, rows in Å, and ``max_predicted_aligned_error``. Row i, column
-    j is the error at residue j when aligned on residue i.
+    A list of one object with ``predicted_aligned_error``, rows in Å, and ``max_predicted_aligned_error``. The element
+    (i, j) is the error at residue j when aligned on residue i.
 
     Args:
-        pae: ``[N, N]`` float, finite, 0 or more, in Å.
-        max_pae: Largest error that the network can state, in Å (31.75 for AlphaFold's own networks).
+        pae: ``[N, N]`` float, finite, nonnegative, in Å.
+        max_pae: Largest error that the network can predict, in Å (31.75 for AlphaFold's networks).
 
     Returns:
-        The file's contents.
+        Contents of the file.
     """
     end = json.dumps(round(float(max_pae), 4), allow_nan=False).encode("ascii")
     return b'[{"predicted_aligned_error":' + _matrix(pae) + b',"max_predicted_aligned_error":' + end + b"}]\n"
@@ -58,7 +58,7 @@ def pae_json(pae: np.ndarray, max_pae: float) -> bytes:
 def colabfold_json(
     plddt: np.ndarray, *, pae: np.ndarray | None = None, ptm: float | None = None, iptm: float | None = None
 ) -> bytes:
-    """Return ColabFold's scores file: ``plddt``, and ``max_pae``, ``pae``, ``ptm`` and ``iptm`` where there are any.
+    """Return ColabFold's scores file: ``plddt``, and the given ones of ``max_pae``, ``pae``, ``ptm``, ``iptm``.
 
     Args:
         plddt: ``[N]``, 0 to 100.
@@ -81,7 +81,7 @@ def colabfold_json(
 
 def _matrix(pae: np.ndarray) -> bytes:
     """Return a matrix ``[N, N]`` of numbers from 0 as JSON, rounded to two decimals."""
-    # One look-up per number, in numpy and row by row: three times faster than json.dumps, and no N² objects.
+    # A table look-up by row in numpy avoids json.dumps and N² objects.
     hundredths = range(round(100 * float(pae.max())) + 1)
     table = np.array([b"%g," % (number / 100) for number in hundredths])
     rows = (table[np.rint(100 * row.astype(np.float64)).astype(np.intp)] for row in pae)

@@ -1,6 +1,6 @@
 """Plots of a prediction: pLDDT along the chains, aligned error of all pairs, and coverage by the alignments.
 
-matplotlib is imported on first use, and without pyplot: no window, no state that outlives the call.
+matplotlib is imported on first use and without pyplot, so there are no windows and no global state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastfold.protein.protein import chain_name
 
 _MAX_PIXELS = 1_024
 _MAX_CHAIN_NAMES = 26
-"""More names than this do not fit above a plot."""
+"""Largest number of names above a plot."""
 
 
 def confidence_png(
@@ -39,7 +39,7 @@ def confidence_png(
     ptm: float | None = None,
     iptm: float | None = None,
 ) -> bytes:
-    """Draw pLDDT per residue and, where there is one, the aligned error, chains marked and numbered each from 1.
+    """Draw pLDDT per residue and, if given, the aligned error, with chains marked and numbered from 1.
 
     Args:
         plddt: ``[N]``, 0 to 100.
@@ -47,11 +47,11 @@ def confidence_png(
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
         title: Text above the plot.
-        ptm: Shown in the title.
-        iptm: Shown in the title.
+        ptm: Score in the title.
+        iptm: Score in the title.
 
     Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+        PNG file, the same bytes for the same input and matplotlib version.
     """
     lengths = np.bincount(np.asarray(chain_index)).tolist()
     scores = {"mean pLDDT": f"{float(np.mean(plddt, dtype=np.float64)):.1f}"}
@@ -66,21 +66,21 @@ def confidence_png(
 
 
 def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
-    """Draw how many rows of the alignments cover each residue, by their identity to the query.
+    """Draw the number of alignment rows that cover each residue, by identity to the query.
 
     Args:
         coverage: See :func:`fastfold.data.msa.coverage.alignment_coverage`.
         title: Text above the plot.
 
     Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+        PNG file, the same bytes for the same input and matplotlib version.
     """
     lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]
-    depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most alike at the bottom
+    depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most similar rows at the bottom
     names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
     line = f"alignment rows: {', '.join(f'{rows:,}' for rows in coverage['rows'])}"
     with _figure(7.4, 4.8, [part for part in (title, line) if part], [1]) as (figure, (axis,)):
-        # Steps, so that a single residue is as wide as any other.
+        # Steps, so that all residues have the same width.
         borders = np.arange(depth.shape[1] + 1) + 0.5
         values = np.concatenate([depth, depth[:, -1:]], 1)
         axis.stackplot(borders, values, labels=names, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
@@ -122,7 +122,7 @@ def trajectory_png(
 def _figure(
     width: float, height: float, title: Sequence[str], panels: Sequence[int]
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure in the look of all plots, and its axes from left to right."""
+    """Yield a figure in the style of all plots, and its axes from left to right."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ def _figure(
         "xtick.color": INK,
         "ytick.color": INK,
         "legend.frameon": False,
-        # Names come from sequence files: a dollar sign in one is not a formula.
+        # Names come from sequence files: a dollar sign must not start a formula.
         "text.parse_math": False,
     }
     with matplotlib.rc_context(look):
@@ -171,7 +171,7 @@ def _draw_pae(figure: Any, axis: Any, pae: np.ndarray, max_pae: float | None, le
     from matplotlib.colors import LinearSegmentedColormap
 
     n = len(pae)
-    step = -(-n // _MAX_PIXELS)  # more residues than pixels: every step-th one
+    step = -(-n // _MAX_PIXELS)  # with more residues than pixels, every step-th one
     extent = (0.5, n + 0.5, n + 0.5, 0.5)
     colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
     image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
@@ -189,7 +189,7 @@ def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str 
 
 
 def _mark_chains(axis: Any, lengths: Sequence[int], *, colour: str, both: bool = False) -> None:
-    """Lines between chains, their names, and numbers that begin at 1 in each; on the y axis too if ``both``."""
+    """Draw lines between chains, their names, and residue numbers; on the y axis too if ``both``."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ticks, labels = _chain_ticks(lengths)
     axis.set_xticks(ticks, labels)
@@ -218,7 +218,7 @@ def _mark_chains(axis: Any, lengths: Sequence[int], *, colour: str, both: bool =
 
 
 def _chain_ticks(lengths: Sequence[int]) -> tuple[list[int], list[str]]:
-    """Places on the axis of all residues, from 1, and the residue's number in its chain that is written there."""
+    """Return positions on the axis of all residues, from 1, with the residue numbers shown there."""
     total = sum(lengths)
     step = next(
         s * 10**power for power in range(9) for s in (1, 2, 5) if total <= 10 * s * 10**power or power == 8
@@ -227,7 +227,7 @@ def _chain_ticks(lengths: Sequence[int]) -> tuple[list[int], list[str]]:
     start = 0
     for length in lengths:
         if ticks and start + 1 - ticks[-1][0] < 0.4 * step and ticks[-1][1] != 1:
-            ticks.pop()  # the first residue of a chain comes before the last of the one before it
+            ticks.pop()  # the first residue of a chain overlaps the last tick of the previous chain
         if not ticks or start + 1 - ticks[-1][0] >= 0.4 * step:
             ticks.append((start + 1, 1))
         ticks += [(start + number, number) for number in range(step, length + 1, step) if number > 1]

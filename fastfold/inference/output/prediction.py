@@ -1,4 +1,4 @@
-"""``Prediction``: one structure that a network predicted, with its confidence, and how it goes to disk."""
+"""``Prediction``: a predicted structure with its confidence, and its files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _log = logging.getLogger(__name__)
 _KINDS = {".png": "plot"}
-"""What a file is, where its ending does not say it."""
+"""Kinds of files whose ending does not name it."""
 
 
 def multimer_confidence(ptm: float, iptm: float) -> float:
-    """AlphaFold-Multimer's ranking confidence, 0 to 1 (Evans et al., 2021)."""
+    """Compute AlphaFold-Multimer's ranking confidence, 0 to 1 (Evans et al., 2021)."""
     return 0.8 * iptm + 0.2 * ptm
 
 
 def prediction_title(name: str, model_name: str) -> str:
-    """What files and plots of a prediction are headed by, in printable ASCII."""
+    """Return the title of a prediction's files and plots, in printable ASCII."""
     return re.sub(r"[^ -~]", "?", f"Predicted structure of {name[:100]} by {model_name[:100]}")
 
 
 class Recycle(NamedTuple):
-    """The structure after one pass of the network.
+    """Structure after one pass of the network.
 
     Attributes:
         atom_positions: ``[N, 37, 3]`` float32, in Å.
@@ -59,37 +59,37 @@ class Recycle(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """One predicted structure of ``N`` residues, as plain values.
+    """Predicted structure of ``N`` residues, as arrays and plain values.
 
-    Arrays are converted to the types below, without a copy where they have them already.
+    Arrays are converted to the dtypes below, without a copy if they have them already.
 
     Attributes:
-        name: Name of the target; made safe where a file is called after it.
+        name: Name of the target; converted to a safe form in file names.
         sequences: One-letter sequence of each chain, as it was folded.
-        model_name: Network, ``model_1_ptm`` for example.
-        seed: Seed of everything random.
+        model_name: Network, for example ``model_1_ptm``.
+        seed: Random seed.
         num_recycles: Recycles that were run (multimer networks may stop early).
         aatype: ``[N]`` int32, 0-20.
-        residue_index: ``[N]`` int32, as the network saw it: from 0 in each chain.
+        residue_index: ``[N]`` int32, as input of the network: from 0 in each chain.
         chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on.
         atom_positions: ``[N, 37, 3]`` float32, in Å.
-        atom_mask: ``[N, 37]`` float32; unknown residues (X) have no atoms.
+        atom_mask: ``[N, 37]`` float32; unknown residues (X) are without atoms.
         plddt: ``[N]`` float32, 0 to 100.
         pae: ``[N, N]`` float32 in Å, error at residue j when aligned on i; None without that head.
-        max_pae: Largest error that the network can state, in Å; given if ``pae`` is.
+        max_pae: Largest error that the network can predict, in Å; required with ``pae``.
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1; None for single chains.
-        representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, where they
-            were asked for.
-        recycles: The structure after each pass, where that was asked for.
-        templates: Per chain, which templates the network was shown, and why others were left out; None if it takes none
-            or nobody asked for any.
-        chain_confidence: What the network says of the chains of a complex; None for single chains and networks without
-            aligned errors.
-        no_interface_scores: Reason why a complex has no interface scores; None where it has them.
+        representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, if
+            requested.
+        recycles: Structure after each pass, if requested.
+        templates: Per chain, the templates used by the network, and reasons why others were left out; None if the
+            network uses none or none were requested.
+        chain_confidence: Confidences of the chains of a complex; None for single chains and networks without aligned
+            errors.
+        no_interface_scores: Reason why a complex has no interface scores; None if it has them.
 
     Raises:
-        ValueError: Shapes disagree, or ``pae`` comes without ``max_pae``.
+        ValueError: Shapes disagree, or ``pae`` is given without ``max_pae``.
     """
 
     name: str
@@ -126,7 +126,9 @@ class Prediction:
         if self.pae is not None:
             layout["pae"] = (np.float32, (n, n))
             if self.max_pae is None:
-                raise ValueError("Prediction.pae needs max_pae, the largest error that the network can state")
+                raise ValueError(
+                    "Prediction.pae needs max_pae, the largest error that the network can predict"
+                )
         for field, (dtype, shape) in layout.items():
             array: np.ndarray = np.asarray(getattr(self, field), dtype)
             if array.shape != shape:
@@ -142,7 +144,7 @@ class Prediction:
 
     @cached_property
     def protein(self) -> Protein:
-        """The structure, residues numbered from 1, pLDDT as the B-factor of each atom."""
+        """Structure with residues numbered from 1, and pLDDT as the B-factor of each atom."""
         return self._protein(self.atom_positions, self.plddt)
 
     def _protein(self, atom_positions: np.ndarray, plddt: np.ndarray) -> Protein:
@@ -156,7 +158,7 @@ class Prediction:
         )
 
     def __repr__(self) -> str:
-        """Three lines: what it is of, by what, and how sure the network is."""
+        """Return three lines: target, network, and scores."""
         chains = f"{len(self.sequences)} chain{'s' if len(self.sequences) > 1 else ''}"
         scores = {"pLDDT": f"{self.mean_plddt:.1f}"}
         scores |= {name: f"{s:.2f}" for name, s in (("pTM", self.ptm), ("ipTM", self.iptm)) if s is not None}
@@ -167,7 +169,7 @@ class Prediction:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the three lines and the plot."""
+        """Return the HTML for a notebook: the three lines and the plot."""
         png = base64.b64encode(self._plot()).decode("ascii")
         return (
             f"<pre>{html.escape(repr(self))}</pre>"
@@ -181,7 +183,7 @@ class Prediction:
 
     @cached_property
     def interface_scores(self) -> dict[str, Any]:
-        """Scores of the chains and of every pair of them: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
+        """Scores of the chains and of every pair: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
 
         See :func:`fastfold.protein.metrics.interface.scores.interface_scores`.
         """
@@ -197,9 +199,9 @@ class Prediction:
 
     @property
     def ranking_confidence(self) -> float:
-        """The number by which AlphaFold ranks: 0.8 ipTM + 0.2 pTM (0 to 1), without ipTM the mean pLDDT.
+        """AlphaFold's ranking score: 0.8 ipTM + 0.2 pTM (0 to 1), without ipTM the mean pLDDT.
 
-        Only predictions of the same kind of network compare. Ranks also depend on clashes between chains
+        Only predictions of the same kind of network are comparable. Ranks also depend on clashes between chains
         (:func:`fastfold.inference.output.writer.ranking_scores`).
         """
         if self.iptm is not None and self.ptm is not None:
@@ -207,21 +209,21 @@ class Prediction:
         return self.mean_plddt
 
     def to_pdb(self) -> str:
-        """The structure as a PDB file, pLDDT in the B-factor column.
+        """Format the structure as a PDB file, with pLDDT in the B-factor column.
 
         Raises:
-            OutputError: There are no atoms, or a value is not finite.
-            PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
+            OutputError: The structure has no atoms, or a value is not finite.
+            PdbLimitError: The structure exceeds the PDB format; use :meth:`to_mmcif`.
         """
         return to_pdb(self.protein, title=f"{self.title}; pLDDT in the B-factor column")
 
     def to_mmcif(self) -> str:
-        """The structure as ModelCIF, pLDDT in the B-factor column and as quality metric.
+        """Format the structure as ModelCIF, with pLDDT in the B-factor column and as quality metric.
 
-        The aligned error is not in it: that would be N² rows; :meth:`save` writes it to a file of its own.
+        The aligned error is left out, because it would be N² rows; :meth:`save` writes it to a separate file.
 
         Raises:
-            OutputError: There are no atoms, or a value is not finite.
+            OutputError: The structure has no atoms, or a value is not finite.
         """
         return to_modelcif(
             self.protein,
@@ -237,14 +239,14 @@ class Prediction:
 
     @property
     def title(self) -> str:
-        """What files and plots are headed by."""
+        """Title of files and plots."""
         return prediction_title(self.name, self.model_name)
 
     def scores(self) -> dict[str, Any]:
-        """What the scores file holds: plain numbers, text and lists.
+        """Return the content of the scores file: plain numbers, text and lists.
 
-        pLDDT has two decimals, all others four, absent scores are None. Raises nothing for values that are
-        not finite; :meth:`save` does.
+        pLDDT has two decimals, all others four, absent scores are None. Values that are not finite do not raise here,
+        but in :meth:`save`.
         """
         return {
             "schema_version": score_files.SCHEMA_VERSION,
@@ -275,30 +277,29 @@ class Prediction:
     ) -> dict[str, Path]:
         """Write the files of :meth:`files`, each atomically.
 
-        They are called ``<name>_rank_00i_<model>_seed_n`` (without a rank: ``<name>_<model>_seed_n``) plus their
-        ending. Everything is made in memory before the first file is written, so a prediction that cannot be written
-        leaves nothing.
+        The names are ``<name>_rank_00i_<model>_seed_n`` (without a rank: ``<name>_<model>_seed_n``) plus the ending.
+        All contents are made before the first file is written, so an invalid prediction leaves no files.
 
         Args:
-            directory: The folder; created if it is not there.
-            rank: Place among the predictions of the same target, from 1.
-            plots: Whether to draw the plot.
+            directory: Output folder; created if missing.
+            rank: Rank among the predictions of the same target, from 1.
+            plots: Draw the plot.
             settings: Settings of the run, in JSON's types; written with FastFold's version.
             output_format: ``colabfold`` for the names of ColabFold's files, and its scores file as well.
 
         Returns:
-            The paths by kind: ``pdb`` (unless it does not fit), ``cif``, ``scores``, ``pae`` (if there is
-            one), ``plot`` (if asked for), ``config`` (if settings were given) and ``colabfold`` (its scores file).
+            Paths by kind: ``pdb`` (unless the structure exceeds the format), ``cif``, ``scores``, ``pae`` (if kept),
+            ``plot`` (if requested), ``config`` (if settings are given) and ``colabfold`` (its scores file).
 
         Raises:
-            ConfigError: The rank is not a whole number from 1, or there is no such format.
-            OutputError: A value is not finite, there are no atoms, or a file cannot be written.
+            ConfigError: The rank is not a whole number from 1, or the format is unknown.
+            OutputError: A value is not finite, the structure has no atoms, or a file cannot be written.
         """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
-            raise ConfigError(f"rank must be a whole number from 1, got {rank!r}")
+            raise ConfigError(f"rank must be a whole number from 1, found {rank!r}")
         if output_format not in get_args(OutputFormat):
             raise ConfigError(
-                f"output_format must be one of {', '.join(get_args(OutputFormat))}, got {output_format!r}"
+                f"output_format must be one of {', '.join(get_args(OutputFormat))}, found {output_format!r}"
             )
         contents = self.files(plots=plots, output_format=output_format)
         if settings is not None:
@@ -318,24 +319,24 @@ class Prediction:
 
     @property
     def key(self) -> str:
-        """Network and seed, as files have them: ``model_1_ptm_seed_0``."""
+        """Network and seed as in file names: ``model_1_ptm_seed_0``."""
         return prediction_key(self.model_name, int(self.seed))
 
     def files(
         self, *, plots: bool = True, output_format: OutputFormat = "fastfold"
     ) -> dict[str, str | bytes]:
-        """Contents of the prediction's files by the ending of their names.
+        """Return the contents of the prediction's files by the ending of their names.
 
-        ``.pdb`` (a structure that does not fit into one is in ``.cif`` only, and the log says so), ``.cif``,
-        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz`` and ``_r0.pdb``, ``_r1.pdb`` and so on for
-        the passes of the network. The same prediction always gives the same bytes.
+        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``, ``_scores.json``, ``_pae.json``,
+        ``.png``, ``_representations.npz`` and ``_r0.pdb``, ``_r1.pdb`` and so on for the passes of the network. Equal
+        predictions give equal bytes.
 
         Args:
-            plots: Whether to draw the plot.
-            output_format: ``colabfold`` for ``_colabfold.json``, its scores file, as well.
+            plots: Draw the plot.
+            output_format: ``colabfold`` to add ``_colabfold.json``, its scores file.
 
         Raises:
-            OutputError: A value is not finite, or there are no atoms.
+            OutputError: A value is not finite, or the structure has no atoms.
         """
         self._check_finite()
         contents: dict[str, str | bytes] = {}
@@ -372,7 +373,7 @@ class Prediction:
         )
 
     def _check_finite(self) -> None:
-        """Refuses values that no file should hold, pLDDT and PAE of residues without atoms included."""
+        """Refuse values that are not finite or out of range, also of residues without atoms."""
         check_writable(self.protein)
         values = {
             "pLDDT": self.plddt,
@@ -393,13 +394,13 @@ class Prediction:
             self.pae.min() >= 0 and self.pae.max() <= 1.001 * (self.max_pae or 0)
         ):
             raise OutputError(
-                f"PAE of {self.name[:100]} lies in {self.pae.min():.2f}..{self.pae.max():.2f} Å, outside "
+                f"PAE of {self.name[:100]} ranges over {self.pae.min():.2f}..{self.pae.max():.2f} Å, outside of "
                 f"0..{self.max_pae} Å: it does not come from this network's error bins and is not written"
             )
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A NumPy archive, the same bytes for the same arrays."""
+    """Return a NumPy archive, the same bytes for the same arrays."""
     file = io.BytesIO()
     np.savez(file, **dict(arrays))  # type: ignore[arg-type]
     return file.getvalue()

@@ -1,11 +1,11 @@
-"""What a fold has after a finished pass, kept in a file, so that a fold that was killed goes on and not again.
+"""State of a fold after a finished pass, saved to a file, from which an interrupted fold continues.
 
-The file is whole or not there, it is read only by the fold that wrote it (the same inputs, settings, programs and
-device), and it is removed when the prediction is made. Tensors are written and read in blocks: the pair of a long
-target is never in the host's memory as a whole.
+The file is written atomically, read only by the same fold (same inputs, settings, version and device), and removed when
+the prediction is finished. Tensors are written and read in blocks, so the pair of a long target is never whole in the
+host's memory.
 
-Several processes that fold together have a file each, of what they hold. A new one takes the old one's place when all
-of them have written theirs, and the fold goes on after the last pass that all of them have.
+Processes that fold together have one file each, with their shards. A new file replaces the old one when all processes
+have written theirs. The fold continues after the last pass that all of them have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fastfold.utils.atomic_files import replacing
 from fastfold.utils.hashing import input_hash
 
 Gather = Callable[[Any], list[Any]]
-"""Gives one small object of every process that folds together, in rank order; all of them call it."""
+"""Function that gathers one small object of every process in rank order; all processes call it."""
 
 _BLOCK = 1 << 26
 _DTYPES = {
@@ -45,20 +45,20 @@ _DTYPES = {
 
 
 class RecycleState:
-    """The state of one prediction, or of what one process holds of it.
+    """Saved state of one prediction, or of one process's shard.
 
     Args:
-        path: Its file.
-        key: What the numbers depend on; a file with another key is left alone until it is overwritten.
-        after: Seconds that a pass has to take for its state to be written, by the first process's clock.
-        say: Told what goes on from where, and what cannot be written.
-        clock: Seconds.
-        gather: Of the processes that fold together; by default this one is alone.
-        random: Whether PyTorch's generators belong to the state, as those of a fold with dropout do.
+        path: File of the state.
+        key: Hash of everything that the results depend on; a file with another key is ignored until it is overwritten.
+        after: Seconds that a pass must take for its state to be written, by the first process's clock.
+        say: Called with a line when a fold continues, and when a state cannot be written.
+        clock: Returns seconds.
+        gather: Gathers from the processes that fold together; the default is for one process.
+        random: True to save the state of PyTorch's generators, which a fold with dropout needs.
 
     Attributes:
-        recycles: Structures of the passes that were made, which belong to the state.
-        gather: As given.
+        recycles: Structures of the finished passes, which belong to the state.
+        gather: The argument.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class RecycleState:
         self.recycles: list[Recycle] = []
 
     def of_rank(self) -> Callable[[int, Gather], RecycleState]:
-        """Makes the state of what another process holds, from its rank; may be sent to it."""
+        """Return a picklable function that makes the state of another process from its rank."""
         return partial(_of_rank, self._path, self._given, self._after)
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
-        """The pass to go on with, the last one to be made, and what the passes before left; None if nothing is kept.
+        """Load the next pass, the last pass, and the recycled tensors; return None if nothing is saved.
 
         Args:
-            device: Where the tensors are wanted.
+            device: Device of the tensors.
         """
         self._started = self._clock()
         kept = self._passes(self._path) | self._passes(self._next)
@@ -105,16 +105,16 @@ class RecycleState:
         if structures[0] is not None and structures[1] is not None:
             arrays = (x.cpu().numpy() for x in structures if x is not None)
             self.recycles[:] = [Recycle(*pair) for pair in zip(*arrays, strict=True)]
-        self._say(f"going on after pass {cycle} of a fold that was interrupted")
+        self._say(f"continuing after pass {cycle} of an interrupted fold")
         return cycle, limit, found
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
-        """Keep what a pass has left, if it took long enough; a file that cannot be written is no reason to stop.
+        """Save the state after a pass that took long enough; a failed write only logs a warning.
 
         Args:
             cycle: Number of the next pass.
-            limit: Number of the last one.
-            previous: What the next pass starts from.
+            limit: Number of the last pass.
+            previous: Recycled tensors for the next pass.
         """
         took, self._started = self._clock() - self._started, self._clock()
         if not self.gather(took >= self._after)[0]:
@@ -134,18 +134,18 @@ class RecycleState:
         except WriteError as error:
             failed = str(error)
         errors = [error for error in self.gather(failed) if error is not None]
-        with suppress(OSError):  # the new file is found under its own name too
+        with suppress(OSError):  # the new file is also found under its own name
             if not errors:
                 os.replace(self._next, self._path)
             elif failed is None:
                 self._next.unlink()
         if errors:
-            self._say(f"warning: the state of the fold is not kept: {errors[0]}")
+            self._say(f"warning: the state of the fold is not saved: {errors[0]}")
             self._after = float("inf")
-        self._started = self._clock()  # writing is no part of the next pass
+        self._started = self._clock()  # the time of writing does not belong to the next pass
 
     def remove(self) -> None:
-        """Forget the state, all processes' files: the prediction is made."""
+        """Remove the files of all processes after the prediction is finished."""
         for path in (
             self._path,
             self._next,
@@ -154,7 +154,7 @@ class RecycleState:
             path.unlink(missing_ok=True)
 
     def _passes(self, path: Path) -> dict[int, tuple[Path, int]]:
-        """By the pass that a file of this fold goes on with: the file and the last pass. Nothing if it is damaged."""
+        """Return the file and the last pass by the pass to continue with; empty if it is damaged."""
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
@@ -169,7 +169,7 @@ def _of_rank(path: Path, key: str, after: float, rank: int, gather: Gather) -> R
 
 
 def _generators(previous: Features) -> Features:
-    """States of the generators that a pass draws from: the CPU's, and those of the GPUs that its tensors are on."""
+    """Return the states of the random generators: the CPU's, and those of the tensors' GPUs."""
     gpus = sorted({x.device.index for x in previous.values() if x.device.type == "cuda"})
     return {"random_cpu": torch.get_rng_state()} | {
         f"random_cuda_{index}": torch.cuda.get_rng_state(index) for index in gpus
@@ -177,7 +177,7 @@ def _generators(previous: Features) -> Features:
 
 
 def _set_generators(found: Features) -> None:
-    """Undo :func:`_generators`, and take them out of what was read."""
+    """Restore the states of :func:`_generators`, and remove them from the loaded tensors."""
     for name in [name for name in found if name.startswith("random_")]:
         state = found.pop(name).cpu()
         if name == "random_cpu":
@@ -187,7 +187,7 @@ def _set_generators(found: Features) -> None:
 
 
 def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
-    """A safetensors file, written in blocks of rows."""
+    """Write a safetensors file in blocks of rows."""
     header: dict[str, Any] = {"__metadata__": about}
     start = 0
     for name, tensor in tensors.items():
@@ -205,7 +205,7 @@ def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
 
 
 def _read_all(path: Path, device: torch.device) -> Features | None:
-    """The tensors of a file; None if it cannot be read."""
+    """Read the tensors of a file; return None if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: _read(file, name, device) for name in file.keys()}  # noqa: SIM118
@@ -214,7 +214,7 @@ def _read_all(path: Path, device: torch.device) -> Features | None:
 
 
 def _read(file: Any, name: str, device: torch.device) -> Tensor:
-    """A tensor of a safetensors file in memory of its own, read in blocks of rows."""
+    """Read a tensor of a safetensors file into its own memory, in blocks of rows."""
     part = file.get_slice(name)
     dtypes = {kind: dtype for dtype, kind in _DTYPES.items()}
     tensor = torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device=device)
@@ -224,7 +224,7 @@ def _read(file: Any, name: str, device: torch.device) -> Tensor:
 
 
 def _rows(shape: torch.Size, element_size: int) -> Iterator[slice]:
-    """Blocks of the first axis."""
+    """Yield blocks of the first axis."""
     each = max(1, shape[1:].numel() * element_size)
     step = max(1, _BLOCK // each)
     for start in range(0, shape[0], step):

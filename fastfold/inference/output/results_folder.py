@@ -1,16 +1,16 @@
-"""A folder of results, to which every run adds: whose files are whose, what is finished, and who is first.
+"""Folder of results, to which every run adds: ownership of files, finished predictions, and locks.
 
-Each prediction (a network, a seed and the settings that its numbers depend on) has files of its own,
-``<stem>_rank_001_<network>_seed_0.pdb`` for example, and a record of their sizes and checksums. The records are kept in
-the hidden folder ``.fastfold``, where each target has a folder:
+Each prediction (a network, a seed and the settings that determine its results) has separate files, for example
+``<stem>_rank_001_<network>_seed_0.pdb``, and a record of their sizes and checksums. The records are in
+the hidden folder ``.fastfold``, with a folder for each target:
 
 - ``target.json``: the record and the sequences that own the target's stem.
 - ``<prediction>.json``: a finished prediction.
-- ``<prediction>.new``: a folder with the files and the record of a prediction on their way out. It is renamed into its
-  place when all of it is on the disk; from then on the prediction is finished, whoever moves the files to their places.
+- ``<prediction>.new``: a folder with the files and the record of a new prediction. It is renamed into its place when it
+  is complete on the disk. From then on the prediction is finished, and any process may move the files to their places.
 
-Nothing is removed but on demand, and every change is made under a lock of the folder, so that several processes can
-work in one folder and be killed at any time.
+Files are removed only on the user's request, and every change holds a lock of the folder. Therefore several processes
+can use one folder and be killed at any time.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _PENDING = ".new"
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """A finished prediction and its files.
+    """Record of a finished prediction and its files.
 
     Attributes:
-        id: Hash of everything that its numbers depend on, 64 hexadecimal digits.
-        key: What its files are called by, after target and rank: ``<network>_seed_<n>``, with eight digits of ``id``
-            where that was taken.
+        id: Hash of everything that the results depend on, 64 hexadecimal digits.
+        key: Part of the file names after target and rank: ``<network>_seed_<n>``, with eight digits of ``id`` if that
+            name is taken.
         files: Size in bytes and SHA-256 of each file by its ending (``.pdb``, ``_scores.json``).
-        scores: What predictions are ranked and listed by: ``model``, ``seed``, ``plddt``, ``ptm`` and so on.
-        rank: Place among the target's predictions, from 1.
+        scores: Values by which predictions are ranked and listed: ``model``, ``seed``, ``plddt``, ``ptm`` and so on.
+        rank: Rank among the target's predictions, from 1.
     """
 
     id: str
@@ -69,19 +69,19 @@ class PredictionRecord:
 
 
 Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
-"""Gives the numbers by which a target's predictions are ranked from their scores; higher is better."""
+"""Function from the scores of a target's predictions to the numbers that rank them; higher is better."""
 
 
 class ResultsFolder:
-    """The folder that ``fastfold infer`` writes to.
+    """Output folder of ``fastfold infer``.
 
     Args:
-        path: The folder; it and its parents are made as needed. What killed processes left there is removed.
-        say: Told of what people should know.
-        output_format: How files are named; None for the folder's own format, or else FastFold's names.
+        path: The folder; it and its parents are created if needed. Leftovers of killed processes are removed.
+        say: Called with lines for the user.
+        output_format: Style of the file names; None for the folder's own, and FastFold's in a new folder.
 
     Raises:
-        WriteError: The folder cannot be written to, or its files are named in another way.
+        WriteError: The folder is not writable, or its files have names of another style.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ResultsFolder:
         self.output_format: OutputFormat = self._agreed_format(output_format)
 
     def _agreed_format(self, wanted: OutputFormat | None) -> OutputFormat:
-        """Return how files are named here; a folder without targets takes the wanted format."""
+        """Return the style of file names here; a folder without targets takes the requested one."""
         path = self.state / "format.json"
         with self.locked():
             known: Any = (_read_json(path) or {}).get("output_format", "fastfold")
@@ -116,24 +116,24 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the folder alone; within one process it may be asked for again."""
+        """Lock the folder; reentrant within a process."""
         with held(_file_lock(self.state / "lock")):
             yield
 
     def target(self, target: Target) -> TargetResults:
-        """A target's place: the stem that its record and sequences own, or a new one.
+        """Return a target's results: under the stem that its record and sequences own, or a new one.
 
         Raises:
-            WriteError: It cannot be written; a :class:`PlaceError` where other targets can be.
+            WriteError: The target cannot be written; a :class:`PlaceError` if other targets can.
         """
         owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
         with self.locked():
             for stem in (target.name, marked_stem(target.name, input_hash(owner))):
-                # Case does not count, because it does not on every file system.
+                # Case is ignored, as on some file systems.
                 folder = self.state / stem.casefold()
                 known = _read_json(folder / "target.json")
                 if folder.is_symlink() or (known is None and any(folder.glob("*.json"))):
-                    continue  # damaged: nobody knows whose it is
+                    continue  # damaged, so its owner is unknown
                 if known is not None and not _owns(folder, known.get("stem")):
                     continue
                 if known is None:
@@ -146,8 +146,8 @@ class ResultsFolder:
                 sweep_temporary(folder)
                 if stem != target.name:
                     self.say(
-                        f"{target.name}: {self.path} has results of another record or sequence under this name; this "
-                        f"one's are called {stem}"
+                        f"{target.name}: {self.path} has results of another record or sequence under this name; the "
+                        f"files of this one are named {stem}"
                     )
                 return TargetResults(self, stem, folder)
         raise PlaceError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
@@ -155,11 +155,11 @@ class ResultsFolder:
 
 @dataclass(frozen=True)
 class TargetResults:
-    """One target's predictions in a folder.
+    """Predictions of one target in a folder.
 
     Attributes:
         parent: The folder.
-        stem: What the target's files are called by.
+        stem: Stem of the target's file names.
         state: Folder of its records.
     """
 
@@ -168,28 +168,28 @@ class TargetResults:
     state: Path
 
     def records(self) -> list[PredictionRecord]:
-        """All finished predictions, best first as they were ranked last."""
+        """Return all finished predictions in the order of their last ranks."""
         found = [
             _read_record(path) for path in sorted(self.state.glob("*.json")) if path.name != "target.json"
         ]
         return sorted((record for record in found if record is not None), key=lambda r: (r.rank, r.key))
 
     def find(self, prediction: str) -> PredictionRecord | None:
-        """A finished prediction whose files are all as they were written; None if there is none.
+        """Return a finished prediction with unchanged files; None if there is none.
 
         Args:
-            prediction: Its ``id``.
+            prediction: The ``id`` of the prediction.
         """
-        with self.parent.locked():  # nobody renames files now
+        with self.parent.locked():  # no process renames files meanwhile
             record = _read_record(self.state / f"{prediction}.json")
             if record is None:
                 return None
-            # All sizes first: they are cheap and show most damage.
+            # Sizes first, because they are cheap and reveal most damage.
             sized = all(_has_size(self.path(record, end), size) for end, (size, _) in record.files.items())
             return record if sized and all(self._whole(record, ending) for ending in record.files) else None
 
     def path(self, record: PredictionRecord, ending: str) -> Path:
-        """Where a file of a prediction is."""
+        """Return the path of a prediction's file."""
         return self.parent.path / self.name(record, ending)
 
     def name(self, record: PredictionRecord, ending: str) -> str:
@@ -198,10 +198,10 @@ class TargetResults:
 
     @contextlib.contextmanager
     def claimed(self, prediction: str) -> Iterator[bool]:
-        """Whether nobody else works on a prediction; if so, nobody else will until the end.
+        """Yield True if no other process works on a prediction, and keep others away until the end.
 
         Args:
-            prediction: Its ``id``.
+            prediction: The ``id`` of the prediction.
         """
         path = self.state / f"{prediction}.lock"
         with contextlib.ExitStack() as stack:
@@ -210,7 +210,7 @@ class TargetResults:
             except Timeout:
                 yield False
                 return
-            # Another process that has the removed file open sees the record, which is there before this.
+            # A process that has the removed file open sees the record, which was written earlier.
             stack.callback(path.unlink, missing_ok=True)
             yield True
 
@@ -222,20 +222,20 @@ class TargetResults:
         scores: Mapping[str, Any],
         ranking: Ranking,
     ) -> PredictionRecord:
-        """Add a finished prediction, or files to one, and rank all of them anew.
+        """Add a finished prediction, or files to one, and rank all predictions again.
 
         Args:
-            prediction: Its ``id``.
-            name: What its files shall be called by; eight digits of ``id`` are added if another prediction has that.
+            prediction: The ``id`` of the prediction.
+            name: Preferred key of its file names; eight digits of ``id`` are added if another prediction has it.
             files: Contents by ending.
             scores: Its scores, in JSON's types.
-            ranking: By what to rank.
+            ranking: Ranks the predictions.
 
         Returns:
-            The prediction as it stands.
+            The prediction with its rank.
 
         Raises:
-            WriteError: A file cannot be written; everything is as it was.
+            WriteError: A file cannot be written; the folder is unchanged.
         """
         staged = self.parent.state / temporary_name()
         try:
@@ -263,10 +263,10 @@ class TargetResults:
         return next(r for r in self.records() if r.id == prediction)
 
     def rank(self, ranking: Ranking) -> list[PredictionRecord]:
-        """Rank all predictions; files that are not named by their rank are renamed.
+        """Rank all predictions, and rename the files whose rank has changed.
 
         Returns:
-            Best first; equals by name.
+            Predictions, the best first; equal ones by name.
 
         Raises:
             WriteError: A file cannot be renamed.
@@ -277,10 +277,10 @@ class TargetResults:
             return self.records()
 
     def remove(self, predictions: Iterable[str]) -> None:
-        """Remove predictions with their files: on demand of the user alone.
+        """Remove predictions with their files, on the user's request.
 
         Args:
-            predictions: Their ``id``.
+            predictions: Values of ``id``.
         """
         gone = set(predictions)
         with self.parent.locked():
@@ -292,7 +292,7 @@ class TargetResults:
                     (self.state / f"{record.id}.json").unlink(missing_ok=True)
 
     def _whole(self, record: PredictionRecord, ending: str) -> bool:
-        """Whether a file of a prediction is as it was written."""
+        """Return True if a file of a prediction is unchanged."""
         try:
             path = self.path(record, ending)
             return path.is_file() and file_digest(path) == record.files[ending][1]
@@ -300,17 +300,17 @@ class TargetResults:
             return False
 
     def _settle(self) -> None:
-        """Bring what is finished to its place: files first, then the record that speaks for them."""
+        """Move the files of finished predictions to their places, and then their records."""
         for folder in sorted(self.state.glob(f"*{_PENDING}")):
             record = _read_record(folder / "record.json")
-            if record is None or folder.is_symlink():  # not ours: a finished prediction always has its record
+            if record is None or folder.is_symlink():  # foreign: a finished prediction always has a record
                 continue
             place = _read_record(self.state / f"{record.id}.json")
             record = replace(record, rank=place.rank if place else record.rank or len(self.records()) + 1)
             for ending in record.files:
                 with contextlib.suppress(
                     FileNotFoundError
-                ):  # moved before a process was killed, or there before
+                ):  # moved before a process was killed, or an older file
                     self._replace(folder / f"file{ending}", self.path(record, ending))
             write_atomic(self.state / f"{record.id}.json", _record_json(record))
             shutil.rmtree(folder)
@@ -327,7 +327,7 @@ class TargetResults:
                 write_atomic(self.state / f"{record.id}.json", _record_json(ranked))
 
     def _rename(self, record: PredictionRecord, ranked: PredictionRecord, ending: str) -> None:
-        """Give a file its new rank; if a process was killed before it wrote the rank down, look for the file."""
+        """Rename a file to its new rank; find it at any rank if a process was killed meanwhile."""
         old, new = self.path(record, ending), self.path(ranked, ending)
         if new.exists():
             return
@@ -335,11 +335,11 @@ class TargetResults:
             pattern = self._any_rank(record.key, ending)
             names = [entry.name for entry in os.scandir(self.parent.path) if pattern.fullmatch(entry.name)]
             old = self.parent.path / min(names, default=old.name)
-        with contextlib.suppress(FileNotFoundError):  # removed by the user: folded again when it is asked for
+        with contextlib.suppress(FileNotFoundError):  # removed by the user: it is folded again when requested
             self._replace(old, new)
 
     def _free_key(self, name: str, prediction: str) -> str:
-        """What a new prediction's files are called by: nobody else's name, be it a file of another program."""
+        """Return an unused key for a new prediction's files, also not used by other programs."""
         pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{name}") + r"[._].*")
         taken = any(record.key == name for record in self.records())
         names = [entry.name for entry in os.scandir(self.parent.path)]
@@ -349,7 +349,7 @@ class TargetResults:
         return f"{name}_{prediction[:8]}" if taken else name
 
     def _any_rank(self, key: str, ending: str) -> re.Pattern[str]:
-        """Pattern of the names that a prediction's file has at any rank."""
+        """Return a pattern of the names of a prediction's file at any rank."""
         name = file_name(self.stem, 999, key, ending, self.parent.output_format)
         head, _, tail = name.rpartition(f"_rank_999_{key}")
         return re.compile(re.escape(f"{head}_rank_") + r"\d{3,}" + re.escape(f"_{key}{tail}"))
@@ -364,17 +364,17 @@ class TargetResults:
 
 
 def _prepare_records(folder: Path) -> None:
-    """Create a target's folder of records; the folder around it can be written to."""
+    """Create a target's folder of records, inside a writable folder."""
     try:
         prepare_output_directory(folder)
     except WriteError as error:
-        if isinstance(error.__cause__, PermissionError):  # of this folder alone
+        if isinstance(error.__cause__, PermissionError):  # only for this folder
             raise PlaceError(str(error)) from error
         raise
 
 
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:
-    """A lock that the system opens when its process ends, however that happens."""
+    """Return a lock that the system releases when its process ends in any way."""
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
 
 
@@ -400,9 +400,9 @@ def _record_json(record: PredictionRecord) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is none, or something else."""
+    """Read the JSON object of a file; return None for anything else."""
     try:
-        # A pipe would be waited for, with the folder's lock held.
+        # Opening a pipe would block while the folder's lock is held.
         found = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -410,10 +410,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _read_record(path: Path) -> PredictionRecord | None:
-    """Read a record; None if there is none or it is not one of ours. It is data from anywhere.
+    """Read a record from an untrusted file; return None if it is not a valid record.
 
     Raises:
-        InputError: The record is one of ours with a score that is not a number.
+        InputError: The record is valid except for a score that is not a number.
     """
     found = _read_json(path)
     if found is None or found.get("schema_version") != _VERSION:
@@ -430,7 +430,7 @@ def _read_record(path: Path) -> PredictionRecord | None:
         if not _is_score(scores.get(score)):
             raise InputError(
                 f"expected a number as {score} of a prediction's record, found {scores[score]!r:.60}; remove the "
-                "file, and the prediction is made again",
+                "file to make the prediction again",
                 path=path,
             )
     return PredictionRecord(
@@ -439,11 +439,11 @@ def _read_record(path: Path) -> PredictionRecord | None:
 
 
 def _is_score(value: Any) -> bool:
-    """Return True for a finite number, and for None: a network may not give the score."""
+    """Return True for a finite number, and for None, because a network may lack the score."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (is_number and abs(value) < 1e300)
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is a size and a checksum."""
+    """Return True if the entry is a size and a checksum."""
     return isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str)

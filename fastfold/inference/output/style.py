@@ -1,4 +1,4 @@
-"""Colours and fonts of the plots and of the page, so that they look alike."""
+"""Colours and fonts of the plots and of the report page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final, NamedTuple
 
 
 class Band(NamedTuple):
-    """A range of pLDDT.
+    """Range of pLDDT.
 
     Attributes:
-        low: Its lower end, which belongs to it.
-        high: Its upper end.
-        colour: ``#rrggbb``, those by which AlphaFold DB made the bands known.
-        name: What it is called.
+        low: Lower end, inclusive.
+        high: Upper end.
+        colour: ``#rrggbb``, AlphaFold DB's colours.
+        name: Name of the range.
     """
 
     low: int
@@ -32,18 +32,18 @@ CHAIN_COLOURS: Final = (
     "#1b7837", "#762a83", "#2166ac", "#b2182b", "#8c510a", "#01665e",
     "#c51b7d", "#4d4d4d", "#e08214", "#35978f", "#542788", "#7fbc41",
 )  # fmt: skip
-"""Of chains in order, from the beginning again where there are more."""
+"""Colours of chains in order, repeated for more chains."""
 
 IDENTITY_COLOURS: Final = ("#d9d9d9", "#c7c1de", "#a79fcf", "#7c6bb5", "#4a2f8f")
-"""Of alignment rows by their identity to the query, from the least."""
+"""Colours of alignment rows by their identity to the query, from the lowest."""
 
 PAE_COLOURS: Final = ("#00441b", "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7fcf5")
-"""From no aligned error to the largest."""
+"""Colours from no aligned error to the largest."""
 
 INK: Final = "#1f2933"
-"""Text and lines."""
+"""Colour of text and lines."""
 
 FAINT: Final = "#8a949e"
-"""Grids, frames and what is said in passing."""
+"""Colour of grids, frames and secondary text."""
 
 FONTS: Final = ("DejaVu Sans", "Verdana", "Arial", "sans-serif")

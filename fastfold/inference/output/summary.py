@@ -30,15 +30,15 @@ COLUMNS = (
     "peak_memory",
     "files",
 )
-"""``clashes`` are pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol, ``peak_memory`` in MiB;
-``files`` is the common part of its files' names."""
+"""Columns of the table. ``clashes`` counts pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol,
+``peak_memory`` in MiB; ``files`` is the common part of the file names."""
 
 
 @dataclass
 class SummaryFile:
-    """The table of a results folder, brought up to date target by target.
+    """Table of a results folder, updated target by target.
 
-    It is written at most so often that writing takes a small part of the time.
+    Writes are limited so that they take a small part of the time.
 
     Attributes:
         folder: The results folder.
@@ -50,11 +50,11 @@ class SummaryFile:
 
     @property
     def path(self) -> Path:
-        """Where the table is."""
+        """Path of the table."""
         return self.folder.path / "summary.tsv"
 
     def update(self, target: TargetResults) -> None:
-        """Bring a target's lines up to date, now or soon; where something else stands :meth:`flush` says so."""
+        """Update a target's lines, written now or later; :meth:`flush` reports errors."""
         self._changed[target.stem] = target
         if time.monotonic() >= self._next:
             with contextlib.suppress(PlaceError):
@@ -64,7 +64,7 @@ class SummaryFile:
         """Write the table with all changes.
 
         Raises:
-            WriteError: It cannot be written; what was there still is.
+            WriteError: The table cannot be written; the old one is unchanged.
         """
         if not self._changed:
             return
@@ -72,7 +72,7 @@ class SummaryFile:
         with self.folder.locked():
             lines: dict[str, list[str]] = {}
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                # A pipe would be waited for, with the folder's lock held.
+                # Opening a pipe would block while the folder's lock is held.
                 text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
                 for line in text.splitlines()[1:]:
                     lines.setdefault(line.partition("\t")[0], []).append(line)
@@ -100,7 +100,7 @@ def _cell(value: Any) -> str:
 
 
 def read_summary(path: Path) -> list[dict[str, str]]:
-    """The lines of a table, each by column; empty if there is no table."""
+    """Read the lines of a table by column; empty if the file does not exist."""
     try:
         if not path.is_file():
             return []
@@ -111,7 +111,7 @@ def read_summary(path: Path) -> list[dict[str, str]]:
 
 
 def aligned_table(lines: Iterable[Mapping[str, str]], columns: Iterable[str]) -> str:
-    """Lines of a table for a terminal, columns aligned; empty cells as ``-``."""
+    """Format lines of a table for a terminal, with aligned columns; empty cells as ``-``."""
     rows = [list(columns)]
     rows += [[line.get(column, "") or "-" for column in rows[0]] for line in lines]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]

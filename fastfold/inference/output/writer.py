@@ -1,4 +1,4 @@
-"""What a run writes of a target: predictions with their settings into a results folder, by what they depend on."""
+"""Write the predictions of a target with their settings into a results folder."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from fastfold.inference.target_templates import TargetTemplates
 from fastfold.utils.hashing import file_digest, input_hash
 
 CLASH_PENALTY = 100.0
-"""Subtracted from the score by which a prediction is ranked if its chains clash, as AlphaFold 3 does."""
+"""Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3."""
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
-    """The hash of what all predictions of a target depend on: chains, alignments and initial guess.
+    """Hash the inputs that all predictions of a target share: chains, alignments and initial guess.
 
     Args:
         target: The target.
-        alignments: Its alignments, all rows of which are read.
-        config: How it is folded.
+        alignments: Its alignments; all rows are read.
+        config: Settings of the fold.
     """
     chains = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
     rows = [
@@ -62,17 +62,19 @@ def run_record(
     device: str,
     templates: TargetTemplates | None = None,
 ) -> dict[str, Any]:
-    """Settings, versions and ``input_hash``, the hash of everything that the numbers depend on, in JSON's types.
+    """Return settings, versions and ``input_hash``, in JSON's types.
+
+    ``input_hash`` is the hash of everything that the results depend on.
 
     Args:
         target: The target.
         alignments: Its alignments.
-        network: The network that folds it.
-        seed: The seed.
-        config: How it is folded.
+        network: Network of the prediction.
+        seed: Random seed.
+        config: Settings of the fold.
         digest: See :func:`target_digest`.
-        device: Where it is folded; for the record only, a result from another device is as good.
-        templates: Those that the network is shown, None if it takes none.
+        device: Device of the fold; only recorded, because results of other devices are equivalent.
+        templates: Templates used by the network; None if it uses none.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
@@ -99,12 +101,11 @@ def run_record(
 
 
 def _template_names(templates: TargetTemplates) -> dict[str, list[str]]:
-    """Names of the templates of each chain."""
     return {chain["chain"]: [one["name"] for one in chain["used"]] for chain in templates.report}
 
 
 def _template_input(templates: TargetTemplates | None) -> list[Any]:
-    """What the numbers depend on of templates: the arrays that the network is shown; nothing without any."""
+    """Return the template arrays of the network, which its results depend on; empty without templates."""
     if templates is None or not templates.number:
         return []
     return [
@@ -114,10 +115,10 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which files a prediction shall have beyond its structure, scores and settings.
+    """Optional files of a prediction, in addition to structure, scores and settings.
 
     Attributes:
-        plots: The picture.
+        plots: The plot.
         pae: Aligned errors of all pairs.
         representations: The representations.
         recycles: The structure after each pass.
@@ -131,7 +132,7 @@ class Wanted:
     colabfold: bool = False
 
     def missing(self, record: PredictionRecord) -> set[str]:
-        """Endings of the files that a finished prediction does not have and shall have."""
+        """Return the endings of the requested files that a finished prediction lacks."""
         asked = {
             ".cif": True,
             "_scores.json": True,
@@ -145,11 +146,11 @@ class Wanted:
 
 
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The numbers by which a target's predictions are ranked; one that has no such score comes last.
+    """Return the numbers that rank a target's predictions; a missing score ranks last.
 
     Args:
         by: See :data:`fastfold.inference.config.RankBy`.
-        scores: Of each prediction: ``plddt``, ``ptm``, ``iptm`` and ``has_clash``.
+        scores: Per prediction: ``plddt``, ``ptm``, ``iptm`` and ``has_clash``.
     """
     if by == "auto":
         by = "plddt" if any(one.get("iptm") is None for one in scores) else "multimer"
@@ -163,7 +164,7 @@ def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> bool:
-    """Whether a prediction is so good that no other is made of its target (``stop_at_score``)."""
+    """Return True if a prediction is good enough to stop (``stop_at_score``)."""
     if config.stop_at_score is None:
         return False
     (score,) = ranking_scores("multimer" if target.is_complex else "plddt", [scores])
@@ -182,15 +183,15 @@ def write_prediction(
     """Add a prediction with its files to a target's results, and rank them.
 
     Args:
-        results: The target's.
+        results: Results of the target.
         record: See :func:`run_record`.
-        prediction: What was predicted.
-        scores: What it is listed by beyond its own scores: ``seconds`` and ``peak_memory``.
-        config: How it was folded.
+        prediction: The prediction.
+        scores: Further listed scores: ``seconds`` and ``peak_memory``.
+        config: Settings of the fold.
         more: Further files by ending.
 
     Raises:
-        OutputError: It cannot be written; what was there still is.
+        OutputError: The prediction cannot be written; earlier files are unchanged.
     """
     output_format = results.parent.output_format
     files = {**prediction.files(plots=config.plots, output_format=output_format), **more}
@@ -205,7 +206,7 @@ def write_prediction(
 
 
 def listed_scores(prediction: Prediction) -> dict[str, Any]:
-    """What predictions are ranked and listed by, in JSON's types."""
+    """Return the scores by which predictions are ranked and listed, in JSON's types."""
 
     def plain(value: float | None) -> float | None:
         return None if value is None else float(value)
@@ -224,10 +225,10 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
 
 
 def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
-    """The picture of a prediction that was written without one, from its files.
+    """Draw the plot of a written prediction from its files.
 
     Returns:
-        A PNG file.
+        PNG file.
 
     Raises:
         InputError: A file of the prediction is damaged.
@@ -251,12 +252,12 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
 
 
 def coverage_files(alignments: Sequence[ChainMsas], target: Target, *, plots: bool) -> dict[str, str | bytes]:
-    """How the alignments cover a target, as files by ending; none for a target without an alignment.
+    """Return files about the coverage of a target by its alignments, by ending; none without alignments.
 
     Args:
-        alignments: Per chain.
+        alignments: Alignments per chain.
         target: The target.
-        plots: Whether to draw it.
+        plots: Draw the coverage.
     """
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return {}

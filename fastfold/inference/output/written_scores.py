@@ -1,4 +1,4 @@
-"""Scores and aligned errors read back from a results folder, which may come from anywhere."""
+"""Read scores and aligned errors from a results folder of any origin."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fastfold.errors import InputError
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
 MAX_SCORES_BYTES = 2**26
-"""Size of the largest file of scores, settings or coverage that is read, in bytes."""
+"""Largest size in bytes of files with scores, settings or coverage."""
 
 _MAX_PAE_BYTES = 2**33
 _LONGEST_NAME = 255
 _LARGEST = 1e300
-_REMEDY = "remove the file, and the prediction is made again"
+_REMEDY = "remove the file to make the prediction again"
 
 
 def check_scores(scores: Any) -> dict[str, Any]:
-    """Return the content of a scores file that has every key that readers need.
+    """Return the content of a scores file after checking its required keys.
 
     Args:
-        scores: What the file's JSON means.
+        scores: Parsed JSON of the file.
 
     Raises:
-        ValueError: A key is missing, or its value is of another kind.
+        ValueError: A key is missing, or its value has another type.
     """
     if not isinstance(scores, dict):
-        raise ValueError("it is not an object")
+        raise ValueError("expected an object")
     kinds = {"name": str, "model": str, "seed": int, "sequences": list, "plddt": list}
     for key, kind in kinds.items():
         if not isinstance(scores.get(key), kind):
-            raise ValueError(f"{key} is missing or of another kind")
+            raise ValueError(f"{key} is missing or has another type")
     if len(scores["name"]) > _LONGEST_NAME:
         raise ValueError(f"name is longer than {_LONGEST_NAME} letters")
     sequences, plddt = scores["sequences"], scores["plddt"]
@@ -50,13 +50,13 @@ def read_scores(path: Path) -> dict[str, Any]:
     """Return the content of a prediction's ``_scores.json``.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Returns:
         Its keys and values; ``ptm`` and ``iptm`` are numbers or None.
 
     Raises:
-        InputError: The file cannot be read, or is not one of ours.
+        InputError: The file cannot be read, or is not a scores file.
     """
     check_listed(path)
     scores = read_json_object(path, "names to scores", limit=MAX_SCORES_BYTES)
@@ -74,14 +74,14 @@ def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
     """Return the predicted aligned errors of a file, and their upper limit.
 
     Args:
-        found: What the file's JSON means, laid out as AlphaFold DB does.
+        found: Parsed JSON of the file, in the format of AlphaFold DB.
         residues: Number of residues N of the prediction.
 
     Returns:
-        An array ``(N, N)`` in Å, and the largest value that the network can give, in Å.
+        Array ``(N, N)`` in Å, and the largest error that the network can predict, in Å.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: The content is not an aligned error of this size.
     """
     try:
         (table,) = found
@@ -95,10 +95,10 @@ def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
 
 
 def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
-    """Return what :func:`check_pae` finds in a ``_pae.json``.
+    """Read the aligned errors of a ``_pae.json``, see :func:`check_pae`.
 
     Raises:
-        InputError: The file cannot be read, or does not hold the errors of so many residues.
+        InputError: The file cannot be read, or does not hold the errors of this number of residues.
     """
     check_listed(path)
     try:

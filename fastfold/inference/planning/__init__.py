@@ -1,1 +1,1 @@
-"""What a fold takes: memory and time of its operators, and a plan within a budget."""
+"""Memory and time of a fold's operators, and a plan within a budget."""

@@ -1,4 +1,4 @@
-"""How much memory a device, its host and a disk have free for a fold."""
+"""Free memory of a device, its host and a disk for a fold."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _sharers = 1
 
 
 def share_host_memory(processes: int) -> None:
-    """Tell this process that it is one of several of its machine that fold at the same time."""
+    """Set the number of processes on this machine that fold at the same time."""
     global _sharers
     _sharers = max(1, processes)
 
 
 def host_memory_bytes(device: str) -> int:
-    """Bytes of the host's memory for what leaves a device: most of what is free; 0 where the device is the host.
+    """Return the bytes of host memory for offloaded tensors: most of the free memory; 0 on a CPU.
 
-    Processes that fold at the same time (:func:`share_host_memory`) have equal parts of it.
+    Processes that fold at the same time (:func:`share_host_memory`) get equal parts.
     """
     return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _sharers)
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory in bytes that is free on a device now; for a CPU, what the system can give without swapping."""
+    """Return the free memory of a device in bytes; for a CPU, the memory available without swapping."""
     if device.type == "cuda":
-        # What PyTorch holds from an earlier target without using it is free for the next one.
+        # PyTorch's unused cache of an earlier target is available to the next one.
         return torch.cuda.mem_get_info(device)[0] + _reusable_bytes(device)
     return host_available_bytes()
 
 
 def _reusable_bytes(device: torch.device) -> int:
-    """Return the bytes of PyTorch's common pool that nothing uses.
+    """Return the unused bytes of PyTorch's common memory pool.
 
-    A kept CUDA graph has a pool of its own, of which only the graph can use what is free.
+    A kept CUDA graph has a separate pool, which only the graph can use.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     return sum(
@@ -53,12 +53,12 @@ def _reusable_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class FoldMemory:
-    """What one process has for a fold.
+    """Memory of one process for a fold.
 
     Attributes:
-        free: Bytes of the device.
-        host: Bytes of the host's memory for what leaves the device.
-        disk: Bytes of a disk for what finds no room there.
+        free: Bytes on the device.
+        host: Bytes of host memory for offloaded tensors.
+        disk: Bytes on a disk for tensors that exceed the host memory.
     """
 
     free: int
@@ -74,14 +74,14 @@ class FoldMemory:
         offload_dir: Path | None = None,
         processes: int = 1,
     ) -> FoldMemory:
-        """What there is now.
+        """Return the memory available now.
 
         Args:
-            device: Where to fold.
-            host_memory: Most bytes of this machine's for what leaves the device; None for most of what is free, and on
-                a CPU for none.
-            offload_dir: Folder on a disk for what finds no room there; None for no disk.
-            processes: How many of this machine fold one target together; each has an equal part.
+            device: Device of the fold.
+            host_memory: Limit in bytes of this machine's memory for offloaded tensors; None for most of the free
+                memory, and for none on a CPU.
+            offload_dir: Folder on a disk for tensors that exceed the host memory; None for no disk.
+            processes: Number of processes on this machine that fold one target together; each gets an equal part.
 
         Raises:
             ConfigError: The folder cannot be used.
@@ -93,23 +93,23 @@ class FoldMemory:
 
 
 def free_disk_bytes(folder: Path | None) -> int:
-    """Bytes for what leaves a device of those that are free on a folder's disk: nine tenths; 0 for no folder.
+    """Return nine tenths of the free bytes on a folder's disk, for offloaded tensors; 0 without folder.
 
     Raises:
-        ConfigError: There is no such folder, or nothing may be written there.
+        ConfigError: The folder does not exist, or is not writable.
     """
     if folder is None:
         return 0
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"offload_dir {str(folder)!r} is no folder that can be written to; create it first")
+        raise ConfigError(f"offload_dir {str(folder)!r} is not a writable folder; create it first")
     return shutil.disk_usage(folder).free * 9 // 10
 
 
 def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:
-    """Where a fold's tensors wait: in the host's memory, and in a folder on a disk if one is given.
+    """Return buffers for offloaded tensors in the host's memory, and in a folder on a disk if given.
 
     Args:
         host: Bytes of the host's memory.
-        offload_dir: The folder.
+        offload_dir: Folder on the disk.
     """
     return HostBuffers(limit=host, overflow=None if offload_dir is None else disk_buffers(offload_dir))

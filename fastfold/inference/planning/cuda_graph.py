@@ -1,8 +1,8 @@
-"""Passes of a network from a CUDA graph: the host launches a pass once, and the GPU replays it.
+"""Replay passes of a network from a CUDA graph, with one launch by the host per pass.
 
-A pass of a short protein is thousands of kernels, each over before the host has launched the next. A CUDA graph (CUDA
-programming guide, "CUDA Graphs") keeps the launches of one pass with the addresses that they read and write, so that
-a replay costs the host one call.
+A pass of a short protein is thousands of short kernels, which run faster than the host launches them. A CUDA graph
+(CUDA programming guide, "CUDA Graphs") records the launches of one pass with their addresses, so that a replay costs
+one call.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fastfold.inference.error_messages import is_out_of_memory
 
 Iterate = Callable[[list[Features], Features], PassResult]
 Capture = Callable[[Callable[[], PassResult], torch.device], tuple[Callable[[], None], PassResult]]
-"""Something with the arguments and results of :func:`capture_graph`."""
+"""Callable with the arguments and results of :func:`capture_graph`."""
 
 
 def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
-    """See that a device can replay CUDA graphs, if they are wanted.
+    """Check that a device can replay CUDA graphs, if they are requested.
 
     Raises:
-        ConfigError: It is no GPU.
+        ConfigError: The device is not a GPU.
     """
     if wanted and device.type != "cuda":
         raise ConfigError(
-            f"cuda_graphs needs a GPU, and the device is {device.type}: leave out --cuda-graphs, or choose a GPU by "
+            f"cuda_graphs needs a GPU, and the device is {device.type}: leave out --cuda-graphs, or choose a GPU with "
             "--device cuda"
         )
 
@@ -43,18 +43,18 @@ def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
 def capture_graph(
     function: Callable[[], PassResult], device: torch.device
 ) -> tuple[Callable[[], None], PassResult]:
-    """Record what a function launches on a GPU, which does not run it yet.
+    """Record the launches of a function on a GPU without running them.
 
     Args:
-        function: Must have run once with such tensors, so that its kernels are compiled and loaded, and must not look
-            at values of tensors.
+        function: Function that has run once with such tensors, so that its kernels are compiled and loaded. It must not
+            read the values of tensors.
         device: The GPU.
 
     Returns:
-        What replays the launches, and what the function returned: tensors that each replay fills anew.
+        Function that replays the launches, and the function's result: tensors that each replay fills again.
 
     Raises:
-        ConfigError: The function does what a graph cannot hold.
+        ConfigError: The function does something that a graph cannot record.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -71,13 +71,13 @@ def capture_graph(
 
 
 class _Graph(NamedTuple):
-    """A recorded pass.
+    """Recorded pass.
 
     Attributes:
-        members: What it reads as the features of each ensemble member.
-        previous: What it reads as left by the pass before.
-        replay: Runs it.
-        result: What that fills.
+        members: Input tensors of each ensemble member.
+        previous: Input tensors recycled from the previous pass.
+        replay: Runs the pass.
+        result: Output tensors.
     """
 
     members: list[Features]
@@ -87,20 +87,20 @@ class _Graph(NamedTuple):
 
 
 class PassGraph:
-    """Carries out the passes of predictions, as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+    """Runner of passes, used as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
 
-    The first pass runs as ever, which compiles and loads its kernels. The second is captured on copies of its inputs
-    and replayed, and so are all others, those of later predictions included, once their inputs are copied to where the
-    graph reads them. When something changes that the graph does not read anew (shapes, templates that are shown, where
-    parameters and buffers are, how the network is carried out), it is dropped, and all of this begins again.
+    The first pass runs normally, which compiles and loads its kernels. The second pass is captured on copies of its
+    inputs and replayed. Later passes, also of later predictions, copy their inputs to these tensors and replay. The
+    graph is dropped and captured again when something else changes: shapes, visible templates, addresses of parameters
+    and buffers, or the execution policy.
 
     Args:
-        model: The network, in evaluation mode and on its device, which works without the host's memory.
+        model: The network, in evaluation mode and on its device, without offloading.
         capture: Records a pass; by default on the GPU.
 
     Attributes:
-        captures: How often a pass was recorded.
-        replays: How often one was replayed.
+        captures: Number of recorded passes.
+        replays: Number of replayed passes.
     """
 
     def __init__(self, model: AlphaFold, capture: Capture | None = None) -> None:
@@ -110,18 +110,18 @@ class PassGraph:
         self.captures = self.replays = 0
 
     def __call__(self, iterate: Iterate, members: list[Features], previous: Features) -> PassResult:
-        """Carry out a pass.
+        """Run a pass.
 
         Args:
-            iterate: Runs one.
+            iterate: Runs a pass normally.
             members: Features of each ensemble member.
-            previous: What the pass before left.
+            previous: Recycled tensors.
 
         Returns:
-            What ``iterate`` returns: copies, but for the representation ``pair``, which the next pass overwrites.
+            Result of ``iterate``, copied except for the representation ``pair``, which the next pass overwrites.
 
         Raises:
-            ConfigError: The pass cannot be captured here.
+            ConfigError: The pass cannot be captured.
         """
         shown = None
         if isinstance(self._model.template_embedder, TemplateEmbedder):
@@ -151,7 +151,7 @@ class PassGraph:
         own_members, own_previous = [_copies(features) for features in members], _copies(previous)
 
         def run() -> PassResult:
-            # A pass takes features out of their dicts as it goes.
+            # A pass removes features from their dicts.
             return iterate([dict(features) for features in own_members], dict(own_previous))
 
         with self._templates(shown):
@@ -159,7 +159,7 @@ class PassGraph:
         return _Graph(own_members, own_previous, replay, result)
 
     def _key_of(self, members: list[Features], previous: Features, shown: tuple[int, ...] | None) -> Hashable:
-        """What a graph holds and does not read anew."""
+        """Return a key of everything that a graph contains and does not read from its inputs."""
         inputs = tuple(
             (name, x.shape, x.dtype) for features in (*members, previous) for name, x in features.items()
         )
@@ -170,7 +170,7 @@ class PassGraph:
 
     @contextmanager
     def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:
-        """Inside, the embedder of templates knows which are shown, and looks at no mask."""
+        """Tell the template embedder which templates are visible, so that it does not read the mask."""
         embedder = self._model.template_embedder
         if not isinstance(embedder, TemplateEmbedder):
             yield
@@ -184,9 +184,9 @@ class PassGraph:
 
 
 class KeptGraph:
-    """The graph of the last predictions, for the next ones: targets of one length often follow each other.
+    """Graph of the last predictions, kept for targets of the same length.
 
-    There is one at a time, because it holds as much memory as a pass takes.
+    Only one is kept, because it holds as much memory as a pass.
     """
 
     def __init__(self) -> None:
@@ -195,13 +195,13 @@ class KeptGraph:
         self._graph: PassGraph | None = None
 
     def keep_for(self, residues: int) -> None:
-        """Before a target of ``residues`` is planned: free a graph that is none of its length."""
+        """Free a graph of another length before a target of ``residues`` is planned."""
         if residues != self._residues:
             self.drop()
         self._residues = residues
 
     def of(self, model: AlphaFold) -> PassGraph:
-        """The graph for predictions by a network; that of another is freed."""
+        """Return the graph for a network's predictions, and free that of another network."""
         if self._graph is None or self._model is not model:
             self.drop()
             self._model, self._graph = model, PassGraph(model)
@@ -213,5 +213,5 @@ class KeptGraph:
 
 
 def _copies(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of tensors, each in memory of its own."""
+    """Copy a tree of tensors."""
     return {k: x.clone() if isinstance(x, Tensor) else _copies(x) for k, x in tree.items()}

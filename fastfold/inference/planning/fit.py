@@ -1,4 +1,4 @@
-"""Whether a target fits into memory: its plan, made once; what is said where nothing fits, and smaller plans later."""
+"""Plan a target within the available memory, and plan again if memory runs out."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Fit:
-    """A target that fits, and the plan to fold it by.
+    """Target that fits, with its plan.
 
     Attributes:
-        planner: For the network and device.
-        plan: How the fold is run.
-        budget: Bytes that it was made for.
+        planner: Planner for the network and device.
+        plan: Plan of the fold.
+        budget: Budget of the plan in bytes.
         residues: Length of the target, all chains together.
-        name: The target's name, for messages.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
+        name: Name of the target in messages.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
     """
 
     planner: Planner
@@ -47,16 +47,16 @@ class Fit:
     templates: int | None = None
 
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
-        """Fold by the plan; when memory ends anyway, free it and go on by a plan for half of the budget.
+        """Fold by the plan; if memory runs out, free it and continue with half of the budget.
 
-        Where the GPU has too little for a kernel, the fold begins again without Triton.
+        If a kernel exceeds the GPU's resources, the fold is restarted without Triton.
 
         Args:
             fold: Folds by a plan.
-            say: Told of every smaller budget, and of a kernel that cannot run.
+            say: Called with a line about a smaller budget, or a kernel that cannot run.
 
         Raises:
-            InputError: Memory ended under the smallest plan; says what would fit.
+            InputError: Memory ran out with the smallest plan; names a length that would fit.
         """
         fit = self
         while True:
@@ -69,33 +69,33 @@ class Fit:
                 if not is_out_of_memory(error):
                     raise
                 refused = False
-            # Outside of the handler, which keeps the tensors of the failed run alive.
+            # Outside of the handler, because the exception keeps the tensors of the failed run alive.
             _free(self.planner.device)
             if not refused:
                 fit = fit.smaller(say)
 
     def smaller(self, say: Callable[[str], None]) -> Fit:
-        """The same target with half of the memory.
+        """Return the same target with half of the memory.
 
         Args:
-            say: Told of the smaller budget.
+            say: Called with a line about the smaller budget.
 
         Raises:
-            InputError: The plan is the smallest already; says what would fit.
+            InputError: The plan is the smallest already; names a length that would fit.
         """
         smallest = self.planner.smallest(self.residues, rows=self.rows, templates=self.templates)
         tried = min(self.budget, self.plan.peak)
         if self.plan.peak <= smallest:
             fits = self.planner.longest(tried // 2, rows=self.rows, templates=self.templates)
             raise InputError(
-                f"the memory was not enough for {self.residues:,} residues even in the smallest pieces, which were "
-                f"expected to take {tried / GIB:,.2f} GiB; in half of that about {fits:,} residues would fit: fold "
-                "shorter pieces, use --precision bf16, close other programs, or take a device with more memory",
+                f"out of memory for {self.residues:,} residues even with the smallest blocks, which were expected to "
+                f"take {tried / GIB:,.2f} GiB; in half of that about {fits:,} residues would fit: fold shorter pieces, "
+                "use --precision bf16, close other programs, or use a device with more memory",
                 record=self.name,
             )
         budget = max(tried // 2, smallest)
         say(
-            f"warning: {self.name}: out of memory with a plan of {tried / GIB:,.2f} GiB; going on with a budget of "
+            f"warning: {self.name}: out of memory with a plan of {tried / GIB:,.2f} GiB; continuing with a budget of "
             f"{budget / GIB:,.2f} GiB"
         )
         plan = plan_target(
@@ -119,26 +119,26 @@ def fit_target(
     ranks: int = 1,
     cuda_graph: bool = False,
 ) -> Fit:
-    """Plan a target's fold by a network, or refuse the target, before hours are spent on it.
+    """Plan a target's fold by a network, or refuse the target.
 
-    What the candidates for running it cost there is measured when the fastest one does not fit.
+    If the fastest plan does not fit, the costs of the alternatives are measured on the device.
 
     Args:
-        model: The network, wherever it is now.
-        device: Where it is going to fold.
+        model: The network, on any device.
+        device: Device of the fold.
         residues: Length of the target, all chains together.
-        budget: Bytes that the fold may take on the device, parameters included; None for what it has free.
-        name: The target's name.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
-        config: Official configuration tree to fold with, if it is not the network's own.
-        memory: What there is; by default what this process finds. Of several processes the least that one has.
-        offload_dir: Folder on a disk for what leaves the device and finds no room in the host's memory.
-        ranks: How many processes share the target.
-        cuda_graph: Whether passes are replayed from a CUDA graph.
+        budget: Bytes on the device for the fold, including parameters; None for its free memory.
+        name: Name of the target.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
+        config: Official configuration tree of the fold; None for the network's own.
+        memory: Available memory; None to query this process. With several processes, the smallest of any.
+        offload_dir: Folder on a disk for offloaded tensors that exceed the host's memory.
+        ranks: Number of processes that share the target.
+        cuda_graph: True if passes are replayed from a CUDA graph.
 
     Raises:
-        InputError: The smallest plan needs more; says how much, and what fits.
+        InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
     """
     dtype, home = trunk_dtype(model), next(model.parameters()).device
     memory = memory or FoldMemory.here(device, offload_dir=offload_dir)
@@ -163,7 +163,7 @@ def fit_target(
         raise InputError(
             f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
             f"{f' in each of {ranks} processes' if ranks > 1 else ''}; {device.type} has "
-            f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; {remedy}take a device with more memory, "
+            f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; {remedy}use a device with more memory, "
             "or fold shorter pieces",
             record=name,
         )
@@ -184,18 +184,18 @@ def plan_target(
     rows: int | None = None,
     templates: int | None = None,
 ) -> FoldPlan:
-    """The plan of a target.
+    """Return the plan of a target.
 
     Args:
-        planner: For its network and device.
-        residues: Its length, all chains together.
-        budget: Bytes.
-        name: Its name, for the message.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
+        planner: Planner for its network and device.
+        residues: Length of the target, all chains together.
+        budget: Budget in bytes.
+        name: Name of the target in messages.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
 
     Raises:
-        InputError: The smallest plan needs more; says how much, and what would fit.
+        InputError: The smallest plan exceeds the budget; names a sufficient budget and a length that fits.
     """
     try:
         return planner.plan(residues, budget, rows=rows, templates=templates)
@@ -210,7 +210,7 @@ def plan_target(
 
 
 def _free(device: str) -> None:
-    """Give back what nothing uses any more."""
+    """Return unused memory to the device."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

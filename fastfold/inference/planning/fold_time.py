@@ -1,7 +1,7 @@
-"""How long a planned fold would take on GPUs that are not here, and what it would copy and send: nothing is measured.
+"""Estimate time and traffic of a planned fold on GPUs that are not available, without measurements.
 
-Operations over a share of the data sheet's rate, or bytes over a share of its bandwidth, whichever takes longer; copies
-to the host beside the contractions that hide them; messages in addition.
+An operator takes the longer of its operations over a share of the data sheet's rate, and its bytes over a share of the
+bandwidth. Copies to the host overlap the contractions; messages are added.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fastfold.parallel.planner.communication_cost import exchange_seconds
 from fastfold.parallel.planner.hardware import Rates
 
 LAUNCHES = 20
-"""Kernels that a block of rows starts, on average over the steps."""
+"""Kernels per block of rows, on average over the steps."""
 DISK = 5e9
-"""Bytes per second of the disk, where nobody says: an NVMe disk of PCIe Gen4, a part of 7 GB/s."""
+"""Default bandwidth of the disk in bytes per second: an NVMe disk of PCIe Gen4, a part of 7 GB/s."""
 _MESSAGES = 24
-# Of one block: gathers, reshards in four blocks of channels, blocks of two products.
+# Messages of one block: gathers, reshards in four blocks of channels, blocks of two products.
 
 
 def fold_costs(rates: Rates, element_size: int) -> Costs:
-    """What candidates cost on a GPU, from its rates.
+    """Estimate the costs of candidates on a GPU from its rates.
 
     Args:
-        rates: Of the GPU.
+        rates: Rates of the GPU.
         element_size: Bytes per element of the trunk.
     """
     launch = rates.assumptions.launch_seconds
     return Costs(
         rate=rates.matrix["bfloat16" if element_size == 2 else "float32"],
         per_block=LAUNCHES * launch,
-        per_pair=128 * element_size / rates.bandwidth,  # the pair is read again
+        per_pair=128 * element_size / rates.bandwidth,  # each group reads the pair again
         bandwidth=rates.host_link,
         disk=DISK,
         memory=rates.bandwidth,
@@ -48,11 +48,11 @@ def fold_costs(rates: Rates, element_size: int) -> Costs:
 
 @dataclass(frozen=True)
 class FoldTime:
-    """One fold, of all its passes.
+    """Estimated time of one fold, over all passes.
 
     Attributes:
         computing: Seconds of operators and copies, as planned.
-        sending: Seconds in which messages are waited for.
+        sending: Seconds of waiting for messages.
         copied: Bytes between each GPU and the host or the disk, both ways together.
         sent: Bytes that each GPU sends to others.
     """
@@ -64,19 +64,19 @@ class FoldTime:
 
     @property
     def seconds(self) -> float:
-        """Of the fold."""
+        """Total seconds of the fold."""
         return self.computing + self.sending
 
 
 def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
-    """Time and traffic of a planned fold; aligned errors and templates' own messages left out.
+    """Estimate time and traffic of a planned fold, without aligned errors and messages of templates.
 
     Args:
         config: Official configuration tree.
-        fold: Sizes.
-        plan: How it is run, made with :func:`fold_costs`.
-        rates: Of the GPUs.
-        passes: Recycling iterations, and one.
+        fold: Sizes of the fold.
+        plan: Plan made with :func:`fold_costs`.
+        rates: Rates of the GPUs.
+        passes: Number of recycles plus one.
     """
     c = config.model.embeddings_and_evoformer
     sending = sent = 0.0
@@ -100,19 +100,19 @@ def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int
 
 
 def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
-    """Bytes that one pass copies between a device and the host or a disk, both ways together.
+    """Return the bytes that one pass copies between a device and host or disk, both ways together.
 
     Args:
         config: Official configuration tree.
-        fold: Sizes.
-        plan: How it is run.
+        fold: Sizes of the fold.
+        plan: Plan of the fold.
     """
     c = config.model.embeddings_and_evoformer
     stack = c.template.template_pair_stack if c.template.enabled else None
     n, e, own = fold.residues, fold.element_size, fold.own
 
     def product(channels: int, kept: float) -> int:
-        """Bytes of the outgoing and the incoming product of one block that leave."""
+        """Return the offloaded bytes of the outgoing and incoming product of one block."""
         away = (n - kept_rows(n, kept)) * own + (own - kept_rows(own, kept)) * n
         return away * channels * e
 

@@ -1,4 +1,4 @@
-"""``fastfold plan --fold --gpu NAME``: what a fold would take on GPUs that are not here, in memory and hours."""
+"""``fastfold plan --fold --gpu NAME``: estimated memory and hours of a fold on GPUs that are not available."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fastfold.utils.units import GIB, clock
 
 @dataclass(frozen=True)
 class GpuFold:
-    """A planned fold on GPUs.
+    """Planned fold on GPUs.
 
     Attributes:
-        plan: Of each GPU.
-        time: Of all passes.
-        planner: That made the plan.
-        budget: Bytes of each GPU.
-        speeds: Of the GPUs.
-        passes: Recycling iterations, and one.
+        plan: Plan of each GPU.
+        time: Estimated time of all passes.
+        planner: Planner of the plan.
+        budget: Memory of each GPU in bytes.
+        speeds: Rates of the GPUs.
+        passes: Number of recycles plus one.
     """
 
     plan: FoldPlan
@@ -55,23 +55,23 @@ def plan_on_gpus(
     precision: str = "bf16",
     recycles: int = 3,
 ) -> GpuFold:
-    """Plan a fold on GPUs that need not be here.
+    """Plan a fold on GPUs that need not be available.
 
     Args:
         config: Official configuration tree.
         residues: Length of the target, all chains together.
-        speeds: Of the GPUs.
-        gpus: How many share the target.
-        budget: Bytes of each; None for what its data sheet says.
-        host_memory: Bytes of each machine's memory for what leaves its GPUs, which have equal parts of it.
-        disk: The same of each machine's disk.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
+        speeds: Rates of the GPUs.
+        gpus: Number of GPUs that share the target.
+        budget: Bytes on each GPU; None for the data sheet's memory.
+        host_memory: Bytes of each machine's memory for offloaded tensors, divided evenly among its GPUs.
+        disk: Bytes of each machine's disk for offloaded tensors, divided in the same way.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
         precision: ``bf16`` or ``fp32``.
         recycles: Passes after the first one.
 
     Raises:
-        InputError: The target does not fit; says what would.
+        InputError: The target does not fit; names a length that does.
     """
     size = 2 if precision == "bf16" else 4
     here = min(gpus, speeds.sheet.per_machine)
@@ -93,19 +93,19 @@ def plan_on_gpus(
 
 
 def report_gpu_plan(options: argparse.Namespace) -> str:
-    """The plan of a fold on GPUs in words.
+    """Report the plan of a fold on GPUs.
 
     Args:
-        options: Those of ``fastfold plan``.
+        options: Options of ``fastfold plan``.
 
     Raises:
-        ConfigError: The model or the GPU is unknown, or a number makes no sense.
-        InputError: The target does not fit; says what would.
+        ConfigError: The model or the GPU is unknown, or a number is invalid.
+        InputError: The target does not fit; names a length that does.
     """
     check_sizes(options)
     gpus = 1 if options.gpus is None else options.gpus
     if gpus < 1 or options.recycles < 0:
-        raise ConfigError("--gpus has to be at least 1, --recycles at least 0")
+        raise ConfigError("--gpus must be at least 1, and --recycles at least 0")
     found = plan_on_gpus(
         model_config(options.model),
         options.residues,
@@ -123,7 +123,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
 
 
 def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
-    """Peak, what waits where, bytes and hours of a planned fold, and what is assumed.
+    """Format peak, offloaded memory, traffic and hours of a planned fold, with the assumptions.
 
     Args:
         found: The plan.
@@ -151,14 +151,14 @@ def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
         f"longest that fits   {longest:,} residues",
         "",
         assumptions_text(speeds, training=False),
-        f"assumed of a fold: {LAUNCHES} kernels per block of rows; copies to the host run beside the contraction of a "
+        f"assumptions: {LAUNCHES} kernels per block of rows; copies to the host overlap the contraction of a "
         f"triangle multiplication; a disk of {DISK / 1e9:g} GB/s; {fixed / GIB:.2f} GiB of each GPU are the driver's, "
-        "the libraries' and NCCL's; the machine's memory and disk are divided evenly among its GPUs; left out are the "
-        "search, features, templates' messages, and writing the results",
+        "the libraries' and NCCL's; the machine's memory and disk are divided evenly among its GPUs; not included: "
+        "the search, features, templates' messages, and writing the results",
     ]
     return "\n".join(lines)
 
 
 def _amount(text: str | None) -> int:
-    """Bytes; none if nothing is said, because the machine is another one."""
+    """Parse a number of bytes; 0 without text, because the machine is another one."""
     return 0 if text is None else parse_bytes(text, none=True)

@@ -1,9 +1,8 @@
-"""What every step of a fold holds in memory, and in which ways it can be run.
+"""Memory of every step of a fold, and the candidates for running it.
 
-Each function counts the tensors that live at once in one step, as the code of :mod:`fastfold.evoformer` makes them.
-``U``, the size of the pair tensor, is what all the rest is small against in a long target. Of several ranks that share
-a target each holds a shard of it, and what it sends and receives in addition to that
-(:mod:`fastfold.inference.planning.shard_memory`).
+Each function counts the tensors that are live at once in one step of :mod:`fastfold.evoformer`. ``U``, the size of the
+pair tensor, dominates for long targets. If several ranks share a target, each holds a shard, and in addition its
+messages (:mod:`fastfold.inference.planning.shard_memory`).
 """
 
 from __future__ import annotations
@@ -32,47 +31,49 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import contraction
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
 
-# PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
-# leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
-# threads take some 400 MiB after its first fold.
+# PyTorch's own buffers, and the operators' own blocks of at most 4 MiB of float32. Gaps that blocks leave in the heap
+# are counted in blocks (fewer if blocks are in float32). The program itself, with code and threads, is not included; it
+# takes some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
-# Bytes per channel and position of a block of attention: projections, copies of them, and what becomes of them.
+# Bytes per channel and position of a block of attention: projections, their copies, and results.
 _LANE = 4 * 12
-# Code that oneDNN makes for each shape of a product, and operands that it lays out anew.
+# Code that oneDNN compiles for each shape of a product, and operands in another layout.
 _ONEDNN = 40 << 20
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
-# That of a multimer has two masks instead of one value for all.
+# A multimer's has two masks instead of one value for all.
 _RAW_MULTIMER = 13
-# Of a cluster's, what stays to the end of a cycle (row masks, masked rows).
+# Part of a cluster's that lives to the end of a cycle (row masks, masked rows).
 _CLUSTER_REST = 12
-# Bytes per logit of a pair in a block: itself, its probability, and what is summed.
+# Bytes per logit of a pair in a block: logit, probability, and terms of the sum.
 _LOGITS = 4 * 3
-# Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
+# Bytes per pair of residues in a block: distances, bins and one-hot rows of an embedding; scores of points.
 _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 
 Before = Callable[[int], int]
-"""Elements of a block to bytes."""
+"""Function from elements of a block to bytes."""
 
 CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 256 << 20
 FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
-"""Bytes of a GPU that plans leave to the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on a
-H100), and gaps between blocks of PyTorch's allocator."""
+"""Bytes of a GPU reserved for memory that plans do not count.
+
+They are for the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on an H100), and gaps between
+blocks of PyTorch's allocator."""
 
 CUDA_BLOCK = 1 << 27
 """Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
 FIXED_NCCL = 1 << 30
-"""Bytes of a GPU that plans leave to the buffers of NCCL where several share a target."""
+"""Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target."""
 MAX_BLOCK = 1 << 22
-"""Elements of the largest blocks that rows are cut into on a CPU: larger ones gain nothing."""
+"""Elements of the largest blocks of rows on a CPU; larger ones are not faster."""
 MAX_BLOCK_CUDA = 1 << 26
-"""The same on a GPU: 200 rows of a target of 2,500 residues, 26 rows of one of 20,000."""
+"""Elements of the largest blocks of rows on a GPU: 200 rows of 2,500 residues, 26 rows of 20,000."""
 TEMPLATE_BLOCK = 1 << 20
-"""Elements of the blocks in which templates are embedded."""
+"""Elements of the blocks of the template embedding."""
 
 
 def nccl_bytes(ranks: int) -> int:
-    """Bytes of each GPU for NCCL: none where one folds alone."""
+    """Return the bytes of each GPU for NCCL: 0 for a single GPU."""
     return FIXED_NCCL if ranks > 1 else 0
 
 
@@ -85,12 +86,12 @@ class Fold:
         element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
         clusters: Rows of the MSA.
         extra: Rows of the extra MSA.
-        templates: Templates that are shown to the network.
+        templates: Number of templates.
         rows: Rows of all alignments.
         parameters: Bytes of the parameters.
         device: ``cpu`` or ``cuda``.
-        ranks: How many share the target.
-        cuda_graph: Whether passes are replayed from a CUDA graph.
+        ranks: Number of ranks that share the target.
+        cuda_graph: True if passes are replayed from a CUDA graph.
     """
 
     residues: int
@@ -121,12 +122,12 @@ class Fold:
 
     @property
     def msa_positions(self) -> int:
-        """Positions of the largest shard of the MSA, templates included, cut along either axis."""
+        """Positions of the largest shard of the MSA, including templates, sharded along either axis."""
         return self._msa_shard(self.clusters + self.templates)
 
     @property
     def extra_positions(self) -> int:
-        """The same of the extra MSA."""
+        """Positions of the largest shard of the extra MSA."""
         return self._msa_shard(self.extra)
 
     def _msa_shard(self, rows: int) -> int:
@@ -145,7 +146,7 @@ def fold_sizes(
     ranks: int = 1,
     cuda_graph: bool = False,
 ) -> Fold:
-    """Sizes of a fold by a network; None for as many rows and templates as it takes."""
+    """Return the sizes of a fold by a network; None means the network's maximum of rows or templates."""
     c = config.model.embeddings_and_evoformer
     if is_multimer(config):
         most_clusters, most_extra = c.num_msa, c.num_extra_msa
@@ -163,30 +164,30 @@ def fold_sizes(
 
 
 def pair_bytes(config: Any, fold: Fold) -> int:
-    """U: bytes of the whole pair tensor."""
+    """Return U, the bytes of the whole pair tensor."""
     channels: int = config.model.embeddings_and_evoformer.pair_channel
     return fold.residues**2 * channels * fold.element_size
 
 
 def row_elements(config: Any, fold: Fold) -> dict[str, int]:
-    """Elements that one row has in each step that is cut in rows."""
+    """Return the elements of one row, for each step that runs in blocks of rows."""
     c = config.model.embeddings_and_evoformer
     n = fold.residues
     names = ("embedding", "outer product mean", "triangle attention", "structure module")
-    # Along the sequences all of a column is here, along the residues all of a row.
+    # Sharded along the sequences, a rank holds whole columns; along the residues, whole rows.
     columns = max(fold.extra * c.extra_msa_channel, (fold.clusters + fold.templates) * c.msa_channel)
     bins = config.model.heads.predicted_aligned_error.num_bins
     return dict.fromkeys(names, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
 def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
-    """Every step of a fold that can be the largest, with the candidates for running it.
+    """Return every step of a fold that can be the largest, with its candidates.
 
     Args:
         config: Official configuration tree.
-        fold: Sizes.
-        costs: What the candidates cost.
-        room: For what may leave the device.
+        fold: Sizes of the fold.
+        costs: Costs of the candidates.
+        room: Memory for offloaded tensors.
     """
     c = config.model.embeddings_and_evoformer
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
@@ -202,16 +203,16 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     msa = fold.msa_positions * c.msa_channel * e
     extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra_positions * c.extra_msa_channel * e
     features = fold.clusters * n * _CLUSTER_FEATURES + extra_features
-    # Of an ensemble: the pair before the cycle, from which each member starts, the sum of those that are done, and the
-    # features of those to come.
+    # Of an ensemble: the pair before the cycle, from which each member starts, the sum of the finished members, and the
+    # features of later ones.
     members = ensemble_size(config)
     ensemble = (min(members, 3) - 1) * shard + (members - 1) * features
     always = fixed + fold.parameters + shard + mask + ensemble
     steps, row = costs.of(config, fold), row_elements(config, fold)
     exact_logits = 2 * 4 * whole
     if fold.cuda_graph:
-        # Of each pass, copies of what it is given, and the pair that it leaves. The memory in which it was recorded
-        # stays the graph's, so that the heads work in addition to it.
+        # Copies of each pass's inputs, and the pair that it returns. The graph keeps its memory, so the heads use
+        # memory in addition to it.
         block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
         always += members * features + 2 * shard + exact_logits + _LOGITS * block
 
@@ -223,8 +224,10 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         before: Before = lambda _: 0,
         peak: int = 0,
     ) -> Operator:
-        """A step cut in blocks of rows, which take ``per_element`` bytes for each element; or ``before`` that, or at
-        its ``peak``, more."""
+        """Return a step in blocks of rows.
+
+        A block takes ``per_element`` bytes per element, or more ``before`` the blocks or at a ``peak``.
+        """
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
@@ -267,17 +270,17 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     deepest, exact_mask = depth * side, 4 * depth * fold.own
 
     def preparation(elements: int) -> int:
-        """The right side and its mask, with a block of the MSA normalised and projected."""
+        """Return the bytes of the right side, its mask, and a normalised and projected block of the MSA."""
         return exact_mask + max(
             rows * side + min(elements, rows * n * width) * e + min(rows, elements // (n * width)) * side
             for rows, width in stacks
         )
 
-    # For the rows of a block: the MSA normalised (later, on a CPU, the left side once more), the left side, its mask,
-    # and the norm of each pair.
+    # For the rows of a block: the MSA normalised (on a CPU later the left side again), the left side, its mask, and the
+    # norm of each pair.
     normalised = max(rows * width for rows, width in stacks) * e
     per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
-    # Of several ranks one left side after the other passes: this rank's, that in use, and two that are on their way.
+    # Left sides of several ranks pass in turn: this rank's, the one in use, and two in transit.
     passing = 4 * deepest if ranks > 1 else 0
     found.append(
         cut("outer product mean", in_stack, per_element, deepest + exact_mask + passing, preparation)
@@ -292,48 +295,48 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
-    # The rows of a block are one rank's, who sends a copy of them to each.
+    # One rank owns the rows of a block and sends a copy of them to each other rank.
     found.append(cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits))
     return found
 
 
 def _lanes_bytes(residues: int, channels: int) -> int:
-    """Of the threads that make blocks at the same time but for one: at most what one of attention has."""
+    """Return the bytes of threads that compute blocks at the same time, except one."""
     block = _LANE * channels * max(1024, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
     return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
-    """How many channels at a time a triangle multiplication can be given, the fastest first; each rank has one."""
+    """Return the numbers of channels per group of a triangle multiplication, fastest first; one group per rank."""
     most = max(1, channels // 4)
     return list(dict.fromkeys(max(min(channels, ranks), most >> k) for k in range(most.bit_length())))
 
 
 def _product_width(fold: Fold) -> int:
-    """Columns of a product: of a whole one on a GPU they are padded."""
+    """Return the columns of a product; a whole product on a GPU is padded."""
     if fold.ranks > 1:
         return fold.own
     return padded_width(fold.residues) if fold.device == "cuda" else fold.residues
 
 
 def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
-    """Bytes of a triangle multiplication with its product here but for a share of its rows, its mask included."""
+    """Return the bytes of a triangle multiplication with a share of its product offloaded, including its mask."""
     n, e = fold.residues, fold.element_size
     if fold.ranks == 1:
         sizes = {"channels": channels, "width": _product_width(fold)}
         return contraction_bytes(n, c, e, **sizes, streamed=away > 0, kept=1.0 - away) + n * n
     group = channels * fold.pairs * e
-    # The factors, what becomes of them, and what is under way between the ranks.
+    # The factors, their results, and messages between the ranks.
     contracting = 3 * group + contraction_exchange_bytes(n, e, channels=channels, ranks=fold.ranks)
     # The shard is cut along its columns or along its rows.
     kept = max(kept_rows(n, 1.0 - away) * fold.own, kept_rows(fold.own, 1.0 - away) * n)
-    # Two parts that leave, and later two blocks that come back, which fit where the factors were.
+    # Two parts being offloaded, and later two returning blocks, which fit into the factors' memory.
     staging = 2 * group * channels // c if away else 0
     return kept * c * e + max(contracting, 2 * group if away else 0) + staging
 
 
 def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
-    """Triangle multiplication in groups of channels, with all of the product here, or some of its rows."""
+    """Return the operator of a triangle multiplication in groups of channels, with its product offloaded or not."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
     n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
@@ -359,15 +362,15 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, ro
 
 
 def template_copies(count: int, *, multimer: bool) -> int:
-    """How often the pair is copied while templates are embedded: away, back, and what each of them reads and writes."""
+    """Count copies of the pair in the template embedding: offload, return, templates' reads and writes."""
     return 4 + count if multimer else 2 + 3 * count
 
 
 def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
-    """Templates: all embedded ones held (size 1), or each embedded twice (size 0), in groups of channels.
+    """Return the operator of templates: embeddings kept (size 1) or computed twice (size 0), in groups of channels.
 
-    The products of their triangle multiplications may wait elsewhere, and so may the pair: its memory on the device
-    is free meanwhile, and each template reads it where it is.
+    The products of their triangle multiplications can be offloaded, and so can the pair. Its device memory is free
+    meanwhile, and each template reads the offloaded pair.
     """
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates
@@ -377,7 +380,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     one = pairs * c * e
     shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
-    # In addition to the template that is embedded: the sum of those before, or their scores, and those that are held.
+    # In addition to the current template: the sum of the earlier ones, or their scores, and the kept ones.
     scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
     kept = {1: one if multimer else (count - 1) * one + scores}
     if not multimer and count > 1:
@@ -403,7 +406,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
                 copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
                 for held, of_held in kept.items():
                     working = of_held + one + max(contraction, joined) + block
-                    # What of the pair stays has memory of its own, which is made before the other is free.
+                    # The kept rows of the pair have separate memory, allocated before the rest is freed.
                     stays = shard - pair.nbytes if pair.rows else 0
                     free = shard - stays if pair.rows else 0
                     candidates.append(

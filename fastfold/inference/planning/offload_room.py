@@ -1,4 +1,4 @@
-"""Room for what leaves the device: in the host's memory first, then on a disk; and how much of a tensor goes there."""
+"""Capacity for offloaded tensors, first in the host's memory, then on a disk."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _STEPS = 8
-"""A tensor stays on the device in eighths, or as far as there is no room for it elsewhere."""
+"""Steps in which a tensor is offloaded, unless the capacity is smaller."""
 
 
 @dataclass(frozen=True)
 class Away:
-    """A share of a tensor's rows that waits elsewhere.
+    """Offloaded share of a tensor's rows.
 
     Attributes:
-        rows: How many wait.
-        of: How many there are.
-        nbytes: Bytes of those that wait.
+        rows: Number of offloaded rows.
+        of: Number of all rows.
+        nbytes: Bytes of the offloaded rows.
     """
 
     rows: int
@@ -30,17 +30,17 @@ class Away:
 
     @property
     def share(self) -> float:
-        """Share of the rows that wait."""
+        """Share of the rows that are offloaded."""
         return self.rows / self.of if self.of else 0.0
 
 
 @dataclass(frozen=True)
 class OffloadRoom:
-    """Bytes for what leaves the device.
+    """Capacity for offloaded tensors in bytes.
 
     Attributes:
-        host: Of the host's memory.
-        disk: Of a disk, used when the host's memory is full.
+        host: Bytes of the host's memory.
+        disk: Bytes of a disk, used when the host's memory is full.
     """
 
     host: int = 0
@@ -48,16 +48,16 @@ class OffloadRoom:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total number of bytes."""
         return self.host + self.disk
 
     def choices(self, rows: int, row_bytes: int, *, taken: int = 0) -> Iterator[Away]:
-        """How much of a tensor may wait: nothing, then in steps up to all of it, or as much as there is room for.
+        """Yield possible offloaded shares of a tensor, from nothing up to all or the capacity.
 
         Args:
-            rows: Of the tensor.
-            row_bytes: Of each.
-            taken: Bytes of the room that are in use meanwhile.
+            rows: Rows of the tensor.
+            row_bytes: Bytes of each row.
+            taken: Bytes of the capacity that are in use meanwhile.
         """
         most = [max(0, room - taken) // max(1, row_bytes) for room in (self.host, self.total)]
         counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {min(rows, room) for room in most}
@@ -66,11 +66,11 @@ class OffloadRoom:
                 yield Away(count, rows, count * row_bytes)
 
     def split(self, nbytes: int, piece: int = 0) -> tuple[int, int]:
-        """Bytes of the host's memory and of the disk that a number of bytes takes.
+        """Split a number of bytes between the host's memory and the disk.
 
         Args:
-            nbytes: Bytes that wait.
-            piece: Bytes that lie together: of the last one on the host all may have to go to the disk.
+            nbytes: Offloaded bytes.
+            piece: Bytes that must be contiguous; the last piece on the host may have to go to the disk whole.
         """
         host = min(nbytes, self.host)
         disk = nbytes - host

@@ -1,4 +1,4 @@
-"""How a fold is run within a memory budget: what people set is the budget, everything else follows."""
+"""Plan a fold within a memory budget."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fastfold.memory.block_sizes import (
     smallest_that_works,
 )
 
-# Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
-# (float32); logits of pairs are made in blocks of rows when scores are computed from them.
+# Updates are in place, and no layer holds more than 16 MiB of intermediate results at once (float32). Scores compute
+# logits of pairs in blocks of rows.
 FOLDING_POLICY = ExecutionPolicy(
     block_elements=MAX_BLOCK,
     inplace=True,
@@ -43,14 +43,14 @@ FOLDING_POLICY = ExecutionPolicy(
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """What a plan was asked for: equal requests give equal plans, in every process.
+    """Request for a plan: equal requests give equal plans, in every process.
 
     Attributes:
-        planner: The attributes of a :class:`Planner` but for ``host``.
+        planner: The attributes of a :class:`Planner` except ``host``.
         residues: Length of the target, all chains together.
-        budget: Bytes.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
+        budget: Budget in bytes.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
     """
 
     planner: Mapping[str, Any]
@@ -60,13 +60,13 @@ class FoldRequest:
     templates: int | None
 
     def plan(self, host: HostBuffers) -> FoldPlan:
-        """The plan.
+        """Make the plan.
 
         Args:
-            host: Holds what leaves the device here.
+            host: Buffers for offloaded tensors in this process.
 
         Raises:
-            BudgetError: There is none.
+            BudgetError: No plan fits the budget.
         """
         planner = Planner(host=host, **self.planner)
         return planner.plan(self.residues, self.budget, rows=self.rows, templates=self.templates)
@@ -74,16 +74,16 @@ class FoldRequest:
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """A way to run a fold.
+    """Plan of a fold.
 
     Attributes:
-        chunks: What was chosen for each step.
+        chunks: Candidate chosen for each step.
         unit: Bytes of the pair tensor, U.
-        slow_down: Expected time over that with memory without end.
-        policy: The network's; :data:`FOLDING_POLICY` where everything fits.
-        blocks: Its ``block_elements`` of each step; empty where everything fits.
-        templates: The contraction of the templates' own pair stacks.
-        request: What it was asked for.
+        slow_down: Expected time relative to a plan without a memory limit.
+        policy: Execution policy of the network; :data:`FOLDING_POLICY` if everything fits.
+        blocks: ``block_elements`` of each step; empty if everything fits.
+        templates: Contraction plan of the templates' pair stacks.
+        request: Request of the plan.
     """
 
     chunks: BlockPlan
@@ -95,7 +95,7 @@ class FoldPlan:
     request: FoldRequest
 
     def apply(self, model: AlphaFold) -> None:
-        """Let a network run by the plan."""
+        """Apply the plan to a network."""
         host = self.policy.contraction.host or self.policy.offload or self.templates.host
         if host is not None:
             host.expected = self.chunks.host
@@ -108,16 +108,16 @@ class FoldPlan:
 
     @property
     def peak(self) -> int:
-        """Most bytes at any time, as predicted."""
+        """Predicted peak in bytes."""
         return self.chunks.peak
 
     @property
     def streams(self) -> bool:
-        """Whether products of triangle multiplications wait on the host, or a part of them."""
+        """True if triangle products are offloaded to the host, wholly or in part."""
         return self.policy.contraction.host is not None
 
     def table(self) -> list[tuple[str, str, int]]:
-        """Each step with its chunks in words and its peak in bytes."""
+        """Return each step with its chunks in words and its peak in bytes."""
         rows = []
         for operator in self.chunks.operators:
             candidate = self.chunks.chosen[operator.name]
@@ -134,19 +134,19 @@ class FoldPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Makes plans for one network on one device.
+    """Planner for one network on one device.
 
     Attributes:
         config: Official configuration tree.
         element_size: Bytes per element of the trunk.
         device: ``cpu`` or ``cuda``.
-        costs: What the candidates cost there.
-        host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
+        costs: Costs of the candidates on the device.
+        host_memory: Bytes of host memory for offloaded tensors; 0 for none.
         parameters: Bytes of the parameters.
-        host: Holds what leaves the device.
-        disk: Bytes of a disk for what leaves the device and finds no room in the host's memory.
-        ranks: How many processes share the target, each with a device like this one and this much of the host.
-        cuda_graph: Whether passes are replayed from a CUDA graph.
+        host: Buffers for offloaded tensors.
+        disk: Bytes of a disk for tensors that exceed the host memory.
+        ranks: Number of processes that share the target, each with such a device and host memory.
+        cuda_graph: True if passes are replayed from a CUDA graph.
     """
 
     config: Any
@@ -163,16 +163,16 @@ class Planner:
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
     ) -> FoldPlan:
-        """The fastest plan within a budget.
+        """Return the fastest plan within a budget.
 
         Args:
             residues: Length of the target, all chains together.
-            budget: Bytes.
-            rows: Rows of all alignments; None for as many as the network takes.
-            templates: Shown to the network; None for as many as it takes.
+            budget: Budget in bytes.
+            rows: Rows of all alignments; None for the network's maximum.
+            templates: Number of templates; None for the network's maximum.
 
         Raises:
-            BudgetError: The smallest plan needs more.
+            BudgetError: The smallest plan exceeds the budget.
         """
         fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
@@ -208,12 +208,12 @@ class Planner:
         return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates, request)
 
     def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
-        """The smallest budget in bytes with which there is a plan."""
+        """Return the smallest budget in bytes for which a plan exists."""
         fold = self.fold(residues, rows, templates)
         return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
-        """The largest number of residues for which there is a plan within a budget."""
+        """Return the largest number of residues for which a plan within a budget exists."""
         return longest_that_fits(
             lambda n: self.smallest(n, rows=rows, templates=templates) if n else 0, budget
         )
@@ -223,7 +223,7 @@ class Planner:
         return operators(self.config, fold, self.costs, room=room)
 
     def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
-        """Sizes of a fold; arguments as of :meth:`plan`."""
+        """Return the sizes of a fold; arguments as in :meth:`plan`."""
         return fold_sizes(
             self.config,
             residues,
@@ -238,5 +238,5 @@ class Planner:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a network's parameters."""
+    """Return the bytes of a network's parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""``fastfold plan --residues N --memory-budget …``: what a fold would take, and how it would be run."""
+"""``fastfold plan --residues N --memory-budget …``: predicted memory of a fold, and its plan."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fastfold.utils.units import GIB
 
 
 def report_fold_plan(options: argparse.Namespace) -> str:
-    """The plan of a fold in words.
+    """Report the plan of a fold.
 
     Args:
-        options: ``model``, ``residues``, ``msa`` and ``extra_msa`` (rows), ``templates``, ``precision``,
-            ``memory_budget``, ``device``, ``host_memory`` and ``disk``, as the command line has them.
+        options: Options of the command line: ``model``, ``residues``, ``msa`` and ``extra_msa`` (rows), ``templates``,
+            ``precision``, ``memory_budget``, ``device``, ``host_memory`` and ``disk``.
 
     Raises:
-        ConfigError: The model is unknown, or a number makes no sense.
-        InputError: The budget is too small; says which would work.
+        ConfigError: The model is unknown, or a number is invalid.
+        InputError: The budget is too small; names a sufficient one.
     """
     check_sizes(options)
     device = choose_device(options.device)
@@ -60,22 +60,22 @@ def report_fold_plan(options: argparse.Namespace) -> str:
 
 
 def check_sizes(options: argparse.Namespace) -> None:
-    """See that the sizes of a fold make sense.
+    """Check the sizes of a fold.
 
     Args:
         options: ``residues``, ``msa``, ``extra_msa`` and ``templates``.
 
     Raises:
-        ConfigError: One does not.
+        ConfigError: A size is invalid.
     """
     if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
         raise ConfigError(
-            "--residues and --msa have to be at least 1, --extra-msa and --templates at least 0"
+            "--residues and --msa must be at least 1, and --extra-msa and --templates at least 0"
         )
 
 
 def plan_lines(plan: FoldPlan) -> list[str]:
-    """Each step with its blocks and its peak, in a table."""
+    """Format each step with its blocks and its peak as a table."""
     rows = [
         (name, chunks, f"{peak / GIB:.2f}", f"{peak / plan.unit:.2f}") for name, chunks, peak in plan.table()
     ]
@@ -87,19 +87,19 @@ def plan_lines(plan: FoldPlan) -> list[str]:
 
 
 def plan_text(plan: FoldPlan) -> str:
-    """Peak, blocks and slow-down, a line for each step."""
+    """Format peak, blocks and slow-down, and the table of steps."""
     lines = [*plan_lines(plan), ""]
     lines.append(f"predicted peak      {plan.peak / GIB:,.2f} GiB, {plan.peak / plan.unit:.2f} U")
     if plan.chunks.host:
         lines.append(f"on the host         {plan.chunks.host / GIB:,.2f} GiB")
     if plan.chunks.disk:
         lines.append(f"on the disk         {plan.chunks.disk / GIB:,.2f} GiB")
-    lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time with memory without end")
+    lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time without a memory limit")
     return "\n".join(lines)
 
 
 def count_parameters(config: Any) -> int:
-    """Parameters of a network, without making them: those of one block of each stack count for all."""
+    """Count the parameters of a network from one block of each stack."""
     trunk = config.model.embeddings_and_evoformer
     blocks, extra = trunk.evoformer_num_block, trunk.extra_msa_stack_num_block
     small = copy.deepcopy(config)

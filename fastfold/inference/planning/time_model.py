@@ -1,8 +1,8 @@
-"""What the steps of a fold cost in time, whole and cut: floating-point operations over a measured rate, and overheads.
+"""Time of the steps of a fold, from floating-point operations, a measured rate, and overheads.
 
-A step in blocks pays for every block (its launches, and what each block computes again), triangle multiplication for
-every group of channels (all of the pair is normalised again), and the host's part for its bytes. The four numbers are
-measured on the device, in less than a second (:func:`measure_costs`).
+A step in blocks has an overhead for every block: its launches, and repeated computations. Triangle multiplication has
+one for every group of channels, because the pair is normalised again, and one for offloaded bytes. The four numbers
+are measured on the device in less than a second (:func:`measure_costs`).
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _OUTER_CHANNELS = 32
 _PAIR_TRAFFIC = {
     "embedding": 6,
     "outer product mean": 2,
-    # Twice queries, keys, values and gate (written and read), what is attended, and the pair; two biases; a transition.
+    # Twice queries, keys, values and gate (written and read), the output, and the pair; two biases; a transition.
     "triangle attention": 2 * (8 + 2 + 2) + 2 + 2,
     # Of each: the pair twice and its result, both factors (written and read) and the product (written and read).
     "triangle multiplication": 3 + 4 + 2,
 }
-"""How often a step of one block reads or writes as much as the pair in the device's memory."""
+"""Reads and writes of the pair in the device's memory by a step of one block."""
 
 
 @dataclass(frozen=True)
 class Products:
-    """Seconds of steps with triangle multiplications.
+    """Time of steps with triangle multiplications.
 
     Attributes:
-        work: All of them in one group of channels.
-        per_group: What each further group adds.
-        count: How many multiplications that is.
-        copies: Of one product, to the host and back; they run beside the contraction.
-        contraction: Of one product.
-        latency: What is added to each where anything is copied.
-        disk: How often slower copies to a disk are.
+        work: Seconds of all in one group of channels.
+        per_group: Seconds that each further group adds.
+        count: Number of multiplications.
+        copies: Seconds of copying one product to the host and back, which overlap the contraction.
+        contraction: Seconds of the contraction of one product.
+        latency: Seconds added to each multiplication with copies.
+        disk: Factor by which copies to a disk are slower.
     """
 
     work: float
@@ -61,32 +61,32 @@ class Products:
     disk: float
 
     def seconds(self, groups: int, *, away: float = 0.0, on_disk: float = 0.0) -> float:
-        """Seconds of a step in a number of groups of channels.
+        """Return the seconds of a step in a number of groups of channels.
 
         Args:
             groups: At least one.
-            away: Share of each product that waits elsewhere.
-            on_disk: Share of each product that waits on a disk; a part of ``away``.
+            away: Offloaded share of each product.
+            on_disk: Share of each product offloaded to a disk; a part of ``away``.
         """
         seconds = self.work + self.per_group * (groups - 1)
         if not away:
             return seconds
         copies = self.copies * (away + (self.disk - 1.0) * on_disk)
-        # Copies run at the same time as the contraction and wait for it, or it for them.
+        # Copies overlap the contraction, so the longer of the two counts.
         return seconds + self.count * (max(0.0, copies - self.contraction) + self.latency)
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one pass of a network over one target.
+    """Times of one pass of a network over one target, in seconds.
 
     Attributes:
-        work: Operations of each step that is cut in rows, in one piece.
-        per_block: What each block adds.
+        work: Time of each step that runs in blocks of rows, in one block.
+        per_block: Time that each block adds.
         trunk: Triangle multiplications of the trunk.
-        templates: All templates once.
-        unit_copy: A copy of the pair to the host, or back.
-        per_exchange: What each further block adds in which a tensor is exchanged between ranks.
+        templates: Triangle multiplications of all templates, once.
+        unit_copy: Time of a copy of the pair to the host, or back.
+        per_exchange: Time that each further block of an exchange between ranks adds.
     """
 
     work: dict[str, float]
@@ -99,7 +99,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured on a device.
+    """Costs measured on a device.
 
     Attributes:
         rate: Floating-point operations per second of the operators.
@@ -107,7 +107,7 @@ class Costs:
         per_pair: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues.
         bandwidth: Bytes per second to the host and back.
         disk: Bytes per second to a disk and back.
-        memory: Bytes per second of the device's own memory; infinite where ``rate`` was measured with what moves.
+        memory: Bytes per second of the device's memory; infinite if ``rate`` includes its traffic.
     """
 
     rate: float = 1e11
@@ -118,7 +118,7 @@ class Costs:
     memory: float = float("inf")
 
     def of(self, config: Any, fold: Any) -> StepTimes:
-        """Seconds of the steps of a fold.
+        """Return the times of the steps of a fold.
 
         Args:
             config: Official configuration tree.
@@ -163,7 +163,7 @@ class Costs:
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
-        # Each of several ranks does its share.
+        # Each rank computes its share.
         rate, own_pairs = self.rate * fold.ranks, fold.pairs
         one_pair = own_pairs * c_z * fold.element_size / self.memory
         moved = {
@@ -173,7 +173,7 @@ class Costs:
         }
 
         def products(count: int, channels: int, other_work: float) -> Products:
-            """The steps of a number of blocks, each with two triangle multiplications and other work."""
+            """Return the time of a number of blocks, each with two triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
             work = 2 * sum(triangle_flops(pairs, n, channels, channels)) + other_work
             traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
@@ -198,12 +198,12 @@ class Costs:
 
 
 def _attention(rows: int, length: int, channels: int) -> float:
-    """Operations of gated self-attention within rows."""
+    """Return the operations of gated self-attention within rows."""
     return sum(gated_attention_flops(rows, length, channels))
 
 
 def _transition(positions: int, channels: int) -> float:
-    """Operations of a transition of AlphaFold, with four times the channels within."""
+    """Return the operations of a transition of AlphaFold, with four times the channels inside."""
     return transition_flops(positions, channels, 4 * channels)
 
 
@@ -211,9 +211,9 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
     """Measure the costs on a device.
 
     Args:
-        device: Where the fold will run.
-        dtype: Element type of the network's trunk.
-        length: Residues of the sample; by default 64, and 256 on a GPU.
+        device: Device of the fold.
+        dtype: Dtype of the network's trunk.
+        length: Residues of the sample; None for 64, and 256 on a GPU.
     """
     n = length or (64 if device.type == "cpu" else 256)
     c = 64
@@ -259,7 +259,7 @@ def _parameters(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def _bandwidth(like: Tensor, wait: Callable[[], None]) -> float:
-    """Bytes per second of copies between the device and pinned memory."""
+    """Measure the bytes per second of copies between the device and pinned memory."""
     size = 1 << (24 if like.is_cuda else 20)
     waiting = torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
     here = torch.zeros(size, dtype=torch.uint8, device=like.device)

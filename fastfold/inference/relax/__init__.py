@@ -1,6 +1,6 @@
 """Relaxation: AlphaFold's restrained minimisation in the Amber99sb force field, with OpenMM.
 
-OpenMM and pdbfixer are imported where they are used: nothing here slows the start of a command that does not relax.
+OpenMM and pdbfixer are imported on first use, because the import is slow.
 """
 
 from __future__ import annotations

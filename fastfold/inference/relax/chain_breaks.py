@@ -1,4 +1,4 @@
-"""Places where a chain is broken although its residue numbers go on."""
+"""Chain breaks between residues with consecutive numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
 
 MAX_PEPTIDE_BOND = 2.5
-"""Distance in Å of C and N from which on two residues are not bonded; a peptide bond has 1.33."""
+"""Distance in Å of C and N above which two residues are not bonded; a peptide bond has 1.33."""
 _MAX_ALPHA_DISTANCE = 4.6
-"""The same for alpha carbons, where C or N is missing; across a peptide bond they are 3.8 apart."""
+"""The same limit for alpha carbons, if C or N is missing; across a peptide bond they are 3.8 apart."""
 
 
 def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int, str]:
-    """Return the residues too far from the one numbered before them, with a description of each break.
+    """Return the residues too far from their predecessor, with a description of each break.
 
     Args:
         protein: The structure.
@@ -38,11 +38,11 @@ def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int
 
 
 def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
-    """Return the structure with numbers that are consecutive only where residues may be bonded.
+    """Return the structure with residue numbers that are consecutive only between bonded residues.
 
     Args:
         protein: The structure.
-        breaks: Residues that are not bonded to the one before, as :func:`chain_breaks` finds them.
+        breaks: Residues that are not bonded to their predecessor, from :func:`chain_breaks`.
     """
     tied = _follows(protein)
     tied[list(breaks)] = False
@@ -50,6 +50,6 @@ def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
 
 
 def _follows(protein: Protein) -> np.ndarray:
-    """Return whether each residue has the number after the one before it, in the same chain."""
+    """Return a mask of residues with the next number after their predecessor, in the same chain."""
     same_chain = np.diff(protein.chain_index) == 0
     return np.concatenate([[False], same_chain & (np.diff(protein.residue_index) == 1)])

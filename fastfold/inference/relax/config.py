@@ -1,4 +1,4 @@
-"""``RelaxConfig``: the settings of a relaxation, the same for the command line and for Python."""
+"""``RelaxConfig``: the settings of a relaxation, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from fastfold.errors import ConfigError
 from fastfold.utils.packages import require_package
 
 PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")
-"""OpenMM's platforms, the fastest first."""
+"""OpenMM's platforms, fastest first."""
 
 
 @dataclass(frozen=True)
 class RelaxConfig:
-    """How structures are relaxed.
+    """Settings of a relaxation.
 
     Attributes:
-        platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works here.
-        threads: Threads of the CPU platform; None for all cores. With one the result is the same each time; with
-            more it is not.
-        max_iterations: Most iterations of the minimiser in one attempt. A round is one minimisation, in which OpenMM
-            makes several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
-        max_rounds: Most rounds of minimisation; a round after the first frees the residues with violations.
+        platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works.
+        threads: Threads of the CPU platform; None for all cores. Results are reproducible only with one thread.
+        max_iterations: Largest number of iterations in one attempt of the minimiser. A round is one minimisation, in
+            which OpenMM makes several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
+        max_rounds: Largest number of rounds; each round after the first frees the residues with violations.
         stiffness: Force constant of the restraints on heavy atoms, in kcal/mol/Å².
         tolerance: The minimiser stops when the root mean square of all force components is below this, in
             kcal/mol/nm.
 
     Raises:
-        ConfigError: A setting makes no sense; the message names it.
+        ConfigError: A setting is invalid; names it.
     """
 
     platform: str = "auto"
@@ -40,22 +39,24 @@ class RelaxConfig:
     def __post_init__(self) -> None:
         if self.platform not in ("auto", *PLATFORMS):
             raise ConfigError(
-                f"there is no relaxation platform {self.platform!r}; use auto, {', '.join(PLATFORMS)}"
+                f"unknown relaxation platform {self.platform!r}; use auto, {', '.join(PLATFORMS)}"
             )
         for name in ("threads", "max_iterations", "max_rounds"):
             value = getattr(self, name)
             if name == "threads" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-                raise ConfigError(f"{name} of a relaxation is a whole number from 1, got {value!r}")
+                raise ConfigError(f"{name} of a relaxation must be a whole number from 1, found {value!r}")
         for name, least in (("stiffness", 0.0), ("tolerance", 1e-6)):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= 1e6:
-                raise ConfigError(f"{name} of a relaxation is a number from {least:g} to 1e6, got {value!r}")
+                raise ConfigError(
+                    f"{name} of a relaxation must be a number from {least:g} to 1e6, found {value!r}"
+                )
 
 
 def check_installed() -> None:
-    """Refuse to relax where a package is missing.
+    """Check that the packages for relaxation are installed.
 
     Raises:
         ConfigError: OpenMM or pdbfixer is not installed.

@@ -1,4 +1,4 @@
-"""Relaxation of structure files: what ``fastfold relax`` does with each."""
+"""Relax structure files, for ``fastfold relax``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 _log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-"""Version of ``_relax.json``; raised when a key changes its meaning or goes."""
+"""Version of ``_relax.json``; raised when a key is removed or changes its meaning."""
 _SUFFIXES = {"pdb": "_relaxed.pdb", "cif": "_relaxed.cif", "record": "_relax.json"}
 
 
 def result_paths(path: Path, out: Path | None = None) -> dict[str, Path]:
-    """Where the results of a file go: ``pdb``, ``cif`` and ``record``.
+    """Return the paths of a file's results: ``pdb``, ``cif`` and ``record``.
 
     Args:
-        path: The structure file.
-        out: Folder of the results; by default the one of the file.
+        path: Structure file.
+        out: Folder of the results; None for the folder of the file.
     """
     folder = path.parent if out is None else out
     return {kind: folder / f"{structure_name(path)}{suffix}" for kind, suffix in _SUFFIXES.items()}
@@ -48,26 +48,26 @@ def relax_file(
 ) -> tuple[RelaxResult, dict[str, Path]]:
     """Relax the protein chains of a structure file and write the result, each file atomically.
 
-    Files are called ``<stem>_relaxed.pdb``, ``<stem>_relaxed.cif`` and ``<stem>_relax.json``. Chains, residue numbers
-    and B-factors are those of the input; waters, ligands and nucleic acids are left out, as
-    :func:`~fastfold.protein.io.read.read_user_structure` does. Of a structure that the minimiser failed on, the record
-    alone is written. The same input gives the same structure files on the Reference platform and on one thread of the
-    CPU; the record differs by its ``seconds``.
+    Files are named ``<stem>_relaxed.pdb``, ``<stem>_relaxed.cif`` and ``<stem>_relax.json``. Chains, residue numbers
+    and B-factors are those of the input. Waters, ligands and nucleic acids are left out, as in
+    :func:`~fastfold.protein.io.read.read_user_structure`. If the minimiser fails, only the record is written. Equal
+    inputs give equal structure files on the Reference platform and on one thread of the CPU; the records differ in
+    ``seconds``.
 
     Args:
-        path: A PDB or mmCIF file, plain or packed (``.gz``).
-        out: Folder of the results; by default the one of the file.
+        path: PDB or mmCIF file, plain or compressed (``.gz``).
+        out: Folder of the results; None for the folder of the file.
         config: Settings; AlphaFold's by default.
-        overwrite: Whether results that are there are replaced.
-        on_progress: Called every ten seconds with a line about the work.
+        overwrite: Replace existing results.
+        on_progress: Called every ten seconds with a progress line.
 
     Returns:
-        The relaxation, and the paths that were written: ``pdb`` (if it fits), ``cif`` and ``record``.
+        Relaxation, and the written paths: ``pdb`` (if the structure fits the format), ``cif`` and ``record``.
 
     Raises:
-        InputError: The file cannot be read, or holds what the force field cannot take.
-        OutputError: A result is there already, or a file cannot be written.
-        ConfigError: The platform does not work here, or OpenMM is not installed.
+        InputError: The file cannot be read, or the force field does not support its content.
+        OutputError: A result exists already, or a file cannot be written.
+        ConfigError: The platform does not work, or OpenMM is not installed.
     """
     config = config or RelaxConfig()
     paths = result_paths(path, out)
@@ -102,5 +102,5 @@ def relax_file(
     for kind, text in contents.items():
         write_atomic(paths[kind], text)
     for kind in paths.keys() - contents.keys():
-        paths[kind].unlink(missing_ok=True)  # of an earlier run, which the record no longer describes
+        paths[kind].unlink(missing_ok=True)  # of an earlier run, without its record
     return result, {kind: paths[kind] for kind in contents}

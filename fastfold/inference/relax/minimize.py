@@ -1,4 +1,4 @@
-"""One minimisation: Amber99sb in vacuum, heavy atoms restrained to where they are."""
+"""One energy minimisation: Amber99sb in vacuum, with position restraints on heavy atoms."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from fastfold.protein import residue_constants as rc
 
 _KJ_PER_KCAL = 4.184
 _MOST_ATTEMPTS = 10
-"""Attempts of the minimiser for which there are iterations; four are usual."""
+"""Attempts for which the minimiser has iterations; four are usual."""
 _FIRST_TOLERANCE = 0.7
-"""Part of the tolerance to which the structure without constraints is minimised."""
+"""Part of the tolerance for the minimisation without constraints."""
 _WORKING_TOLERANCE = 1e-3
-"""Relative error of constrained bonds at which the minimiser makes no further attempt with harder springs."""
+"""Relative error of constrained bonds at which the minimiser stops trying harder springs."""
 _BOND_TOLERANCE = 1e-5
-"""Relative error of constrained bonds in the result."""
+"""Largest relative error of constrained bonds in the result."""
 _RESTRAINTS, _GUARDS = 1, 2
-"""Force groups of springs and of guards, which are idle at a sound structure; the force field is group 0."""
+"""Force groups of restraints and of guards, which are zero for a valid structure; the force field is group 0."""
 
 
 _LEAST_VOLUME = 1.0
 """Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
 _TWIST_OF_FREE, _TWIST_OF_HELD = 30.0, 90.0
-"""Degrees from cis or trans up to which peptide bonds of free and of other residues are left alone."""
+"""Degrees from cis or trans within which peptide bonds of free and of other residues are force-free."""
 _PLANE_STIFFNESS = 1000.0
 """Force constant of springs on peptide bonds, in kJ/mol/rad²."""
 _HAND_STIFFNESS = 500.0
-"""Force constant of that pull, in kJ/mol/Å⁶."""
+"""Force constant of the pull on chiral carbons, in kJ/mol/Å⁶."""
 
 
 @dataclass(frozen=True)
 class Minimized:
-    """What one minimisation made of a structure; energies in kJ/mol, without the restraints'.
+    """Result of one minimisation; energies in kJ/mol, without the restraints'.
 
     Attributes:
         positions: ``[A, 3]`` float64, in Å.
         energy_before: Potential energy at the start.
         energy_after: Potential energy at the end.
-        restraint_energy: Of the restraints at the end.
+        restraint_energy: Energy of the restraints at the end.
         iterations: Iterations of the minimiser, in all of its attempts.
-        limit_reached: Whether its last attempt was ended by the limit.
+        limit_reached: True if the limit ended its last attempt.
     """
 
     positions: np.ndarray
@@ -64,10 +64,10 @@ class Minimized:
 
 
 class _Counter(openmm.MinimizationReporter):
-    """Counts iterations, in all and of the last attempt, and ends attempts when there were too many.
+    """Counter of iterations, in all and in the last attempt, which ends attempts at the limit.
 
-    Constraints are springs to the minimiser, and where they were too soft it tries again with harder ones, as often as
-    that helps and perhaps from the start: a limit on all iterations alone could leave what it had at the start.
+    The minimiser treats constraints as springs. If they were too soft, it tries again with harder ones, perhaps from
+    the start. A limit on all iterations together could therefore leave the initial structure.
     """
 
     def __init__(self, limit: int, on_iteration: Callable[[int], None]) -> None:
@@ -76,7 +76,7 @@ class _Counter(openmm.MinimizationReporter):
         self.limit, self.iterations, self.of_attempt = limit, 0, 0
 
     def report(self, iteration: int, x: Any, grad: Any, args: Any) -> bool:
-        """Count an iteration; True ends the attempt."""
+        """Count an iteration; return True to end the attempt."""
         self.iterations += 1
         self.of_attempt = iteration + 1
         self.on_iteration(self.iterations)
@@ -96,16 +96,16 @@ def minimize(
     free_residues: Collection[int] = (),
     on_iteration: Callable[[int], None] = lambda iterations: None,
 ) -> Minimized:
-    """Minimise the energy, all pairs of atoms interacting, bonds to hydrogens at their lengths.
+    """Minimise the energy without a cutoff, with constrained lengths of bonds to hydrogens.
 
-    Constraints are stiff springs to the minimiser, which make it slow far from a minimum. It first comes near one with
-    the force field's own bonds to hydrogens, and then goes on with constraints.
+    Constraints are stiff springs, which slow the minimiser down far from a minimum. Therefore it first minimises with
+    the force field's own bonds to hydrogens, and then with constraints.
 
     Args:
         prepared: The structure.
         config: Settings.
-        platform: Where to compute.
-        free_residues: Residues (places in the protein's arrays) whose atoms are not restrained.
+        platform: OpenMM's platform.
+        free_residues: Indices of residues, in the protein's arrays, whose atoms are not restrained.
         on_iteration: Called after each iteration with their number.
 
     Raises:
@@ -143,12 +143,12 @@ def _context(
     *,
     constraints: Any,
 ) -> Any:
-    """Build the force field with its springs, bonds to hydrogens constrained or not."""
+    """Build the simulation, with bonds to hydrogens constrained or not."""
     system = _force_field().createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_hands(prepared))
     system.addForce(_peptides(prepared, free_residues))
-    integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
+    integrator = openmm.VerletIntegrator(0.001)  # required by a context, and not used
     integrator.setConstraintTolerance(_WORKING_TOLERANCE)
     return openmm.Context(system, integrator, platform.platform, platform.properties)
 
@@ -162,7 +162,7 @@ def _descend(context: Any, positions: Any, config: RelaxConfig, counter: _Counte
 def _restraints(
     prepared: PreparedStructure, start: np.ndarray, stiffness: float, free_residues: Collection[int]
 ) -> Any:
-    """Springs that hold heavy atoms where they start."""
+    """Return springs that hold heavy atoms at their initial positions."""
     force = openmm.CustomExternalForce("0.5 * k * ((x - x0)^2 + (y - y0)^2 + (z - z0)^2)")
     force.addGlobalParameter("k", stiffness * _KJ_PER_KCAL * 100.0)  # kJ/mol/nm²
     for name in ("x0", "y0", "z0"):
@@ -175,7 +175,7 @@ def _restraints(
 
 
 def _hands(prepared: PreparedStructure) -> Any:
-    """Return springs that pull a chiral carbon back before it changes its hand; they are idle on any other path."""
+    """Return springs that prevent a change of handedness of chiral carbons; zero otherwise."""
     volume = "(x2-x1)*((y3-y1)*(z4-z1)-(z3-z1)*(y4-y1))"
     volume += "+(y2-y1)*((z3-z1)*(x4-x1)-(x3-x1)*(z4-z1))+(z2-z1)*((x3-x1)*(y4-y1)-(y3-y1)*(x4-x1))"
     energy = f"{_HAND_STIFFNESS}*min(0, hand*1000*volume-{_LEAST_VOLUME})^2; volume={volume}"
@@ -198,9 +198,9 @@ def _hands(prepared: PreparedStructure) -> Any:
 
 
 def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
-    """Return springs that keep trans peptide bonds trans, and turn twisted ones of free residues back.
+    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues.
 
-    A bond that starts between cis and trans is to be trans. A cis bond of held residues may become trans.
+    A twisted bond becomes trans. A cis bond of restrained residues may become trans.
     """
     force = openmm.CustomTorsionForce(
         f"{_PLANE_STIFFNESS}*max(0, twist-most)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"

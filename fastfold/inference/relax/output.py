@@ -1,4 +1,4 @@
-"""A relaxed structure as the text of PDB and ModelCIF files, hydrogens included."""
+"""Format a relaxed structure with hydrogens as PDB and ModelCIF."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fastfold.protein.labels import AuthorNames
 
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
-    """The structure as a PDB file; its title says so if it does not count as relaxed.
+    """Format the structure as a PDB file, whose title tells if it is not relaxed.
 
     Args:
-        result: A relaxation that came to a structure (``result.minimized``).
-        title: What it is a structure of.
+        result: Relaxation with a structure (``result.minimized``).
+        title: Title of the structure.
         names: Names of chains and residues.
 
     Raises:
-        OutputError: The minimiser failed, so that there is no structure.
-        PdbLimitError: It does not fit into a PDB file.
+        OutputError: The minimiser failed, so the structure is missing.
+        PdbLimitError: The structure exceeds the PDB format.
     """
     _check(result)
     return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
@@ -31,18 +31,18 @@ def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = 
 def relaxed_mmcif(
     result: RelaxResult, *, title: str, entry_id: str, names: AuthorNames | None = None, **prediction: Any
 ) -> str:
-    """The structure as ModelCIF, with relaxation as a step of its protocol.
+    """Format the structure as ModelCIF, with relaxation as a step of its protocol.
 
     Args:
-        result: A relaxation that came to a structure (``result.minimized``).
-        title: What it is a structure of.
+        result: Relaxation with a structure (``result.minimized``).
+        title: Title of the structure.
         entry_id: Identifier of the entry.
         names: Names of chains and residues.
-        **prediction: Of a predicted structure ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details``, as
-            :func:`~fastfold.protein.io.modelcif_writer.to_modelcif` takes them.
+        **prediction: For a predicted structure, arguments ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details``
+            of :func:`~fastfold.protein.io.modelcif_writer.to_modelcif`.
 
     Raises:
-        OutputError: The minimiser failed, so that there is no structure.
+        OutputError: The minimiser failed, so the structure is missing.
     """
     _check(result)
     import openmm
@@ -67,4 +67,4 @@ def _title(result: RelaxResult, title: str) -> str:
 
 def _check(result: RelaxResult) -> None:
     if not result.minimized:
-        raise OutputError(f"there is no relaxed structure to write: {result.reason}")
+        raise OutputError(f"the relaxation gave no structure to write: {result.reason}")

@@ -1,4 +1,4 @@
-"""OpenMM's platforms: which one works here, and its settings."""
+"""Choose one of OpenMM's platforms that works."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}
 
 @dataclass(frozen=True)
 class ChosenPlatform:
-    """A platform that works here.
+    """Working platform of OpenMM.
 
     Attributes:
         platform: OpenMM's object.
-        properties: Its settings.
-        label: What it is called in records.
+        properties: Settings of the platform.
+        label: Name in records.
     """
 
     platform: Any
@@ -30,14 +30,14 @@ class ChosenPlatform:
 
 
 def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
-    """The platform of this name, or the fastest that works here.
+    """Return the platform of this name, or the fastest that works.
 
     Args:
         name: One of :data:`~fastfold.inference.relax.config.PLATFORMS`, or ``auto``.
         threads: Threads of the CPU platform.
 
     Raises:
-        ConfigError: The platform is not there or does not work.
+        ConfigError: The platform is missing or does not work.
     """
     problems = []
     for candidate in PLATFORMS if name == "auto" else (name,):
@@ -67,7 +67,7 @@ def _properties(name: str, threads: int) -> dict[str, str]:
 
 
 def _try(platform: Any, properties: dict[str, str]) -> None:
-    """Compute one energy: a platform may be installed and yet have no device or driver."""
+    """Compute one energy, because an installed platform may lack a device or driver."""
     system = openmm.System()
     system.addParticle(1.0)
     context = openmm.Context(system, openmm.VerletIntegrator(0.001), platform, properties)

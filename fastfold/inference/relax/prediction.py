@@ -1,4 +1,4 @@
-"""Relaxation of a prediction: what ``infer`` writes next to the structure that the network predicted."""
+"""Relax a prediction, for ``infer`` and for Python."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from fastfold.inference.relax.result import RelaxResult
 
 @dataclass(frozen=True, eq=False)
 class RelaxedPrediction:
-    """A prediction with its relaxed structure.
+    """Prediction with its relaxed structure.
 
     Attributes:
-        prediction: As the network made it; confidences stay as they are.
-        result: The relaxation.
+        prediction: Prediction of the network; its confidences are not changed.
+        result: Result of the relaxation.
     """
 
     prediction: Prediction
     result: RelaxResult
 
     def record(self) -> dict[str, Any]:
-        """Energies, movement, violations and seconds for the scores file, in JSON's types."""
+        """Return energies, movement, violations and seconds for the scores file, in JSON's types."""
         return self.result.to_dict()
 
     def to_pdb(self) -> str:
-        """The relaxed structure with hydrogens as a PDB file, pLDDT in the B-factor column.
+        """Format the relaxed structure with hydrogens as a PDB file, with pLDDT in the B-factor column.
 
         Raises:
             OutputError: The minimiser failed (``result.minimized`` is false).
-            PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
+            PdbLimitError: The structure exceeds the PDB format; use :meth:`to_mmcif`.
         """
         return relaxed_pdb(self.result, title=self.prediction.title)
 
     def to_mmcif(self) -> str:
-        """The relaxed structure with hydrogens as ModelCIF, with the confidences of the prediction.
+        """Format the relaxed structure with hydrogens as ModelCIF, with the confidences of the prediction.
 
         Raises:
             OutputError: The minimiser failed (``result.minimized`` is false).
@@ -59,15 +59,15 @@ class RelaxedPrediction:
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
     """Relax the structure of a prediction.
 
-    A structure that stays bad is no error; see :func:`~fastfold.inference.relax.protocol.relax`.
+    A failed relaxation does not raise; see :func:`~fastfold.inference.relax.protocol.relax`.
 
     Args:
         prediction: The prediction.
         config: Settings; AlphaFold's by default.
 
     Raises:
-        InputError: The force field cannot take the structure, a chain of one residue for example.
-        OutputError: There are no atoms, or a position is not finite.
-        ConfigError: The platform does not work here, or OpenMM is not installed.
+        InputError: The force field does not support the structure, for example a chain of one residue.
+        OutputError: The structure has no atoms, or a position is not finite.
+        ConfigError: The platform does not work, or OpenMM is not installed.
     """
     return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))

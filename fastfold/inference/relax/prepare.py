@@ -1,4 +1,4 @@
-"""From a structure to what OpenMM simulates: chains without gaps, missing heavy atoms and hydrogens added."""
+"""Prepare a structure for OpenMM: split chains at gaps, and add missing heavy atoms and hydrogens."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from fastfold.protein.protein import Protein, check_writable
 
 _OXT = rc.atom_order["OXT"]
 _SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00           N\n"
-"""pdbfixer starts from a file; its topology and positions are replaced by ours, which has chains without limit."""
+"""Dummy file for pdbfixer; its topology and positions are replaced, which allows any number of chains."""
 _LEAST_DISTANCE = 0.1
-"""In Å; atoms that are bonded are ten times as far apart."""
+"""Distance in Å at which pdbfixer would consider atoms equal; bonded atoms are ten times as far apart."""
 _SAME_PLACE = 0.0005
-"""In Å; atoms of two residues nearer than this are equal in a file, and pdbfixer's minimisation never ends."""
+"""Distance in Å below which atoms are equal in a file, and pdbfixer's minimisation does not end."""
 _MIN_ATOMS = 3
-"""Atoms that fix where a residue lies and how it is turned."""
+"""Smallest number of atoms that determines position and orientation of a residue."""
 
 
 @dataclass(frozen=True)
 class PreparedStructure:
-    """A structure with all of its atoms.
+    """Structure with all of its atoms.
 
     Attributes:
-        topology: OpenMM's topology; its residues are those of the protein that have atoms, in their order.
+        topology: OpenMM's topology, with the protein's residues that have atoms, in order.
         positions: ``[A, 3]`` float64 positions of all atoms, in Å.
-        residue_of: ``[A]`` place of each atom's residue in the protein's arrays.
+        residue_of: ``[A]`` index of each atom's residue in the protein's arrays.
         is_hydrogen: ``[A]`` bool.
-        atoms_added: Heavy atoms that were added.
+        atoms_added: Number of added heavy atoms.
     """
 
     topology: Any
@@ -53,11 +53,11 @@ class PreparedStructure:
 
 
 def segments(protein: Protein) -> list[list[int]]:
-    """Runs of residues with atoms that are bonded to each other, as places in the protein's arrays.
+    """Return runs of bonded residues with atoms, as indices in the protein's arrays.
 
-    A run ends with its chain, where residue numbers are not consecutive (residues without atoms between), and at a
-    terminal oxygen (OXT). Distances do not count: :func:`~fastfold.inference.relax.chain_breaks.open_breaks` puts them
-    into the numbers.
+    A run ends with its chain, where residue numbers are not consecutive (with missing residues between), and at a
+    terminal oxygen (OXT). Distances are not considered: :func:`~fastfold.inference.relax.chain_breaks.open_breaks`
+    expresses them by the numbers.
     """
     present = protein.atom_mask > 0.5
     runs: list[list[int]] = []
@@ -80,16 +80,16 @@ def segments(protein: Protein) -> list[list[int]]:
 def check_relaxable(
     protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
 ) -> None:
-    """Refuse what the force field has no parameters for, before any work.
+    """Refuse structures for which the force field has no parameters.
 
     Args:
         protein: The structure.
         names: Names of its chains and residues in messages.
-        breaks: Descriptions of chain breaks by the residue after each, for messages.
+        breaks: Descriptions of chain breaks in messages, by the residue after each.
 
     Raises:
-        InputError: A residue of unknown type has atoms, a residue stands alone, or it has too few atoms.
-        OutputError: There are no atoms, or a position is not finite.
+        InputError: A residue of unknown type has atoms, or a residue is alone or has too few atoms.
+        OutputError: The structure has no atoms, or a position is not finite.
     """
     check_writable(protein)
     count = (protein.atom_mask > 0.5).sum(-1)
@@ -104,28 +104,28 @@ def check_relaxable(
             near = [text for i, text in (breaks or {}).items() if i in (run[0], run[0] + 1)]
             where = f" (chain broken between {', '.join(near)})" if near else ""
             raise InputError(
-                f"{residue_label(protein, run[0], names)} stands alone, bonded to no other residue{where}; Amber99sb "
-                "has no parameters for a chain of one residue; remove it from the file, or do without relaxation"
+                f"{residue_label(protein, run[0], names)} is not bonded to another residue{where}, and Amber99sb has "
+                "no parameters for a chain of one residue; remove it from the file, or skip relaxation"
             )
     for i in np.flatnonzero((count > 0) & (count < _MIN_ATOMS)).tolist():
         raise InputError(
-            f"{residue_label(protein, i, names)} has {count[i]} of its heavy atoms, from which the others cannot be "
-            f"placed ({_MIN_ATOMS} are needed); remove it from the file, or give a complete structure"
+            f"{residue_label(protein, i, names)} has {count[i]} of its heavy atoms, too few to place the others "
+            f"({_MIN_ATOMS} are needed); remove it from the file, or give a complete structure"
         )
 
 
 def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStructure:
-    """Add missing heavy atoms and hydrogens (pH 7), the same each time.
+    """Add missing heavy atoms and hydrogens (pH 7), reproducibly.
 
     Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
     pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
-    :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms.
-    Coordinates are first rounded to the 0.001 Å of structure files, so that a structure relaxes alike from memory and
-    from its file. Hydrogens are placed in double precision on the Reference platform.
+    :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms. Coordinates are first
+    rounded to the 0.001 Å of structure files, so that a structure in memory and its file give equal results. Hydrogens
+    are placed in double precision on the Reference platform.
 
     Args:
         protein: The structure.
-        names: What its chains and residues are called in messages.
+        names: Names of its chains and residues in messages.
 
     Raises:
         InputError: See :func:`check_relaxable`.
@@ -159,7 +159,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
 
 
 def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
-    """Refuse atoms that share a place."""
+    """Refuse atoms with equal positions."""
     residues, slots = np.nonzero(protein.atom_mask > 0.5)
     xyz = protein.atom_positions[residues, slots].astype(np.float64)
     order = np.argsort(xyz[:, 0], kind="stable")
@@ -178,7 +178,7 @@ def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
 
 
 def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
-    """OpenMM's topology of the heavy atoms, their positions in Å, and the place of each residue in the protein."""
+    """Return OpenMM's topology of the heavy atoms, their positions in Å, and their residues' indices."""
     topology = app.Topology()
     positions: list[np.ndarray] = []
     residues: list[int] = []
@@ -199,7 +199,7 @@ def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Fixed numbers from Python's generator, with which OpenMM scatters the hydrogens that it adds."""
+    """Seed Python's generator inside, because OpenMM uses it to place hydrogens."""
     state = random.getstate()
     random.seed(0)
     try:
@@ -211,18 +211,17 @@ def _seeded() -> Iterator[None]:
 def to_protein(
     prepared: PreparedStructure, positions: np.ndarray, like: Protein
 ) -> tuple[Protein, Hydrogens]:
-    """The structure back in FastFold's arrays.
+    """Convert the structure back to FastFold's arrays.
 
-    Terminal oxygens that were added at gaps, where there is no terminus, are left out.
+    Terminal oxygens added at gaps are removed, because gaps are not termini.
 
     Args:
-        prepared: The structure that was simulated.
+        prepared: The simulated structure.
         positions: ``[A, 3]`` positions of its atoms, in Å.
-        like: The protein that it was made of; gives all but the atoms. Atoms that it lacks get the B-factor of their
-            residue.
+        like: The original protein; all but the atoms is copied. Added atoms get the B-factor of their residue.
 
     Returns:
-        The heavy atoms and the hydrogens.
+        Heavy atoms and hydrogens.
     """
     last = {
         chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in _with_atoms(like)
@@ -257,5 +256,5 @@ def to_protein(
 
 
 def _with_atoms(protein: Protein) -> list[slice]:
-    """Chains that have atoms."""
+    """Return the chains that have atoms."""
     return [chain for chain in protein.chains if (protein.atom_mask[chain] > 0.5).any()]

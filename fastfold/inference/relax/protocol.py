@@ -1,4 +1,4 @@
-"""The protocol: rounds of minimisation until no residue is violated, each bounded (supplement, section 1.8.6)."""
+"""Relaxation protocol: bounded rounds of minimisation until no violations remain (supplement, section 1.8.6)."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _MOST_NAMED = 10
 _SECONDS_BETWEEN_LINES = 10.0
 _USUAL_ITERATIONS = 300
-"""Iterations of a round; one is usual, and more are seldom needed."""
+"""Iterations of a round in the estimate of the remaining time."""
 
 
 class _Ticker:
-    """Lines about a relaxation that takes long."""
+    """Progress lines of a long relaxation."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._started = self._last = time.perf_counter()
 
     def of_round(self, number: int, most: int) -> Callable[[int], None]:
-        """Return a function to call after each iteration of a round."""
+        """Return a callback for the iterations of a round."""
         began = time.perf_counter()
 
         def on_iteration(iterations: int) -> None:
@@ -61,7 +61,7 @@ class _Ticker:
 
 @dataclass
 class _Progress:
-    """What the rounds leave."""
+    """Result of the rounds."""
 
     protein: Protein
     hydrogens: Hydrogens | None = None
@@ -84,29 +84,29 @@ def relax(
 ) -> RelaxResult:
     """Relax a structure with AlphaFold's protocol.
 
-    Missing heavy atoms and hydrogens are added, then the Amber99sb energy is minimised with springs on the heavy
-    atoms. While residues are violated, another round starts from there, without springs on the residues that were
-    violated in any round before. What AlphaFold leaves open has limits here: the iterations of the minimiser, the
-    rounds, and the attempts, of which there is one, as another would do the same.
+    Missing heavy atoms and hydrogens are added, then the Amber99sb energy is minimised with springs on the heavy atoms.
+    While residues are violated, another round starts, without springs on residues violated in any earlier round.
+    Iterations and rounds have limits, unlike in AlphaFold. There is one attempt, because another would give the same
+    result.
 
-    A structure that stays bad is no error: the result says why it does not count as relaxed, and names the residues.
+    A failed relaxation does not raise: the result has the reason, and names the residues.
 
     Args:
-        protein: The structure. Residues without atoms are left out, and the chain has ends beside them.
+        protein: The structure. Residues without atoms are left out, and the chain ends next to them.
         config: Settings; AlphaFold's by default.
-        names: What chains and residues are called in messages.
-        continuous: True if residues of consecutive numbers are bonded however far apart they are, as those of a
-            prediction. Otherwise a chain has ends where C and N are more than 2.5 Å apart.
-        on_progress: Called every ten seconds with the round, the iterations and an estimate of the time left.
+        names: Names of chains and residues in messages.
+        continuous: True if residues with consecutive numbers are bonded at any distance, as in a prediction. Otherwise
+            a chain ends where C and N are more than 2.5 Å apart.
+        on_progress: Called every ten seconds with the round, the iterations and the estimated remaining time.
 
     Returns:
-        The relaxed structure with its record; chains, numbers and B-factors are those of the input.
+        Relaxed structure with its record; chains, numbers and B-factors are those of the input.
 
     Raises:
-        InputError: The force field cannot take the structure: a chain of one residue, a residue of unknown type with
-            atoms or one with less than three. The message names it.
-        OutputError: There are no atoms, or a position is not finite.
-        ConfigError: The platform does not work here, or OpenMM is not installed.
+        InputError: The force field does not support the structure: a chain of one residue, a residue of unknown type
+            with atoms, or one with fewer than three atoms. Names it.
+        OutputError: The structure has no atoms, or a position is not finite.
+        ConfigError: The platform does not work, or OpenMM is not installed.
     """
     started = time.perf_counter()
     config = config or RelaxConfig()
@@ -152,7 +152,7 @@ def _rounds(
     names: AuthorNames,
     ticker: _Ticker,
 ) -> _Progress:
-    """Minimise until nothing is violated, a round fails, or there were enough."""
+    """Minimise until no violation remains, a round fails, or the limit of rounds is reached."""
     from openmm import OpenMMException
 
     from fastfold.inference.relax.minimize import minimize
@@ -178,7 +178,7 @@ def _rounds(
             raise
         except (OpenMMException, ValueError, ArithmeticError, LookupError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            what = lines[0].split("  ")[0].rstrip(".")  # OpenMM goes on with a page on the web
+            what = lines[0].split("  ")[0].rstrip(".")  # without OpenMM's link to a web page
             done.failure = f"round {number + 1} failed ({what})"
             break
         prepared = replace(prepared, positions=found.positions)
@@ -197,12 +197,12 @@ def _rounds(
 
 
 def _is_mended_by_freedom(violation: Violation) -> bool:
-    """Return whether another round without springs may help; hands never change."""
+    """Return True if another round without springs may help; handedness never changes."""
     return set(violation.kinds) != {"chirality"}
 
 
 def _reason(energy: float, violations: Sequence[Violation]) -> str:
-    """Why a structure does not count as relaxed; empty if it does."""
+    """Return the reason why a structure is not relaxed; empty if it is."""
     reasons = []
     if not energy < 0.0:
         reasons.append(f"the energy stays positive at {energy:,.0f} kJ/mol")
@@ -212,14 +212,14 @@ def _reason(energy: float, violations: Sequence[Violation]) -> str:
 
 
 def _named(violations: Sequence[Violation]) -> str:
-    """The residues with violations, by kind and name."""
+    """Return the residues with violations as text, by kind and name."""
     named = [f"{v.residue} ({', '.join(v.kinds)})" for v in violations[:_MOST_NAMED]]
     more = f" and {len(violations) - _MOST_NAMED} more" if len(violations) > _MOST_NAMED else ""
     return f" at {', '.join(named)}{more}"
 
 
 def _heavy_atom_rmsd(before: Protein, after: Protein) -> float:
-    """Root mean square distance in Å of the heavy atoms of both, where they are."""
+    """Compute the root mean square distance in Å of the heavy atoms present in both."""
     both = (before.atom_mask > 0.5) & (after.atom_mask > 0.5)
     moved = before.atom_positions[both].astype(np.float64) - after.atom_positions[both]
     return float(np.sqrt(np.square(moved).sum(-1).mean()))

@@ -1,4 +1,4 @@
-"""``RelaxResult``: what came out of a relaxation."""
+"""``RelaxResult``: the result of a relaxation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fastfold.protein.protein import Protein
 
 @dataclass(frozen=True, eq=False)
 class RelaxResult:
-    """What a relaxation made of a structure.
+    """Result of a relaxation.
 
     Energies are potential energies of Amber99sb in vacuum, of all atoms with hydrogens, in kJ/mol, without the energy
     of the restraints.
 
     Attributes:
-        protein: The structure as far as the relaxation came, heavy atoms alone: the input where the minimiser failed.
-        hydrogens: Its hydrogens; None where the minimiser failed.
-        reason: Why the structure does not count as relaxed; empty if it does.
-        platform: Where it was minimised, ``CPU (1 thread)`` for example.
-        energy_before: Of the input with its hydrogens and missing atoms added; None if there was none to compute.
-        energy_after: Of the result; None where the minimiser failed.
-        restraint_energy: Of the restraints at the end, in kJ/mol.
-        heavy_atom_rmsd: How far the heavy atoms of the input moved, in Å, without superposition.
+        protein: Final heavy atoms; the input if the minimiser failed.
+        hydrogens: Final hydrogens; None if the minimiser failed.
+        reason: Reason why the structure is not relaxed; empty if it is.
+        platform: OpenMM's platform, for example ``CPU (1 thread)``.
+        energy_before: Energy of the input with added hydrogens and missing atoms; None if it was not computed.
+        energy_after: Energy of the result; None if the minimiser failed.
+        restraint_energy: Energy of the restraints at the end, in kJ/mol.
+        heavy_atom_rmsd: Movement of the input's heavy atoms in Å, without superposition.
         violations_before: Residues of the input with a violation of stereochemistry.
-        violations: Residues of the result with one.
+        violations: Residues of the result with a violation.
         rounds: Rounds of minimisation.
         iterations: Iterations of the minimiser in all rounds.
-        iteration_limit_reached: Whether the last attempt of the last round was ended by the limit.
+        iteration_limit_reached: True if the limit ended the last attempt of the last round.
         residues_freed: Residues without restraints in the last round.
-        atoms_added: Heavy atoms that the input lacked.
-        seconds: Time taken.
+        atoms_added: Number of added heavy atoms.
+        seconds: Seconds of the relaxation.
         chain_breaks: Pairs of residues with consecutive numbers that are not bonded, with their distance.
     """
 
@@ -58,16 +58,16 @@ class RelaxResult:
 
     @property
     def minimized(self) -> bool:
-        """Whether there is a structure to write, relaxed or not."""
+        """True if a structure can be written, relaxed or not."""
         return self.hydrogens is not None
 
     @property
     def relaxed(self) -> bool:
-        """Whether the energy is negative and no violation remains."""
+        """True if the energy is negative and no violation remains."""
         return not self.reason
 
     def to_dict(self) -> dict[str, Any]:
-        """The record for a scores file, in JSON's types; units are in the names. ``seconds`` alone varies."""
+        """Return the record for a scores file, in JSON's types; only ``seconds`` varies between runs."""
         return {
             "relaxed": self.relaxed,
             "reason": self.reason,
@@ -88,7 +88,7 @@ class RelaxResult:
         }
 
     def __str__(self) -> str:
-        """One sentence for a person."""
+        """Summarise the result in one sentence."""
         if self.energy_after is None or self.energy_before is None:
             return f"not relaxed on {self.platform}: {self.reason}"
         what = (

@@ -1,4 +1,4 @@
-"""Missing heavy atoms from AlphaFold's rigid groups, with the chi angles that clash least (Algorithm 24)."""
+"""Build missing heavy atoms from AlphaFold's rigid groups, with the fewest clashes (Algorithm 24)."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _PSI, _CHI1 = 3, 4
 _STAGGERED = (-60.0, 180.0, 60.0)
 _PLANAR = (-90.0, -30.0, 30.0, 90.0, 150.0, -150.0)
 _PLANAR_LAST = "DEFHNQRWY"
-"""Residues whose last chi angle turns a planar group."""
+"""Residues whose last chi angle rotates a planar group."""
 _PROLINE = ((-25.0, 36.0), (27.0, -36.0))
 _PROLINE_CLOSURE = 1.47
 """Length in Å of the bond that closes proline's ring."""
 _FREE_PSI = (135.0, -45.0)
 _CONTACT = 3.6
-"""Distance in Å below which two atoms count as clashing."""
+"""Distance in Å below which two atoms clash."""
 _REACH = 20.0
 """Distance in Å between alpha carbons beyond which side chains cannot touch."""
 _NEAR_BACKBONE = {rc.atom_order[name] for name in ("CB", "CG", "CG1", "CG2", "OG", "OG1", "SG", "O")}
-"""Atoms that are always near the backbone of their own residue."""
+"""Atoms that are always near their residue's backbone."""
 _LEAST_BEND = 0.5
-"""Product of two bonds and the sine of their angle in Å², below which N, CA and C are on a line."""
+"""Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
 _PASSES = 2
-"""Times that each residue is built; the second time all others are complete."""
+"""Number of passes over the residues; in the second pass all other residues are complete."""
 
 
 def add_missing_atoms(protein: Protein) -> Protein:
     """Build the missing heavy atoms of residues that have N, CA and C.
 
-    Known atoms keep their places and the angles that they define. Other chi angles take the rotamer that clashes
-    least with the rest of the structure. Terminal oxygens are not added.
+    Known atoms keep their positions and the angles that they define. Other chi angles take the rotamer with the fewest
+    clashes. Terminal oxygens are not added.
 
     Args:
-        protein: The structure; residues of unknown type stay as they are.
+        protein: The structure; residues of unknown type are not changed.
     """
     present = protein.atom_mask > 0.5
     expected = np.array(rc.restype_atom37_mask)[protein.aatype] > 0.5
@@ -66,10 +66,10 @@ def add_missing_atoms(protein: Protein) -> Protein:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Possible positions of a residue's missing atoms.
+    """Candidate positions of a residue's missing atoms.
 
     Attributes:
-        slots: Places of the ``M`` missing atoms in the atom37 layout.
+        slots: Indices of the ``M`` missing atoms in the atom37 layout.
         positions: ``[K, M, 3]`` in Å, one set for each choice of angles.
     """
 
@@ -99,7 +99,7 @@ class _Candidates:
 def _angles(
     protein: Protein, i: int, axes: dict[int, list[int]], ideal_of: dict[int, int], group_of: dict[int, int]
 ) -> np.ndarray:
-    """Return sets of torsion angles to try ``[K, 7]``, in degrees; known atoms fix theirs."""
+    """Return sets of torsion angles to try ``[K, 7]``, in degrees; known atoms determine theirs."""
     aatype, present = int(protein.aatype[i]), protein.atom_mask[i] > 0.5
     xyz = protein.atom_positions.astype(np.float64)
     at_zero = _ideal(aatype, np.zeros((1, 7)))[0]
@@ -139,7 +139,7 @@ def _psi(protein: Protein, i: int, xyz: np.ndarray) -> tuple[float, ...]:
 
 
 def _ideal(aatype: int, degrees: np.ndarray) -> np.ndarray:
-    """Return atom14 positions ``[K, 14, 3]`` for torsion angles ``[K, 7]``, the backbone at the origin."""
+    """Return atom14 positions ``[K, 14, 3]`` for torsion angles ``[K, 7]``, with the backbone at the origin."""
     count = len(degrees)
     radians = torch.deg2rad(torch.from_numpy(degrees))
     aatypes = torch.full((count,), aatype)
@@ -150,7 +150,7 @@ def _ideal(aatype: int, degrees: np.ndarray) -> np.ndarray:
 
 
 def _frames(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Rigid:
-    """Return frames with their origin at ``c [K, 3]``, turned by ``b`` and ``a``."""
+    """Return frames with origin ``c [K, 3]``, oriented by ``b`` and ``a``."""
     on_axis, origin, in_plane = (torch.from_numpy(np.array(points, np.float64)) for points in (b, c, a))
     return Rigid.from_three_points(on_axis, origin, in_plane)
 

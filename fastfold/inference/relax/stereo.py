@@ -1,4 +1,4 @@
-"""Geometry that violations of AlphaFold do not cover: handedness, twisted peptides and long backbone bonds."""
+"""Geometry checks in addition to AlphaFold's: handedness, twisted peptides and long backbone bonds."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ CHIRAL_CENTRES = (
 )
 """Residue types, chiral atom, and three neighbours whose triple product is positive in L-amino acids."""
 _LEAST_MIRRORED = 3
-"""Wrong hands from which a chain can be called a mirror image."""
+"""Number of wrong hands from which a chain can be a mirror image."""
 _LEAST_PHI = 8
-"""Positive phi angles from which a chain without beta carbons can be."""
+"""Number of positive phi angles from which a chain without beta carbons can be a mirror image."""
 MAX_TWIST = 45.0
-"""Degrees between omega and the nearer of cis and trans."""
+"""Largest deviation of omega from cis or trans, in degrees."""
 _MAX_STRETCH = 0.2
-"""Å that a backbone bond may be off its length."""
+"""Largest deviation of a backbone bond from its length, in Å."""
 _BACKBONE_BONDS = (("N", "CA", 1.458), ("CA", "C", 1.525), ("C", "O", 1.231))
 """Bonds within a residue and their lengths in Å."""
 _PEPTIDE_BOND = 1.33
 
 
 def wrong_hands(protein: Protein) -> np.ndarray:
-    """Return whether each residue has a carbon of the wrong hand, ``[N]`` bool.
+    """Return a mask ``[N]`` of residues with a carbon of the wrong hand.
 
-    Alpha carbons of all residues but glycine are checked, and beta carbons of threonine and isoleucine.
+    Alpha carbons of all residues except glycine are checked, and beta carbons of threonine and isoleucine.
     """
     found = [_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES]
     return np.logical_or.reduce(found)
 
 
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
-    """Refuse a chain that is a mirror image.
+    """Refuse a mirrored chain.
 
     Args:
         protein: The structure.
         names: Names of its chains and residues.
 
     Raises:
-        InputError: More than half of a chain's alpha carbons are of D-amino acids, or, without beta carbons, more
+        InputError: More than half of a chain's alpha carbons belong to D-amino acids, or, without beta carbons, more
             than half of its phi angles are positive.
     """
     hands, phi = _hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
@@ -63,7 +63,7 @@ def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
 
 
 def _hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, str, str]) -> np.ndarray:
-    """Return 1 for residues of the right hand, -1 for the other, 0 where atoms are missing or there is none."""
+    """Return 1 for residues of the right hand, -1 for the other, and 0 if undefined."""
     slots = [rc.atom_order[name] for name in (centre, *neighbours)]
     known = np.isin(protein.aatype, [rc.restype_order[letter] for letter in residues])
     known &= (protein.atom_mask[:, slots] > 0.5).all(-1)
@@ -87,7 +87,7 @@ def _phi(protein: Protein) -> np.ndarray:
 
 
 def twisted_residues(protein: Protein) -> np.ndarray:
-    """Return whether each residue ends a peptide bond with omega far from cis and trans, ``[N]`` bool."""
+    """Return a mask ``[N]`` of residues after a peptide bond with omega far from cis and trans."""
     before, after = _bonded(protein)
     atoms = [(before, "CA"), (before, "C"), (after, "N"), (after, "CA")]
     places = [(rows, rc.atom_order[name]) for rows, name in atoms]
@@ -98,7 +98,7 @@ def twisted_residues(protein: Protein) -> np.ndarray:
 
 
 def stretched_residues(protein: Protein) -> np.ndarray:
-    """Return whether each residue has a backbone bond that is not of its length, ``[N]`` bool."""
+    """Return a mask ``[N]`` of residues with a backbone bond of wrong length."""
     every = np.arange(len(protein))
     found = np.zeros(len(protein), bool)
     bonds = [(every, first, every, second, length) for first, second, length in _BACKBONE_BONDS]
@@ -120,7 +120,7 @@ def dihedrals(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.
 
 
 def _bonded(protein: Protein) -> tuple[np.ndarray, np.ndarray]:
-    """Return the residues of each pair that is bonded by its numbers."""
+    """Return the residues of each pair that is bonded according to its numbers."""
     tied = (np.diff(protein.chain_index) == 0) & (np.diff(protein.residue_index) == 1)
     before = np.flatnonzero(tied)
     return before, before + 1

@@ -1,4 +1,4 @@
-"""Residues whose stereochemistry is violated: AlphaFold's measure (supplement, section 1.9.11) and our own."""
+"""Residues with violated stereochemistry: AlphaFold's measure (supplement, section 1.9.11) and further ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fastfold.protein.protein import Protein
 
 @dataclass(frozen=True)
 class Violation:
-    """One residue with violations.
+    """Residue with violations.
 
     Attributes:
-        index: Its place in the protein's arrays.
-        residue: What it is called, ``LYS 15 of chain A``.
-        kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an angle beside
-            it is off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances
-            within the residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more
-            than 45° from cis and trans).
+        index: Index in the protein's arrays.
+        residue: Name, for example ``LYS 15 of chain A``.
+        kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an adjacent
+            angle is off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances
+            within the residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more than
+            45° from cis and trans).
     """
 
     index: int
@@ -34,11 +34,11 @@ class Violation:
 
 
 def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tuple[Violation, ...]:
-    """All residues with a violation; those of unknown type have none.
+    """Return all residues with a violation; residues of unknown type are not checked.
 
     Args:
-        protein: The structure; residues of different chains have no bond.
-        names: What its chains and residues are called.
+        protein: The structure; residues of different chains are not bonded.
+        names: Names of its chains and residues.
     """
     aatype = torch.from_numpy(protein.aatype).long()
     index = lookup("restype_atom14_to_atom37", aatype)

@@ -1,4 +1,4 @@
-"""Relaxation of a prediction that stands in a results folder: ``fastfold infer --relax``."""
+"""Relax predictions of a results folder: ``fastfold infer --relax``."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def relax_written(
     """Relax a prediction from its files.
 
     Args:
-        results: The target's.
+        results: Results of the target.
         record: The prediction, with ``.cif`` and ``_scores.json``.
         config: Settings; AlphaFold's by default.
-        on_progress: Called every ten seconds with a line about the work.
+        on_progress: Called every ten seconds with a progress line.
 
     Returns:
-        The files to add by their endings: ``_relaxed.pdb`` (if it fits), ``_relaxed.cif``, both only if the minimiser
-        came to a structure, and ``_scores.json`` with ``relaxation``, the record of it. And that record; where the
-        force field cannot take the structure it says so.
+        Files to add by their endings, and the record of the relaxation. The files are ``_relaxed.pdb`` (if the
+        structure fits the format), ``_relaxed.cif``, both only if the minimiser succeeded, and ``_scores.json`` with
+        the record as ``relaxation``. The record tells if the force field does not support the structure.
 
     Raises:
-        ConfigError: The platform does not work here, or OpenMM is not installed.
+        ConfigError: The platform does not work, or OpenMM is not installed.
         InputError: The scores file is damaged.
-        OutputError: There are no atoms, or a position is not finite.
+        OutputError: The structure has no atoms, or a position is not finite.
     """
     scores = read_scores(results.path(record, "_scores.json"))
     files: dict[str, str | bytes] = {}
@@ -58,7 +58,7 @@ def relax_written(
         found = result.to_dict()
         if result.minimized:
             title = prediction_title(results.stem, scores["model"])
-            with contextlib.suppress(PdbLimitError):  # as the structure itself, which is in .cif alone
+            with contextlib.suppress(PdbLimitError):  # the unrelaxed structure has only .cif, too
                 files["_relaxed.pdb"] = relaxed_pdb(result, title=title)
             files["_relaxed.cif"] = relaxed_mmcif(
                 result,
@@ -81,21 +81,21 @@ def relax_results(
     config: RelaxConfig | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[PredictionRecord, str, bool]]:
-    """Relax those of some predictions that have not been relaxed, and add the files to each.
+    """Relax the predictions that are not relaxed yet, and add the files to each.
 
     Args:
-        results: The target's.
-        records: The predictions; what another process works on is left to it.
-        ranking: By what the target's predictions are ranked.
+        results: Results of the target.
+        records: The predictions; those that another process works on are skipped.
+        ranking: Ranks the target's predictions.
         config: Settings; AlphaFold's by default.
-        on_progress: Called every ten seconds with the prediction's key and a line about the work.
+        on_progress: Called every ten seconds with the prediction's key and a progress line.
 
     Yields:
-        Each prediction that was taken, what came out in words, and whether it counts as relaxed.
+        Each processed prediction, its outcome in words, and True if it is relaxed.
 
     Raises:
-        ConfigError: The platform does not work here, or OpenMM is not installed.
-        OutputError: There are no atoms, a position is not finite, or a file cannot be written.
+        ConfigError: The platform does not work, or OpenMM is not installed.
+        OutputError: The structure has no atoms, a position is not finite, or a file cannot be written.
     """
     for record in records:
         if "relaxation" in record.scores:
@@ -115,7 +115,7 @@ def _say(on_progress: Callable[[str], None], key: str, line: str) -> None:
 
 
 def _energy(found: Mapping[str, Any]) -> float | None:
-    """Energy of a relaxed structure in kJ/mol by its record; None for one that does not count as relaxed."""
+    """Return the energy of a relaxed structure in kJ/mol from its record; None if it is not relaxed."""
     value = found.get("energy_after_kj_per_mol")
     return float(value) if found.get("relaxed") and value is not None and math.isfinite(value) else None
 

@@ -1,4 +1,4 @@
-"""``report.html``: a page of a folder of results, in one file and without a network."""
+"""``report.html``: a self-contained page about a folder of results."""
 
 from fastfold.inference.report.write import write_report
 

@@ -1,6 +1,6 @@
-"""Which predictions a folder of results holds, told by their files.
+"""Find the predictions in a folder of results from their files.
 
-Files are read as data from anywhere: what is damaged or foreign is left out with a line that says so.
+Files are untrusted: damaged and foreign ones are left out, with a line about the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastfold.inference.output.written_scores import MAX_SCORES_BYTES, check_sco
 from fastfold.inference.report.guard import check_size, leaving_out
 
 SCORES = "_scores.json"
-"""How the file that makes a prediction ends."""
+"""Ending of the file that identifies a prediction."""
 _RELAXED = ("_relaxed.pdb", "_relaxed.cif")
 
 _RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
@@ -28,15 +28,15 @@ _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 @dataclass(frozen=True)
 class FoundPrediction:
-    """A prediction in a folder.
+    """Prediction in a folder.
 
     Attributes:
-        stem: What its files' names begin with.
+        stem: Common beginning of its file names.
         target: Stem of its target's files.
-        rank: Place among the target's predictions, from 1; None where the name does not tell.
-        scores: The content of the scores file: ``name``, ``model``, ``seed``, ``sequences``, ``plddt`` are there.
+        rank: Rank among the target's predictions, from 1; None if the name has none.
+        scores: Content of the scores file, with ``name``, ``model``, ``seed``, ``sequences``, ``plddt``.
         files: Its files by the ending of their names.
-        listed: More numbers from the folder's table, by column.
+        listed: Further numbers from the folder's table, by column.
     """
 
     stem: str
@@ -48,24 +48,24 @@ class FoundPrediction:
 
     @property
     def structure(self) -> Path | None:
-        """The structure to show: the relaxed one where there is one."""
+        """Structure to show: the relaxed one if available."""
         endings = (*_RELAXED, ".pdb", ".cif")
         return next((self.files[ending] for ending in endings if ending in self.files), None)
 
     @property
     def has_relaxed_structure(self) -> bool:
-        """Whether the structure to show is from a relaxation, whatever format its name has."""
+        """True if the structure to show is relaxed, in any style of names."""
         return any(ending in self.files for ending in _RELAXED)
 
 
 def find_predictions(
     directory: Path, say: Callable[[str], None] = lambda line: None
 ) -> list[FoundPrediction]:
-    """Find the predictions in a folder, targets by name and each target's best first.
+    """Find the predictions in a folder, by target name, the best of each first.
 
     Args:
         directory: The folder.
-        say: Told of each file that is left out.
+        say: Called with a line about each file that is left out.
 
     Raises:
         OSError: The folder cannot be read.
@@ -83,7 +83,7 @@ def find_predictions(
             scores = check_scores(json.loads(path.read_bytes()))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
-            for ending in ("_coverage.json", "_config.json"):  # may belong to the target
+            for ending in ("_coverage.json", "_config.json"):  # of the target, or of the prediction
                 name = f"{target}{ending}"
                 if ending not in files[stem] and name in own:
                     files[stem][ending] = paths[name]
@@ -94,7 +94,7 @@ def find_predictions(
 
 
 def _regular_files(directory: Path, say: Callable[[str], None]) -> list[str]:
-    """Return names of a folder's own files, sorted; links could lead to any file of the machine."""
+    """Return names of regular files in a folder, sorted; links could lead out of it."""
     names = []
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         if not _is_text(entry.name) or entry.is_dir(follow_symlinks=False):
@@ -107,12 +107,12 @@ def _regular_files(directory: Path, say: Callable[[str], None]) -> list[str]:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name is UTF-8, as all of ours are: no address leads to another one."""
+    """Return True if a name is valid UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dict[str, Path]]:
-    """Files of each prediction by ending; a file belongs to the longest stem that it begins with."""
+    """Group files by prediction and ending; a file belongs to the longest stem that it begins with."""
     found: dict[str, dict[str, Path]] = {stem: {} for stem in stems}
     for name, path in paths.items():
         places = [at for at, letter in enumerate(name) if letter in "._"]
@@ -123,7 +123,7 @@ def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dic
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
-    """Numbers of ``summary.tsv`` by what files are called by; nothing where there is no table or another one."""
+    """Read the numbers of ``summary.tsv`` by file stem; empty without a valid table."""
     try:
         text = check_size(path, MAX_SCORES_BYTES).read_text("utf-8")
         header, *lines = text.splitlines()

@@ -1,6 +1,6 @@
-"""Predictions as small pieces of text for a page: quantised, packed with zlib, in base64.
+"""Encode predictions for a page: quantised, compressed with zlib, in base64.
 
-The page unpacks a piece when it is looked at.
+The page decodes a piece when it is shown.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 
 MAX_SIDE = 320
-"""Rows of the largest aligned error that is carried whole; of a larger one the means of squares are."""
+"""Largest number of rows of an aligned error that is stored whole; larger ones are averaged over squares."""
 
 PAE_STEP = 0.25
-"""Å; aligned errors are carried as multiples of it in a byte."""
+"""Step in Å of aligned errors, which are stored as one byte each."""
 
 _COORDINATE_STEP = 0.01
 
 
 def pack(data: bytes) -> str:
-    """Data packed with zlib, in base64."""
+    """Compress data with zlib and encode it in base64."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def pack_json(value: Any) -> str:
-    """A value of JSON's types, packed.
+    """Compress a value of JSON's types.
 
     Raises:
         ValueError: A number is not finite.
@@ -42,32 +42,32 @@ def pack_json(value: Any) -> str:
 
 
 def pack_structure(path: Path, sequences: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The atoms of a structure file, turned so that a look along z sees their broad side, the longest axis across.
+    """Encode the atoms of a structure file, rotated so that the view along z shows the longest axes.
 
     Args:
-        path: A PDB or mmCIF file of the prediction.
+        path: PDB or mmCIF file of the prediction.
         sequences: One letter per residue of each chain, as it was folded.
 
     Returns:
-        What is needed to read them (``step`` in Å, ``atoms``), and, packed, five bytes per residue that say which of
-        the 37 atoms there are, then little-endian int16 ``x``, ``y``, ``z`` of each in steps from the middle.
+        Metadata (``step`` in Å, ``atoms``), and packed data: five bytes per residue with a bit for each of the 37
+        atoms, then little-endian int16 ``x``, ``y``, ``z`` of each atom in steps from the centre.
 
     Raises:
         InputError: The file cannot be read.
-        ValueError: It is of other sequences.
+        ValueError: The file has other sequences.
     """
     chains = read_structure(path).chains
     lengths = [len(sequence) for sequence in sequences]
     mask = np.zeros((sum(lengths), rc.atom_type_num), bool)
     positions = np.zeros((*mask.shape, 3))
     starts = np.cumsum([0, *lengths])
-    # A chain of unknown residues has no atoms, and none in the file: chains are told by their sequences.
+    # A chain of unknown residues has no atoms and is missing in the file, so chains are matched by sequence.
     number = 0
     for chain in chains:
         while number < len(sequences) and not _is_part(chain.sequence, sequences[number]):
             number += 1
         if number == len(sequences):
-            raise ValueError("its chains are not those of the scores")
+            raise ValueError("its chains differ from those of the scores")
         rows = slice(starts[number], starts[number] + len(chain))
         mask[rows], positions[rows] = chain.mask > 0.5, chain.positions
         number += 1
@@ -84,19 +84,19 @@ def pack_structure(path: Path, sequences: Sequence[str]) -> tuple[dict[str, Any]
 
 
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
-    """The aligned error of a prediction, from its file as AlphaFold DB lays it out.
+    """Encode the aligned error of a prediction, from a file in the format of AlphaFold DB.
 
     Args:
-        path: The JSON file.
+        path: JSON file.
         residues: Number of residues N.
 
     Returns:
-        What is needed to read it (``side`` of the matrix, ``stride``: residues for each of its rows, ``step`` and
-        ``max`` in Å), and, packed, a byte for each of its elements, row by row.
+        Metadata (``side`` of the matrix, ``stride``: residues per row, ``step`` and ``max`` in Å), and packed data: a
+        byte for each element, row by row.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not the aligned error of so many residues.
+        ValueError: It is not the aligned error of this number of residues.
     """
     try:
         pae, largest = check_pae(json.loads(path.read_bytes()), residues)
@@ -113,13 +113,13 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
 
 
 def _principal_axes(points: np.ndarray) -> np.ndarray:
-    """A rotation matrix ``[3, 3]`` whose columns are the axes of points ``[n, 3]``, the longest first."""
+    """Return a rotation matrix ``[3, 3]`` with the axes of points ``[n, 3]`` as columns, longest first."""
     axes = np.linalg.eigh(np.cov(points.T, bias=True))[1][:, ::-1]
     return axes * [1.0, 1.0, np.linalg.det(axes)]
 
 
 def _is_part(read: str, folded: str) -> bool:
-    """Whether a chain that was read is the one that was folded."""
+    """Return True if a chain of the file equals the folded one."""
     return len(read) == len(folded) and all(
         a == b or "X" in (a, b) for a, b in zip(read, folded, strict=True)
     )

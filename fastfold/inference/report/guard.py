@@ -1,4 +1,4 @@
-"""Guard around files and predictions from anywhere: a bad one is left out of the report, with a reason."""
+"""Leave invalid files and predictions out of the report, with a reason."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fastfold.errors import FastFoldError, first_line
 
 @contextlib.contextmanager
 def leaving_out(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Turn any error of the block into a line that names the item left out, and why.
+    """Convert any error of the block to a line that names the left-out item and the reason.
 
     Args:
-        name: The file or prediction that the block reads.
-        say: Told the line.
+        name: File or prediction that the block reads.
+        say: Called with the line.
     """
     try:
         yield
-    except Exception as error:  # foreign data may break any step; other predictions are still shown
+    except Exception as error:  # untrusted data may break any step; other predictions are still shown
         say(f"{name}: left out of the report, {_reason(error)}")
 
 
 def check_size(path: Path, limit: int) -> Path:
-    """Return the path of a file that is not larger than a limit in bytes.
+    """Return the path of a file after checking its size against a limit in bytes.
 
     Raises:
         OSError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""Mol*, the viewer of the page, where the package that carries it is installed."""
+"""Mol*, the viewer of the page, from an installed package."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "molstar-cli"
-"""The package on PyPI whose files are taken."""
+"""Package on PyPI with the viewer's files."""
 
 SHA256 = {
     "molstar.js": "7fad5561c74bc900930fb57d6ab028d1aafdda82223a901bf932b1098e84f1f3",
     "molstar.css": "5b68ceb6d3642549b4e9b2c071e58e41b98a5350ae269180587b39da86925d55",
 }
-"""Sums of the files that go into pages, in the version that ``pyproject.toml`` pins."""
+"""SHA-256 of the files in pages, for the version in ``pyproject.toml``."""
 
 
 @dataclass(frozen=True)
 class Molstar:
-    """The viewer's files.
+    """Files of the viewer.
 
     Attributes:
         script: JavaScript.
         style: CSS.
-        licence: The text of its licence, which has to go where the files go.
-        version: Its version.
+        licence: Text of the licence, which must accompany the files.
+        version: Version of the viewer.
     """
 
     script: str
@@ -35,10 +35,10 @@ class Molstar:
 
 
 def load_molstar() -> Molstar | None:
-    """Read the viewer's files; None if its package is not installed or does not have them.
+    """Read the viewer's files; return None if its package is not installed or lacks them.
 
     Raises:
-        ValueError: A file that would go into pages has another SHA-256 than the known one.
+        ValueError: A file has an unexpected SHA-256.
     """
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
@@ -52,8 +52,7 @@ def load_molstar() -> Molstar | None:
     for name, expected in SHA256.items():
         if (found := hashlib.sha256(contents[name]).hexdigest()) != expected:
             raise ValueError(
-                f"{name} of the package {PACKAGE} has another SHA-256 than this version of FastFold knows: expected "
-                f"{expected}, found {found}"
+                f"{name} of the package {PACKAGE} has an unknown SHA-256: expected {expected}, found {found}"
             )
     script, style, licence, version = (contents[name].decode("utf-8") for name in names)
     return Molstar(script, style, licence, version.strip())

@@ -1,4 +1,4 @@
-"""Make the page: what is in the folder, packed into one HTML file."""
+"""Write the report page: all results of a folder in one HTML file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
 
 NAME = "report.html"
-"""What the page is called."""
+"""File name of the page."""
 
 MAX_EMBEDDED = 20_000_000
-"""Characters of packed data that a page carries; structures and aligned errors of the best predictions come first."""
+"""Largest number of characters of embedded data; structures and aligned errors of the best predictions come first."""
 
 _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
@@ -43,23 +43,23 @@ def write_report(
     say: Callable[[str], None] = lambda line: None,
     max_embedded: int = MAX_EMBEDDED,
 ) -> Path:
-    """Make ``report.html`` of a folder of results; one that is there is replaced.
+    """Write ``report.html`` for a folder of results, replacing an earlier one.
 
-    The page needs no network and loads nothing: neither can what it shows, which may come from anywhere. Its 3D view
-    is Mol*, taken from the package ``molstar-cli``; without that it says which package to install. Where its files
-    have other sums than the known ones the page has no 3D view and says so.
+    The page uses no network and loads nothing, so untrusted content cannot either. Its 3D view is Mol*, from the
+    package ``molstar-cli``; without it, the page says which package to install. If its files have unexpected sums, the
+    page has no 3D view and says so.
 
     Args:
         directory: The folder.
-        say: Told of each file that is left out.
-        max_embedded: Characters of packed data that the page may carry. Scores, pLDDT, coverage and settings of all
-            predictions always are in it, structures and aligned errors as long as there is room.
+        say: Called with a line about each file that is left out.
+        max_embedded: Largest number of characters of embedded data. Scores, pLDDT, coverage and settings of all
+            predictions are always embedded, structures and aligned errors while there is room.
 
     Returns:
-        The page.
+        Path of the page.
 
     Raises:
-        InputError: The folder is not there or cannot be read, or there is no prediction in it.
+        InputError: The folder is missing, cannot be read, or contains no prediction.
         OutputError: The page cannot be written.
     """
     folder = Path(directory)
@@ -75,7 +75,7 @@ def write_report(
             entries.append((prediction, _row(prediction), pack_json(_detail(prediction, say))))
     if not entries:
         raise InputError(
-            "there is no prediction in this folder (a file ..._scores.json); give one that fastfold infer wrote to",
+            "this folder contains no prediction (a file ..._scores.json); give one that fastfold infer wrote to",
             path=folder,
         )
     page = folder / NAME
@@ -85,7 +85,7 @@ def write_report(
 
 @lru_cache(maxsize=2)
 def _packed_viewer_file(text: str) -> str:
-    """A file of the viewer, packed once for all pages of a process."""
+    """Compress a file of the viewer once for all pages of a process."""
     return pack(text.encode("utf-8"))
 
 
@@ -99,9 +99,9 @@ def _page(
     rows = [row | {"detail": number} for number, (_, row, _) in enumerate(entries)]
     blobs = [detail for _, _, detail in entries]
     left = max_embedded - sum(map(len, blobs))
-    # The best of all targets before the second best of any.
+    # The best predictions of all targets precede the second best of any.
     for number in sorted(range(len(rows)), key=lambda k: (predictions[k].rank or 1, k)):
-        if left < max_embedded // 20:  # as good as full: reading the rest would be for nothing
+        if left < max_embedded // 20:  # nearly full: reading the rest would not be worth it
             rows[number]["omitted"] = True
             continue
         found = _heavy(predictions[number], say)
@@ -131,7 +131,7 @@ def _page(
         meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
         blobs += [_packed_viewer_file(molstar.script), _packed_viewer_file(molstar.style)]
         hashes.append(molstar.script)
-    # Scripts run by their hashes alone, so none that a name may smuggle in does. The viewer makes functions from text.
+    # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
     title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
     policy = (
@@ -156,7 +156,7 @@ def _page(
             for number, text in enumerate(blobs)
         ),
     }
-    plain = {"css", "meta", "script", "blobs"}  # ours, or unable to hold markup
+    plain = {"css", "meta", "script", "blobs"}  # trusted, or unable to hold markup
     page = _file("page.html")
     parts = page.split("{{")
     filled = [parts[0]]
@@ -171,13 +171,13 @@ def _file(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """A script in the words of a content security policy."""
+    """Return the hash of a script for a content security policy."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 def _inert_json(value: Any) -> str:
-    """JSON in ASCII without a letter that could end a script element or begin a comment."""
+    """Return JSON in ASCII without characters that could end a script element or begin a comment."""
     return (
         json.dumps(value, allow_nan=False)
         .replace("&", "\\u0026")
@@ -199,7 +199,7 @@ def _style() -> dict[str, Any]:
 
 
 def _row(prediction: FoundPrediction) -> dict[str, Any]:
-    """A prediction's line in the table."""
+    """Return a prediction's line of the table."""
     scores = prediction.scores
     interfaces = scores.get("interfaces")
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
@@ -220,7 +220,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any]:
-    """What the page says of a chosen prediction."""
+    """Return the details of a prediction for the page."""
     scores = prediction.scores
     found = {
         "name": scores["name"],
@@ -239,14 +239,14 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
         with leaving_out(path.name, say):
             value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
-                raise ValueError("it is not what its name says")
-            pack_json(value := _finite(value))  # an error here leaves out this file alone
+                raise ValueError("its content does not match its name")
+            pack_json(value := _finite(value))  # an error here leaves out only this file
             found[key] = value
     return found
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
-    """Return whether the page's structure counts as relaxed by the record in its scores, and why not."""
+    """Return if the page's structure is relaxed according to its record, and the reason if not."""
     record = prediction.scores.get("relaxation")
     record = record if isinstance(record, dict) else {}
     outcome = record.get("relaxed")
@@ -274,7 +274,7 @@ def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite, which JSON has no way to write."""
+    """Replace numbers that are not finite with None, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {str(key): _finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -283,7 +283,7 @@ def _finite(value: Any) -> Any:
 
 
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Structure and aligned error of a prediction, as far as they are there."""
+    """Return structure and aligned error of a prediction, as far as available."""
     found = {}
     residues = len(prediction.scores["plddt"])
     structure, pae = prediction.structure, prediction.files.get("_pae.json")

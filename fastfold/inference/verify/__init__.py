@@ -1,4 +1,4 @@
-"""``fastfold verify``: recorded runs of the official program, repeated and compared."""
+"""``fastfold verify``: repeat recorded runs of AlphaFold and compare the results."""
 
 from fastfold.inference.verify.recorded_array import MissingInputError
 from fastfold.inference.verify.records import recorded_runs, verify

@@ -1,4 +1,4 @@
-"""Recorded runs of the official data pipeline: what it made of alignments, and what we make of them."""
+"""Compare the data pipeline with recorded runs of AlphaFold."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from fastfold.inference.verify.recorded_array import MissingInputError, Recorded
 from fastfold.inference.verify.templates import TEMPLATE_DATE, unpack_entries
 
 EXPECTED = "expected.npz"
-"""The file that makes a folder such a record."""
+"""File that identifies such a record."""
 
 _QUERY = "query.fasta"
 _PAIRED_ROWS = "debug/paired_rows"
 
 
 def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Make the features of a record, one array after the other.
+    """Compute the features of a record, one array after the other.
 
-    A complex that is recorded with templates is searched for them in ``template_db``, next to the folder above. Arrays
-    of templates are left out where the record is of one chain, whose single empty template we do without; and so is
-    ``domain_name``, a copy of the header.
+    For a complex recorded with templates, hits are searched in ``template_db``, next to the folder above. Template
+    arrays are skipped for a record of one chain, whose single empty template FastFold leaves out. ``domain_name``, a
+    copy of the header, is skipped too.
 
     Args:
-        directory: Folder with ``query.fasta`` and alignments called as AlphaFold calls them; for a complex those of
-            each chain in a folder ``A``, ``B``, ….
-        expected: The recorded arrays.
+        directory: Folder with ``query.fasta`` and alignments with AlphaFold's names; for a complex in a folder ``A``,
+            ``B``, … for each chain.
+        expected: Recorded arrays.
 
     Yields:
         The arrays in the order of the record.
 
     Raises:
         MissingInputError: A file is missing.
-        InputError: A file is unreadable, or there is no such array here.
+        InputError: A file is unreadable, or an array is unknown.
     """
     directory = directory.resolve()
     check_present(directory / _QUERY)
@@ -73,16 +73,16 @@ def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterat
         if not is_complex and (name.startswith("template_") or name == "num_templates"):
             continue
         if name not in ours:
-            raise InputError(f"there is no array {name!r} here", path=directory / EXPECTED)
+            raise InputError(f"unknown array {name!r}", path=directory / EXPECTED)
         if not np.array_equal(ours[name], value):
             value = expected.get(f"stable/{name}", value)
         yield RecordedArray(name, ours[name], value)
 
 
 def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) -> list[ChainMsas]:
-    """The alignments of each chain; of equal ones the first has a folder."""
+    """Read the alignments of each chain; equal chains share the first one's folder."""
     if next(directory.rglob("*_hits.*"), None) is None:
-        message = "has no alignments of the query (*_hits.sto, *_hits.a3m); if there is a script for them, run it first"
+        message = "contains no alignments of the query (*_hits.sto, *_hits.a3m); run their script first if it exists"
         raise MissingInputError(message, path=directory)
     found: dict[str, ChainMsas] = {}
     for chain in chains:
@@ -101,7 +101,7 @@ def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) ->
 def _templates(
     database: Path, chains: tuple[Chain, ...], msas: list[ChainMsas]
 ) -> list[dict[str, np.ndarray]]:
-    """Features of the templates of each chain, found by hmmsearch from the UniRef90 alignment, the first one."""
+    """Compute template features of each chain, from hmmsearch hits of its first (UniRef90) alignment."""
     with TemporaryDirectory() as folder:
         unpack_entries(database / "mmcif.tar.gz", Path(folder))
         entries = MmcifFolder(folder, obsolete=database / "obsolete.dat", official_errors=True)
@@ -117,7 +117,7 @@ def _templates(
 
 
 def _paired_rows(chains: tuple[Chain, ...], msas: list[ChainMsas]) -> np.ndarray:
-    """Which row of each chain's UniProt alignment stands in each line, ``[P, chains]``, -1 for none."""
+    """Return the row of each chain's UniProt alignment in each paired line, ``[P, chains]``, -1 for none."""
     raw = [monomer_features(chain, pair[1]) for chain, pair in zip(chains, msas, strict=True)]
     order = chain_order([chain.sequence for chain in chains])
     return paired_lines([raw[index] for index in order], in_lines=False)

@@ -1,4 +1,4 @@
-"""``RecordedArray``, an array of the official program and ours, and a check for files that a record needs."""
+"""``RecordedArray``, an array of AlphaFold and FastFold's, and a check for a record's files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fastfold.errors import InputError
 
 
 class MissingInputError(InputError):
-    """A record without one of the files that it needs."""
+    """Record that lacks a required file."""
 
 
 class RecordedArray(NamedTuple):
-    """An array of the official program beside ours.
+    """Array of FastFold and its recorded counterpart.
 
     Attributes:
-        name: Its name in the record.
-        ours: Ours, of any shape.
-        theirs: The recorded one; where that depends on a sort which is not stable, the one of a stable sort if
-            ours is not the recorded one.
+        name: Name in the record.
+        ours: FastFold's array, of any shape.
+        theirs: Recorded array. If it depends on an unstable sort, the result of a stable sort unless ``ours`` equals
+            the recorded one.
     """
 
     name: str
@@ -30,14 +30,14 @@ class RecordedArray(NamedTuple):
 
 
 def check_present(*paths: Path, message: str = "no such file") -> None:
-    """Refuse a record that lacks a file.
+    """Check that a record has its files.
 
     Args:
         *paths: The files.
-        message: What to say.
+        message: Text of the error.
 
     Raises:
-        MissingInputError: The first of them that is not there.
+        MissingInputError: A file is missing; names the first one.
     """
     for path in paths:
         if not path.is_file():

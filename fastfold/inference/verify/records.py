@@ -1,6 +1,6 @@
-"""Repeat a recorded run of the official program and compare every output.
+"""Repeat a recorded run of AlphaFold and compare every output.
 
-There are records of the network, of the data pipeline and of the search for templates.
+Records exist of the network, of the data pipeline and of the template search.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from fastfold.inference.verify.templates import DECISIONS, ENTRIES, compare_entr
 
 RELATIVE_TOLERANCE = 1e-4
 POSITION_TOLERANCE = 0.01
-"""Largest distance in Å that an atom may lie from the official program's."""
+"""Largest distance in Å between an atom and the recorded one."""
 REDUCED_TOLERANCES = {"bf16": 0.1, "bf16-products": 0.03, "int8": 0.03}
-"""Relative errors that outputs may have in less than float32; distances of atoms are not judged there."""
+"""Relative errors allowed in less than float32; distances of atoms are not checked there."""
 _JUMPING = "violations"
-"""Outputs with this in their names jump where a distance passes a limit; in less than float32 they are left out."""
+"""Name parts of outputs that jump where a distance passes a limit, skipped in less than float32."""
 DATA_TOLERANCES = {"deletion_mean": 1e-6, "position_sum": 1e-6}
-"""Relative errors that arrays of the data pipeline may have, by the last part of their names; others are equal."""
+"""Relative errors allowed in arrays of the data pipeline, by the last part of their names; others are equal."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output compared with the official one.
+    """Comparison of one output with the recorded one.
 
     Attributes:
         name: Key of the official result tree, or ``confidence/...``.
-        relative_error: Norm of the difference over the norm of the official array.
+        relative_error: Norm of the difference over the norm of the recorded array.
         largest_error: Largest absolute difference; for positions the largest distance in Å.
-        passed: Whether both are within their tolerances.
+        passed: True if both are within their tolerances.
     """
 
     name: str
@@ -65,27 +65,27 @@ def verify(
     precision: str = "fp32",
     policy: ExecutionPolicy | None = None,
 ) -> Iterator[Comparison]:
-    """Compare the network, or the features, with a recorded run of the official program, one output after the other.
+    """Compare the network, or the features, with a recorded run of AlphaFold.
 
     Args:
-        directory: Folder with ``expected.npz``, ``query.fasta`` and alignments, for the data pipeline
-            (:func:`fastfold.inference.verify.data.compute_recorded`), with hits as well for templates
-            (:func:`fastfold.inference.verify.templates.compare_templates`); or with ``params.npz``, ``config.json``,
-            ``features.npz``, ``outputs.npz`` and ``confidence.npz``, for the network. Loss targets that depend on
-            the predicted structure through rounding alone (which of the two lowest bins a residue's aligned error in
-            its own frame, zero, falls in) are taken from the recorded structure, which is compared by itself. Or
+        directory: Folder of a record. For the data pipeline, ``expected.npz``, ``query.fasta`` and alignments
+            (:func:`fastfold.inference.verify.data.compute_recorded`). For templates, hits as well
+            (:func:`fastfold.inference.verify.templates.compare_templates`). For the network, ``params.npz``,
+            ``config.json``, ``features.npz``, ``outputs.npz`` and ``confidence.npz``; loss targets that depend on the
+            predicted structure only through rounding (the bin of a residue's aligned error in its own frame, zero, is
+            one of the two lowest) are computed from the recorded structure, which is compared separately. Or
             :data:`~fastfold.inference.verify.shipped.RECORD`, the record that ships with the package.
-        device: Where to run.
-        precision: Of the network, one of :data:`fastfold.evoformer.precision.Precision`; in less than float32
-            :data:`REDUCED_TOLERANCES` hold. The data pipeline has none.
-        policy: How to run the network; by default as it was made to.
+        device: Device of the network.
+        precision: Precision of the network, one of :data:`fastfold.evoformer.precision.Precision`; in less than float32
+            :data:`REDUCED_TOLERANCES` apply. The data pipeline has none.
+        policy: Execution policy of the network; None for its own.
 
     Yields:
         A comparison for each recorded array.
 
     Raises:
         MissingInputError: A file is missing.
-        InputError: A file is unreadable, or the network lacks an output that was recorded.
+        InputError: A file is unreadable, or the network lacks a recorded output.
     """
     directory = Path(directory)
     if directory == RECORD:
@@ -124,7 +124,7 @@ def verify(
             ours |= _losses(result, last, outputs, config)
     for name, theirs in recorded.items():
         if name not in ours:
-            raise InputError(f"the network has no output {name!r}", path=directory / "outputs.npz")
+            raise InputError(f"the network lacks the output {name!r}", path=directory / "outputs.npz")
         if precision == "fp32" or _JUMPING not in name:
             value = ours[name].detach().cpu()
             yield _compare(
@@ -133,7 +133,7 @@ def verify(
 
 
 def recorded_runs(directory: Path) -> list[Path]:
-    """The records in a folder: itself, or those of its folders that are one; itself if there is none."""
+    """Return the records in a folder: itself, or its folders that are records; itself if none are."""
     marks = (EXPECTED, "config.json")
     if any((directory / mark).exists() for mark in marks):
         return [directory]
@@ -142,7 +142,7 @@ def recorded_runs(directory: Path) -> list[Path]:
 
 
 def _computed(tree: dict[str, Any]) -> dict[str, Any]:
-    """The result tree with tensors for everything that was left to be computed."""
+    """Return the result tree with all deferred outputs computed."""
     return {
         key: _computed(value)
         if isinstance(value, dict)
@@ -202,7 +202,7 @@ def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def _confidence(result: dict[str, Any], multimer: bool) -> dict[str, Tensor]:
-    """The confidences that the official program stores next to its outputs."""
+    """Return the confidences that AlphaFold stores next to its outputs."""
     found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
     if "predicted_aligned_error" in result:
         head = result["predicted_aligned_error"]
@@ -218,7 +218,7 @@ def _confidence(result: dict[str, Any], multimer: bool) -> dict[str, Tensor]:
 def _losses(
     result: dict[str, Any], batch: dict[str, Tensor], outputs: Mapping[str, np.ndarray], config: Any
 ) -> dict[str, Tensor]:
-    """All losses and their parts under the official names."""
+    """Compute all losses and their parts under the official names."""
     total, parts = alphafold_loss(result, batch, config)
     if "predicted_aligned_error" in parts:
         affines = torch.as_tensor(outputs["structure_module/final_affines"]).to(total.device)
@@ -231,7 +231,7 @@ def _losses(
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Keys of a result tree joined by slashes; frames and atoms as the official program takes them apart."""
+    """Flatten a result tree to keys joined by slashes, with frames and atoms split as in AlphaFold."""
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"

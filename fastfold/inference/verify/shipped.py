@@ -1,7 +1,7 @@
-"""The record that ships with the package: a small fold by ``mini``, as FastFold's release machine computed it.
+"""Record that ships with the package: a small fold by ``mini``, computed on FastFold's release machine.
 
-It shows that an installation computes what the tests ran on. Records of the official program are larger and lie in the
-repository (``tests/oracles``).
+It shows that an installation computes the tested results. Records of AlphaFold are larger and are in the repository
+(``tests/oracles``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.verify.recorded_array import RecordedArray
 
 RECORD = Path(__file__).with_name("mini_record.npz")
-"""The record's file."""
+"""File of the record."""
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
-"""An invented sequence."""
+"""Invented sequence of the record."""
 
 
 def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.ndarray]:
     """Fold the record's sequence by ``mini``.
 
     Args:
-        device: Where to run.
-        precision: Of the trunk.
+        device: Device of the fold.
+        precision: Precision of the trunk.
 
     Returns:
         By name: positions in Å ``[N, 37, 3]``, pLDDT ``[N]``, aligned errors in Å ``[N, N]``, pTM, and the single

@@ -1,4 +1,4 @@
-"""Recorded runs of the official template search: its hits, what became of each, and the features of the templates."""
+"""Compare the template search with recorded runs of AlphaFold: hits, decisions, and template features."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fastfold.errors import InputError
 from fastfold.inference.verify.recorded_array import MissingInputError, RecordedArray, check_present
 
 DECISIONS = "expected_decisions.json"
-"""The file that makes a folder such a record."""
+"""File that identifies such a record."""
 ENTRIES = "expected.json"
-"""The file that makes a folder a record of what the official program reads of mmCIF files."""
+"""File that identifies a record of AlphaFold's mmCIF reader."""
 
 _DIFFERENCES = "expected_v2.3.2_differences.json"
-"""Entries that the newest version reads in another way; a record may have none."""
+"""Entries that the newest version of AlphaFold reads differently; a record may lack them."""
 TEMPLATE_DATE = "2021-11-01"
-"""Newest release date of all recorded searches."""
+"""Latest release date of all recorded searches."""
 _HITS = ("expected_pdb_hits.sto", "expected_pdb_hits.hhr")
 _REASONS = {
     "features": ("used",),
@@ -47,21 +47,21 @@ _REASONS = {
     "extract: QueryToTemplateAlignError": ("not found", "other sequence"),
     "crash": ("not found", "other sequence"),
 }
-"""What the official program calls our reasons; where it crashes we say why the hit is left out."""
+"""FastFold's reasons by those of AlphaFold; where AlphaFold crashes, FastFold reports a reason."""
 _VARIANTS = {"default": (False, True), "release": (True, True), "noobsolete_max3": (False, False)}
-"""The recorded settings: whether release dates and the list of obsolete entries are given."""
+"""Recorded settings: True if release dates and the list of obsolete entries are given."""
 
 
 def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Search for templates, parse the recorded hits, and make the features of a record.
+    """Search for templates, parse the recorded hits, and compute the features of a record.
 
     Args:
-        directory: Folder with the query, its UniRef90 alignment, the recorded hits and decisions; the database lies
-            next to the folder above, as ``template_db``, or ``template_db_errors`` for a record called ``errors_…``.
-        expected: The recorded arrays.
+        directory: Folder with the query, its UniRef90 alignment, the recorded hits and decisions. The database is next
+            to the folder above, as ``template_db``, or ``template_db_errors`` for a record named ``errors_…``.
+        expected: Recorded arrays.
 
     Yields:
-        The search's output (of hmmsearch), the hits, the decisions, and the features of each recorded setting.
+        Output of hmmsearch, the hits, the decisions, and the features of each recorded setting.
 
     Raises:
         MissingInputError: A file is missing.
@@ -112,12 +112,12 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
     """Read every mmCIF file of a record: sequences, dates, and atoms of each chain.
 
     Args:
-        directory: Folder with ``expected.json``; the files lie in ``template_db`` next to it. A recorded file that is
-            not there is left out.
-        expected: The recorded arrays.
+        directory: Folder with ``expected.json``; the files are in ``template_db`` next to it. Missing files are
+            skipped.
+        expected: Recorded arrays.
 
     Yields:
-        For each file its sequences and date, or that it cannot be used; for each chain what is recorded of its atoms.
+        For each file its sequences and date, or that it is invalid; for each chain the recorded data of its atoms.
 
     Raises:
         MissingInputError: A file is missing.
@@ -139,11 +139,11 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
 
 
 def unpack_entries(archive: Path, folder: Path) -> None:
-    """Unpack the files of an archive into a folder, without the folders that they lie in there.
+    """Unpack the files of an archive into a folder, without their paths in the archive.
 
     Raises:
         MissingInputError: The archive is missing.
-        InputError: It is damaged.
+        InputError: The archive is damaged.
     """
     check_present(archive, message="not a readable archive: no such file")
     try:
@@ -174,12 +174,12 @@ def _bytes(texts: Sequence[str]) -> np.ndarray:
 
 
 def _without_program(text: str) -> str:
-    """An alignment without the line that names the program and its version."""
+    """Remove the line of an alignment that names the program and its version."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("#=GF AU"))
 
 
 def _hits(hits: Sequence[TemplateHit], expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """The parsed hits, under the names of the record."""
+    """Yield the parsed hits, under the names of the record."""
     ours: dict[str, np.ndarray] = {
         "index": np.array([hit.index for hit in hits]),
         "name": _bytes([hit.name for hit in hits]),
@@ -202,7 +202,7 @@ def _hits(hits: Sequence[TemplateHit], expected: Mapping[str, np.ndarray]) -> It
 def _decisions(
     variant: str, chosen: ChainTemplates, recorded: Sequence[Mapping[str, Any]], *, ranked: bool
 ) -> Iterator[RecordedArray]:
-    """What became of each hit, in our words, and how the query was mapped onto each template."""
+    """Yield the decision about each hit, and the mapping of the query onto each template."""
     ours = list(chosen.outcomes)
     if any(row["outcome"] == "crash" for row in recorded):
         ours = ours[: len(recorded)]
@@ -235,7 +235,7 @@ def _decisions(
 def _features(
     prefix: str, chosen: ChainTemplates, length: int, expected: Mapping[str, np.ndarray]
 ) -> Iterator[RecordedArray]:
-    """The features of the templates; without any, the record has an empty template, or arrays without elements."""
+    """Yield the template features; a record without templates has an empty one, or empty arrays."""
     ours = chosen.features()
     for name, theirs in expected.items():
         if name.startswith(f"{prefix}template_"):
@@ -246,7 +246,7 @@ def _features(
 def _entry(
     database: MmcifFolder, pdb_id: str, theirs: Mapping[str, Any], expected: Mapping[str, np.ndarray]
 ) -> Iterator[RecordedArray]:
-    """One file of a record."""
+    """Yield the content of one file of a record."""
     try:
         entry = database.entry(pdb_id)
     except TemplateSkipped:

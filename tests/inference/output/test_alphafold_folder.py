@@ -87,12 +87,12 @@ def test_a_folder_or_link_of_someone_else_is_refused(results: TargetResults, tmp
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (results.parent.path / "t").symlink_to(elsewhere)
-    with pytest.raises(PlaceError, match="t is not FastFold's; remove it"):
+    with pytest.raises(PlaceError, match="t was not made by FastFold; remove it"):
         write_alphafold_folder(results)
     (results.parent.path / "t").unlink()
     write_alphafold_folder(results)
     (results.parent.path / "t").rename(tmp_path / "moved")
     (results.parent.path / "t").symlink_to(elsewhere)  # after the folder was FastFold's
-    with pytest.raises(PlaceError, match="t is not FastFold's; remove it"):
+    with pytest.raises(PlaceError, match="t was not made by FastFold; remove it"):
         write_alphafold_folder(results)
     assert not list(elsewhere.iterdir())

@@ -143,7 +143,7 @@ def test_a_folder_of_someone_else_is_left_alone(cli: CommandLine) -> None:
     (cli.out / "pair" / "ranked_0.pdb").write_text("AlphaFold's own")
     done = cli.infer(cli.fasta({"pair": DIMER}), *FORMAT, weights=[cli.weights("model_1_multimer_v3")])
     assert done.code == 1
-    assert "pair is not FastFold's; remove it" in done.err
+    assert "pair was not made by FastFold; remove it" in done.err
     assert (cli.out / "pair" / "ranked_0.pdb").read_text() == "AlphaFold's own"
     assert list(cli.out.glob("pair_scores_rank_001_*.json"))
 

@@ -172,7 +172,7 @@ def test_plddt_of_a_residue_without_atoms_counts_too(tmp_path):
 def test_aligned_errors_outside_the_bins_are_refused(tmp_path, value):
     prediction = make_prediction()
     prediction.pae[0, 1] = value
-    with pytest.raises(OutputError, match=r"outside 0\.\.31\.75 Å"):
+    with pytest.raises(OutputError, match=r"outside of 0\.\.31\.75 Å"):
         prediction.save(tmp_path / "out")
 
 

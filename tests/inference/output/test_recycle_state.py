@@ -53,7 +53,7 @@ def test_what_is_kept_comes_back_bit_by_bit(
         assert torch.equal(found[2][name], tensor)
         assert found[2][name].dtype == tensor.dtype
     assert [one.plddt[0] for one in other.recycles] == [1.0, 2.0]
-    assert said == ["going on after pass 2 of a fold that was interrupted"]
+    assert said == ["continuing after pass 2 of an interrupted fold"]
     other.remove()
     assert _state(tmp_path).load(CPU) is None
     assert os.listdir(tmp_path) == []
@@ -97,7 +97,7 @@ def test_a_state_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> 
     for cycle in (1, 2):
         state.save(cycle, 3, {"prev_pos": torch.ones(4, 3)})
     assert len(said) == 1
-    assert "warning: the state of the fold is not kept" in said[0]
+    assert "warning: the state of the fold is not saved" in said[0]
 
 
 def _of_two(path: Path, said: list[str], act: Callable[[int, RecycleState], T]) -> list[T]:
@@ -230,7 +230,7 @@ def test_a_fold_that_ran_out_of_memory_goes_on_in_smaller_pieces_where_it_was(
     assert len(calls) == 6  # five, and the one that failed
     said = capsys.readouterr().err
     assert "out of memory with a plan of" in said
-    assert "going on after pass 3 of a fold that was interrupted" in said
+    assert "continuing after pass 3 of an interrupted fold" in said
 
 
 def _passes_made(arguments: list[str]) -> int:
@@ -260,7 +260,7 @@ def test_two_processes_that_were_killed_go_on_and_end_in_the_same_bytes(cli: Com
     assert len(list((killed / STATE).rglob("*.state"))) == 2
     found = two(killed, _passes_made)
     assert [code for code, _ in found] == [0, 0], found
-    assert "going on after pass 3 of a fold that was interrupted" in found[0][1]
+    assert "continuing after pass 3 of an interrupted fold" in found[0][1]
     assert all("2 passes" in text for _, text in found)  # of five
     assert not list((killed / STATE).rglob("*.state*"))
     assert [code for code, _ in two(cli.out, _passes_made)] == [0, 0]

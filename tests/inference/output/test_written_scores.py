@@ -43,12 +43,12 @@ def test_what_we_write_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("plddt", "high", "plddt is missing or of another kind"),
+        ("plddt", "high", "plddt is missing or has another type"),
         ("plddt", [1.0], "plddt is not a number for each residue"),
         ("ptm", "good", "ptm is not a number"),
         ("iptm", 10**400, "iptm is not a number"),
         ("sequences", [], "sequences are not text"),
-        ("model", None, "model is missing or of another kind"),
+        ("model", None, "model is missing or has another type"),
     ],
 )
 def test_a_foreign_score_is_named_with_its_file(

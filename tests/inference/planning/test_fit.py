@@ -240,7 +240,7 @@ def test_when_memory_ends_the_budget_is_halved_and_the_fold_goes_on(error: Excep
     assert peaks == [900, 450, 225]
     assert len(said) == 2
     assert "T1: out of memory with a plan of" in said[0]
-    assert "going on with a budget of" in said[0]
+    assert "continuing with a budget of" in said[0]
 
 
 def test_a_network_in_bfloat16_is_planned_as_one() -> None:
@@ -265,7 +265,7 @@ def test_only_when_the_smallest_plan_fails_does_the_target_fail() -> None:
         peaks.append(plan.peak)
         raise MemoryError
 
-    with pytest.raises(InputError, match=r"record 'T1'.*even in the smallest pieces.*about 50 residues"):
+    with pytest.raises(InputError, match=r"record 'T1'.*even with the smallest blocks.*about 50 residues"):
         _within(run, [])
     assert peaks == [900, 450, 225, 112, 100]
 

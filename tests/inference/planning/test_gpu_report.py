@@ -29,7 +29,7 @@ def test_a_fold_on_eight_gpus_is_planned_from_a_machine_without_one(cli: Command
         "uncalibrated: no rate was measured on this GPU",
         "longest that fits",
         "tabulated (NVIDIA H100 data sheet",
-        "assumed of a fold: ",
+        "assumptions: ",
     ):
         assert words in done.out
     hours = re.search(r"time +([0-9.]+) hours", done.out)
@@ -60,8 +60,8 @@ def test_measured_rates_calibrate_a_plan(cli: CommandLine, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (("--fold",), "fastfold plan needs --memory-budget, or --gpu"),
-        (("--fold", "--gpu", "h100", "--gpus", "0"), "--gpus has to be at least 1"),
-        (("--fold", "--gpu", "h100", "--residues", "0"), "--residues and --msa have to be at least 1"),
+        (("--fold", "--gpu", "h100", "--gpus", "0"), "--gpus must be at least 1"),
+        (("--fold", "--gpu", "h100", "--residues", "0"), "--residues and --msa must be at least 1"),
         (("--fold", "--gpu", "h1"), "there is no table of a GPU named 'h1'"),
         (("--fold", "--gpu", "h100", "--host-memory", "much"), "'much' is not an amount of memory"),
     ],

@@ -94,8 +94,8 @@ def test_near_sulphurs_are_bonded() -> None:
 @pytest.mark.parametrize(
     ("protein", "message"),
     [
-        (helix("AAA", "G"), "GLY 1 of chain B stands alone"),
-        (without(helix("AAAA"), 1), "ALA 1 of chain A stands alone"),
+        (helix("AAA", "G"), "GLY 1 of chain B is not bonded to another residue"),
+        (without(helix("AAAA"), 1), "ALA 1 of chain A is not bonded to another residue"),
         (
             without(
                 helix("AWA"),

@@ -185,13 +185,14 @@ def test_the_result_says_when_its_iterations_ran_out() -> None:
 
 
 def test_one_residue_chains_are_refused_before_any_work(no_minimiser: None) -> None:
-    with pytest.raises(InputError, match="TRP 1 of chain B stands alone"):
+    with pytest.raises(InputError, match="TRP 1 of chain B is not bonded to another residue"):
         relax(helix("AAA", "W"), CPU)
 
 
 def test_a_residue_alone_after_a_break_is_refused_with_the_distance(no_minimiser: None) -> None:
     with pytest.raises(
-        InputError, match=r"GLU 4 of chain A stands alone.*broken between LEU 3 .* \(C-N \d+\.\d Å\)"
+        InputError,
+        match=r"GLU 4 of chain A is not bonded to another residue.*broken between LEU 3 .* \(C-N \d+\.\d Å\)",
     ):
         relax(broken(helix("AKLE"), 3, (9.0, 0.0, 0.0)), CPU)
 

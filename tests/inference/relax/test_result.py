@@ -88,7 +88,7 @@ def test_texts_say_whether_the_structure_is_relaxed() -> None:
     cif = relaxed_mmcif(result("it clashes"), title="Peptide", entry_id="x")
     assert "minimised but not relaxed: it clashes" in cif
     assert "minimisation without success" in cif
-    with pytest.raises(OutputError, match="no relaxed structure to write: burst"):
+    with pytest.raises(OutputError, match="gave no structure to write: burst"):
         relaxed_pdb(result("burst", hydrogens=None), title="Peptide")
 
 

@@ -136,7 +136,7 @@ def test_files_that_vanish_after_the_listing_are_left_out(tmp_path: Path) -> Non
 def test_an_error_of_any_kind_leaves_one_item_out_with_its_reason(tmp_path: Path) -> None:
     said: list[str] = []
     errors = (
-        ValueError("it is not an object"),
+        ValueError("expected an object"),
         RecursionError("too deep"),
         OverflowError("int too large"),
         InputError("is damaged"),
@@ -146,7 +146,7 @@ def test_an_error_of_any_kind_leaves_one_item_out_with_its_reason(tmp_path: Path
         with leaving_out("a_scores.json", said.append):
             raise error
     assert said == [
-        "a_scores.json: left out of the report, it is not an object",
+        "a_scores.json: left out of the report, expected an object",
         "a_scores.json: left out of the report, it is not JSON",
         "a_scores.json: left out of the report, it cannot be read: int too large",
         "a_scores.json: left out of the report, is damaged",

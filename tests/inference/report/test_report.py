@@ -86,8 +86,8 @@ def test_a_file_belongs_to_the_longest_stem(tmp_path: Path) -> None:
     [
         ("{", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
-        ("[]", "it is not an object"),
-        ('{"name": "x"}', "model is missing or of another kind"),
+        ("[]", "expected an object"),
+        ('{"name": "x"}', "model is missing or has another type"),
         ('{"name":"x","model":"m","seed":0,"sequences":[],"plddt":[]}', "sequences are not text"),
         ('{"name":"x","model":"m","seed":0,"sequences":["AC"],"plddt":[1]}', "not a number for each residue"),
         (
@@ -219,7 +219,7 @@ def test_unknown_residues_and_chains_without_atoms_keep_their_place(tmp_path: Pa
         _, packed = pack_structure(paths[kind], sequences)
         found = np.unpackbits(np.frombuffer(unpack(packed)[: 13 * 5], np.uint8).reshape(13, 5), axis=1)
         np.testing.assert_array_equal(found[:, :37], mask)
-    with pytest.raises(ValueError, match="not those of the scores"):
+    with pytest.raises(ValueError, match="differ from those of the scores"):
         pack_structure(paths["pdb"], ("W" * 5, "XXX", "W" * 5))
     assert isinstance(changed.protein, Protein)
 
@@ -281,7 +281,7 @@ def test_the_same_folder_gives_the_same_page_and_one_without_results_a_clear_err
     first = write_report(tmp_path / "made").read_bytes()
     assert write_report(tmp_path / "made").read_bytes() == first
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="there is no prediction in this folder"):
+    with pytest.raises(InputError, match="this folder contains no prediction"):
         write_report(tmp_path / "empty")
     with pytest.raises(InputError, match="No such file"):
         write_report(tmp_path / "absent")

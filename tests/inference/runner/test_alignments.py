@@ -83,7 +83,7 @@ def test_a_target_without_alignment_among_others_is_named(cli: CommandLine):
     (msas / "T1.a3m").write_text(a3m(SEQUENCE))
     done = cli.infer(cli.fasta({"T1": SEQUENCE, "T2": OTHER}), "--msa-dir", msas)
     assert done.code == 0
-    assert f"warning: T2: no alignment of 'T2' in {msas}; its sequence alone is used" in done.err
+    assert f"warning: T2: no alignment of 'T2' in {msas}; only its sequence is used" in done.err
     assert "warning: T1" not in done.err
 
 
@@ -105,5 +105,5 @@ def test_a_folder_that_is_none_is_told_at_once(cli: CommandLine, kind: str):
     fasta = cli.fasta({"T1": SEQUENCE, "T2": OTHER})
     done = cli.infer(fasta, "--msa-dir", fasta if kind == "file" else cli.folder / "missing")
     assert done.code == 1
-    assert done.err.count("no such folder; give the one that holds the alignments") == 1
+    assert done.err.count("no such folder; give the folder of the alignments") == 1
     assert not cli.out.exists()

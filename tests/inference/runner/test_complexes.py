@@ -64,8 +64,8 @@ def test_a_single_chain_goes_to_a_multimer_network_if_there_is_no_other(cli: Com
 def test_a_complex_with_monomer_weights_is_folded_as_one_chain_and_that_is_said(cli: CommandLine):
     done = cli.infer(cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}))
     assert done.code == 0
-    assert "warning: pair: a complex folded by a monomer network, as one chain" in done.err
-    assert "--weights multimer is made for complexes" in done.err
+    assert "warning: pair: a monomer network folds this complex as one chain" in done.err
+    assert "use --weights multimer for complexes" in done.err
     scores = cli.scores("pair")
     assert scores["sequences"] == [SEQUENCE, OTHER]
     assert scores["chain_ids"] == ["A", "B"]

@@ -17,7 +17,7 @@ def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
     done = cli.infer(cli.fasta({"one": SEQUENCE, "bad": SEQUENCE, "two": OTHER}), "--msa-dir", msas)
     assert done.code == 1
     assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
-    assert "the alignment is of another sequence" in done.err
+    assert "the alignment belongs to another sequence" in done.err
     assert {name.split("_")[0] for name in cli.names()} == {"one", "two"}
 
 

@@ -110,7 +110,10 @@ def test_another_sequence_of_the_same_name_gets_another_stem(finished: Finished)
     done = finished.run()
     assert done.out.startswith("1 folded;")
     assert "T1: " in done.err
-    assert "has results of another record or sequence under this name; this one's are called T1_" in done.err
+    assert (
+        "has results of another record or sequence under this name; the files of this one are named T1_"
+        in done.err
+    )
     assert before.items() <= cli.contents().items()
     assert len(cli.contents()) == 2 * len(before)
     assert finished.run().out.startswith("0 folded, 1 finished before")

@@ -107,4 +107,4 @@ def test_a_disk_that_takes_nothing_ends_the_run(
     monkeypatch.setattr(results_folder, "write_atomic", full)
     done = fold(cli, "infer")
     assert done.code == 1
-    assert "The run ends here; what was finished is kept, not finished: T1, T2" in done.err
+    assert "The run ends here; finished results are kept, not finished: T1, T2" in done.err

@@ -115,5 +115,5 @@ def test_a_record_without_alignments_is_refused(tmp_path: Path) -> None:
     """Some are made by a script."""
     for file in (EXPECTED, "query.fasta"):
         shutil.copy(CARRIED / file, tmp_path)
-    with pytest.raises(InputError, match="has no alignments of the query"):
+    with pytest.raises(InputError, match="contains no alignments of the query"):
         list(verify(tmp_path))
