@@ -1,4 +1,4 @@
-"""From FASTA and alignments to the features of the network."""
+"""Data pipeline: from sequences and alignments to the features of the network."""
 
 from __future__ import annotations
 

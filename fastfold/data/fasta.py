@@ -1,8 +1,8 @@
-"""FASTA files: records, and the targets that they name.
+"""FASTA files: records, and their targets.
 
-A record is one target; ``:`` in its sequence joins the chains of a complex. With ``complex_`` all records of
-a file are the chains of one complex, which is called after the file. Lines that begin with ``#`` are comments.
-Files may be compressed if their name ends in ``.gz``.
+A record is one target; ``:`` in its sequence joins the chains of a complex. With ``complex_`` all records of a file are
+the chains of one complex, which has the file's name. Lines that begin with ``#`` are comments. Files with suffix
+``.gz`` may be compressed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 MAX_FASTA_BYTES = 1 << 28
 
 _OTHER_MOLECULES = ("ccd", "smiles", "dna", "rna", "ligand", "glycan")
-"""Second field of a header in Boltz's FASTA files, first field in Chai's, of records that are no proteins."""
+"""Kinds of other molecules, in the second field of a header of Boltz and the first of Chai."""
 _PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
 _PIR_PROTEINS = ("P1", "F1")
 _ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
@@ -39,12 +39,12 @@ _QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
 
 
 class FastaRecord(NamedTuple):
-    """One record as it stands in the file.
+    """Record of a FASTA file.
 
     Attributes:
-        header: The header without its ``>``.
+        header: Header without its ``>``.
         line: Line number of the header, from 1.
-        lines: The lines below it, up to the next header.
+        lines: Lines below it, up to the next header.
     """
 
     header: str
@@ -53,13 +53,13 @@ class FastaRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of a file of sequences.
+    """Parsed record of a file of sequences.
 
     Attributes:
-        identifier: Its name.
-        line: Its line in the file, from 1.
+        identifier: Name of the record.
+        line: Line in the file, from 1.
         sequences: Its chains, upper case.
-        warnings: What was changed, one sentence each.
+        warnings: Changes of the input, one sentence each.
     """
 
     identifier: str
@@ -69,7 +69,7 @@ class Record(NamedTuple):
 
 
 def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:
-    """The lines above the first header, and the records, of text in FASTA's or A3M's form."""
+    """Split text in FASTA or A3M into the lines above the first header, and the records."""
     lines = split_lines(text)
     starts = [i for i, line in enumerate(lines) if line.startswith(">")]
     records = [
@@ -80,14 +80,14 @@ def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:
 
 
 def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
-    """The targets of one FASTA file, with names that are unique among them.
+    """Read the targets of one FASTA file, with unique names.
 
     Args:
-        path: The file.
-        complex_: All records are the chains of one complex, called after the file.
+        path: Path of the file.
+        complex_: Join all records to one complex, which has the file's name.
 
     Raises:
-        InputError: The first thing in the file that cannot be used, with its line and record.
+        InputError: A record is invalid; the first one, with its line.
     """
     errors: list[InputError] = []
     found = parse_fasta(read_text_bytes(path, limit=MAX_FASTA_BYTES), path, errors, complex_=complex_)
@@ -100,18 +100,18 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
 def parse_fasta(
     data: bytes, path: PathLike, errors: list[InputError], *, complex_: bool = False
 ) -> list[FoundTarget]:
-    """The targets of a FASTA file's content.
+    """Parse the targets of a FASTA file.
 
     Args:
-        data: The content.
-        path: The file's name, for errors and for what has no name of its own.
-        errors: One is added for each record that cannot be used.
-        complex_: All records are the chains of one complex, called after the file.
+        data: Content of the file.
+        path: Path in errors, and name of targets without one.
+        errors: Receives an error for each invalid record.
+        complex_: Join all records to one complex, which has the file's name.
 
     Raises:
-        InputError: There is no record, or the file is an alignment.
+        InputError: The file contains no record, or is an alignment.
     """
-    # Surrogates keep bytes that are not ASCII apart until the line that they stand in can be named.
+    # Surrogates keep bytes outside ASCII distinct until their line can be named.
     text = _INDENTED.sub(">", data.decode("ascii", "surrogateescape"))
     if quoted := _QUOTED.search(text):
         line = len(split_lines(text[: quoted.start()]))
@@ -122,7 +122,7 @@ def parse_fasta(
     first = next((i for i, line in enumerate(preamble) if line.strip()), None)
     if first is not None and _ALIGNMENT.match(preamble[first]):
         message = (
-            "this is an alignment, not FASTA; let its name end in .a3m to fold its query, or put it into a folder of "
+            "this is an alignment, not FASTA; rename it to .a3m to fold its query, or put it into a folder of "
             "alignments"
         )
         raise InputError(message, path=path, line=first + 1)
@@ -138,14 +138,13 @@ def parse_fasta(
 def targets_of_records(
     readers: Iterable[Callable[[], Record]], path: PathLike, errors: list[InputError], *, complex_: bool
 ) -> list[FoundTarget]:
-    """The targets of the records of a file.
+    """Build the targets of a file's records.
 
     Args:
         readers: Per record, a function that reads it, or raises :class:`InputError`.
-        path: The file.
-        errors: What the functions raise is added.
-        complex_: All records are the chains of one complex, called after the file; there is none if a record
-            is bad.
+        path: Path of the file.
+        errors: Receives the errors of the functions.
+        complex_: Join all records to one complex, which has the file's name; without a target if a record is invalid.
     """
     records = []
     num_errors = len(errors)
@@ -177,15 +176,15 @@ def found_target(
     warnings: list[str],
     records: list[str] | None = None,
 ) -> FoundTarget:
-    """A target that was found in a file; its name is yet to be made unique.
+    """Build a target of a file, whose name is not unique yet.
 
     Args:
-        path: The file.
+        path: Path of the file.
         line: Line of its record.
-        identifier: Its name as the user wrote it.
+        identifier: Name in the file.
         sequences: One per chain, upper case.
-        warnings: What was changed in the input.
-        records: Per chain, the name of its own record, if it has one.
+        warnings: Changes of the input.
+        records: Per chain, the name of its record, if chains have separate ones.
     """
     chains = make_chains(sequences, records)
     target = Target(safe_stem(identifier), chains, os.fspath(path), identifier, tuple(warnings))
@@ -193,7 +192,7 @@ def found_target(
 
 
 def file_stem(path: PathLike) -> str:
-    """The name of a file without its folder and its extension, and without ``.gz`` behind that."""
+    """Return the name of a file without its folder, its extension and ``.gz``."""
     name = PurePath(path).name
     if name.lower().endswith(".gz"):
         name = name[:-3]
@@ -201,17 +200,21 @@ def file_stem(path: PathLike) -> str:
 
 
 def check_identifier(identifier: str, path: PathLike, line: int) -> None:
-    """Raises :class:`InputError` if a name is not ASCII; what stands behind it in a header may be anything."""
+    """Refuse a name outside ASCII; the description after it may be anything.
+
+    Raises:
+        InputError: The name is not ASCII.
+    """
     if identifier.isascii():
         return
     shown = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    message = "the name is not ASCII; write it in plain letters (the description behind it may be anything)"
+    message = "the name is not ASCII; write it in plain letters (the description after it may be anything)"
     record = shown.encode("ascii", "backslashreplace").decode()
     raise InputError(message, path=path, line=line, record=record)
 
 
 def _parse_record(path: PathLike, number: int, record: FastaRecord) -> Record:
-    """The record that is the ``number``-th of its file."""
+    """Parse the ``number``-th record of its file."""
     pir = _PIR.fullmatch(record.header)
     words = (pir[2] if pir else record.header).split()
     identifier = words[0] if words else f"{file_stem(path)}_{number}"
@@ -219,10 +222,12 @@ def _parse_record(path: PathLike, number: int, record: FastaRecord) -> Record:
     _check_protein(record, pir[1] if pir else None, identifier, path)
     lines = ["" if line.startswith("#") else line for line in record.lines]
     if pir and lines:
-        lines[0] = ""  # the title
+        lines[0] = ""  # title line of PIR
     sequences, warnings = parse_sequence(lines, path=path, record=identifier, first_line=record.line + 1)
     if not words:
-        warnings.insert(0, f"the header on line {record.line} has no name; it is called {identifier!r}")
+        warnings.insert(
+            0, f"the header on line {record.line} lacks a name; the record is named {identifier!r}"
+        )
     return Record(identifier, record.line, sequences, warnings)
 
 
@@ -238,7 +243,7 @@ def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: 
     else:
         return
     raise InputError(
-        f"expected a protein, found a record of another molecule ({found}); FastFold folds proteins alone: remove the "
+        f"expected a protein, found a record of another molecule ({found}); FastFold folds only proteins: remove the "
         "record",
         path=path,
         line=record.line,

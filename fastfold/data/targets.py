@@ -1,4 +1,4 @@
-"""What is to be folded: a target is one chain, or the chains of one complex, under a name safe for files."""
+"""Targets to fold: one chain, or the chains of one complex, with a safe file name."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - _KNOWN))  # BJOU
 _TO_X = str.maketrans(_UNKNOWN_LETTERS, "X" * len(_UNKNOWN_LETTERS))
 _NO_BLANKS = str.maketrans("", "", " \t")
 _NO_RESIDUE = re.compile(r"[^A-Za-z:*]")
-_RESERVED = frozenset(  # device names of Windows, whatever the extension
+_RESERVED = frozenset(  # device names of Windows, with any extension
     ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
 )
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One protein chain.
+    """Protein chain.
 
     Attributes:
         id: Chain identifier in the structure, ``A``, ``B``, … in the order of the input.
         sequence: One letter per residue, upper case, the 20 amino acids and X.
-        record: Identifier of the FASTA record that the chain came from, where it has one of its own; used to
-            find its alignments.
-        letters: The sequence as it was given, upper case, where it has B, J, O, U or Z; else empty. A chain
-            without an alignment shows them to the network as an alignment would: B as D, Z as E, U as C.
+        record: Identifier of the chain's own FASTA record, if it has one; used to find its alignments.
+        letters: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an
+            alignment, the network sees these letters as in an alignment: B as D, Z as E, U as C.
     """
 
     id: str
@@ -51,19 +50,18 @@ class Chain:
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to fold: a chain or a complex.
+    """Target of a fold: a chain or a complex.
 
     Attributes:
-        name: Stem for output files: letters, digits and ``._+-``, at most 100 of them, never hidden and
-            never a path; unique among the targets of one run, also where case does not count.
+        name: Stem of output files: letters, digits and ``._+-``, at most 100 of them, never hidden and never a path;
+            unique among the targets of one run, regardless of case.
         chains: The chains.
-        source: File that the target was read from; empty if it came from no file.
-        record: Identifier as the user wrote it: the first word of the FASTA header, or the file's stem for
-            a complex of several records.
-        warnings: What was changed in the input, one sentence each.
-        alignments: Per chain, the alignments that the target came with (its alignments, and those whose rows
-            are paired with other chains'), as :func:`fastfold.data.features.pipeline.featurize` takes them;
-            None if it came without any.
+        source: File of the target; empty if there is none.
+        record: Identifier in the input: the first word of the FASTA header, or the file's stem for a complex of several
+            records.
+        warnings: Changes of the input, one sentence each.
+        alignments: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
+            :func:`fastfold.data.features.pipeline.featurize`; None if the input has none.
     """
 
     name: str
@@ -75,22 +73,22 @@ class Target:
 
     @property
     def is_complex(self) -> bool:
-        """Whether there is more than one chain."""
+        """True if the target has more than one chain."""
         return len(self.chains) > 1
 
     @property
     def num_residues(self) -> int:
-        """Residues of all chains together."""
+        """Number of residues of all chains together."""
         return sum(len(chain.sequence) for chain in self.chains)
 
 
 class FoundTarget(NamedTuple):
-    """A target as a file has it, its name not yet unique.
+    """Target of a file, whose name is not unique yet.
 
     Attributes:
         target: The target.
-        path: Its file.
-        line: Line of its record in its file, from 1.
+        path: Path of its file.
+        line: Line of its record, from 1.
     """
 
     target: Target
@@ -99,11 +97,11 @@ class FoundTarget(NamedTuple):
 
 
 def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
-    """The targets under unique names.
+    """Return the targets with unique names.
 
     Args:
         found: Targets in the order of the input.
-        errors: One is added for each identifier that was used before; its target is left out.
+        errors: Receives an error for each repeated identifier, whose target is left out.
     """
     targets: list[Target] = []
     places: dict[str, str] = {}
@@ -119,26 +117,26 @@ def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> li
 
 
 def target_from_sequence(sequence: str, name: str = "query") -> Target:
-    """The target of a sequence given as text.
+    """Build the target of a sequence given as text.
 
     Args:
-        sequence: One letter per residue, either case, blanks and line ends ignored; ``:`` joins the chains
-            of a complex.
-        name: Name of the target; made safe for file names if it is not.
+        sequence: One letter per residue, either case; blanks and line ends are ignored. ``:`` joins the chains of a
+            complex.
+        name: Name of the target; converted to a safe form for file names.
 
     Raises:
-        InputError: The sequence is empty or holds what is not a residue.
+        InputError: The sequence is empty or contains invalid characters.
     """
     sequences, warnings = parse_sequence(split_lines(sequence), record=name)
     return Target(safe_stem(name), make_chains(sequences), "", name, tuple(warnings))
 
 
 def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
-    """Chains named A, B, … Z, a, … z, 0, … 9, and then AA, AB, …
+    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on.
 
     Args:
         sequences: One per chain, upper case.
-        records: Identifiers of the records that the chains came from, or empty texts.
+        records: Identifiers of the chains' records, or empty texts.
     """
     records = records or [""] * len(sequences)
     chains = []
@@ -149,7 +147,7 @@ def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) 
 
 
 def mask_unknown(sequence: str) -> str:
-    """The sequence in upper case, with B, J, O, U and Z read as X (AlphaFold's own choice)."""
+    """Return the sequence in upper case, with B, J, O, U, Z read as X (as in AlphaFold)."""
     return sequence.upper().translate(_TO_X)
 
 
@@ -160,23 +158,22 @@ def parse_sequence(
     record: str | None = None,
     first_line: int | None = None,
 ) -> tuple[list[str], list[str]]:
-    """The chains that the sequence lines of one record spell.
+    """Parse the chains in the sequence lines of one record.
 
-    Lower case, blanks and one ``*`` at the end of a chain (the stop codon that translation tools print) are
-    accepted. The time is linear in the length of the record.
+    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. The time
+    is linear in the length of the record.
 
     Args:
         lines: Sequence lines without the header.
-        path: Their file, for error messages.
-        record: Their record, for error messages.
-        first_line: Number of the first of them in the file.
+        path: Path in error messages.
+        record: Record in error messages.
+        first_line: Line number of the first line.
 
     Returns:
-        The sequences of the chains in upper case, letters that stand for no residue as they are, and a list of
-        warnings.
+        Sequences of the chains in upper case, with letters such as B unchanged, and a list of warnings.
 
     Raises:
-        InputError: Nothing there, an empty chain, or a character that is not a residue, with its line.
+        InputError: The record or a chain is empty, or a character is not a residue; with its line.
     """
     text = "".join(lines).translate(_NO_BLANKS)
 
@@ -186,7 +183,7 @@ def parse_sequence(
 
     if not text:
         raise InputError(
-            "has no sequence; add its residues below the header or remove the record",
+            "lacks a sequence; add its residues below the header or remove the record",
             path=path,
             line=None if first_line is None else max(first_line - 1, 1),
             record=record,
@@ -202,7 +199,7 @@ def parse_sequence(
             offset = start + body.index("*")
             raise fail(_explain("*", offset), offset)
         if not body:
-            message = f"chain {number} of {len(pieces)} is empty; ':' stands between two chains"
+            message = f"chain {number} of {len(pieces)} is empty; ':' separates two chains"
             raise fail(message, min(start, len(text) - 1))
         if len(body) < len(piece):
             warnings.append(f"{chain}the '*' (stop) at the end is left out")
@@ -213,11 +210,10 @@ def parse_sequence(
 
 
 def safe_stem(identifier: str) -> str:
-    """A file stem that resembles an identifier, and that no identifier can turn into a path.
+    """Convert an identifier to a similar file stem that cannot be a path.
 
-    Everything but letters, digits and ``._+-`` becomes ``_``; leading dots and dashes go; what is longer
-    than 100 characters is cut and marked with a hash of the whole; what has nothing left is named by its
-    hash alone.
+    Characters other than letters, digits and ``._+-`` become ``_``; leading dots and dashes are removed. A longer name
+    than 100 characters is cut and marked with a hash of the whole. If nothing remains, the name is the hash.
     """
     stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", identifier)
     stem = re.sub(r"\.{2,}", ".", stem).lstrip("._-").rstrip("._-")
@@ -229,10 +225,10 @@ def safe_stem(identifier: str) -> str:
 
 
 def unique_stems(identifiers: Sequence[str]) -> list[str]:
-    """One safe stem per identifier, no two alike even where case does not count.
+    """Return one safe stem per identifier, unique regardless of case.
 
-    Identifiers that are safe as they are keep their names; another one whose stem is taken is marked with
-    its hash, so that its name does not depend on its place in the list.
+    Safe identifiers keep their names. Another identifier with the same stem is marked with its hash, so that its name
+    does not depend on its place in the list.
 
     Args:
         identifiers: Distinct strings.
@@ -250,7 +246,7 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
 
 
 def marked_stem(stem: str, mark: str) -> str:
-    """A stem with the first eight characters of a hash, cut so that it does not become too long."""
+    """Append the first eight characters of a hash to a stem, within the limit of length."""
     return f"{stem[: MAX_NAME_LENGTH - 9]}_{mark[:8]}"
 
 
@@ -263,13 +259,13 @@ def _digest(identifier: str, digits: int) -> str:
 
 
 def _line_index(lines: Sequence[str], offset: int) -> int:
-    """Index of the line that holds character ``offset`` of the joined lines without blanks."""
+    """Return the index of the line with character ``offset`` of the joined lines without blanks."""
     ends = itertools.accumulate(len(line.translate(_NO_BLANKS)) for line in lines)
     return next(i for i, end in enumerate(ends) if offset < end)
 
 
 def _explain(character: str, offset: int) -> str:
-    """What is wrong with a character that is not a residue, and the remedy."""
+    """Explain a character that is not a residue, with a remedy."""
     place = f"at position {offset + 1} of the sequence"
     if character in "-.~":
         return (
@@ -290,7 +286,7 @@ def _explain(character: str, offset: int) -> str:
 
 
 def _doubts(sequence: str) -> Iterator[str]:
-    """Warnings about an upper-case sequence that is accepted."""
+    """Yield warnings about a valid upper-case sequence."""
     unknown = [i for i, letter in enumerate(sequence) if letter in _UNKNOWN_LETTERS]
     if unknown:
         shown = ", ".join(f"{sequence[i]} at {i + 1}" for i in unknown[:5])

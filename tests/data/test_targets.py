@@ -152,8 +152,8 @@ def test_nucleotides_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("sequence", "message"),
     [
-        ("", "no sequence"),
-        (" \n\t", "no sequence"),
+        ("", "lacks a sequence"),
+        (" \n\t", "lacks a sequence"),
         ("MK-V", "gap '-' at position 3"),
         ("MK.V", "gap '.' at position 3"),
         ("MK1V", "digit '1' at position 3"),

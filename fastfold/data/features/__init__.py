@@ -1,1 +1,1 @@
-"""From raw features to those that the network takes, of monomers and of complexes."""
+"""Features of the network, computed from raw features of monomers and complexes."""

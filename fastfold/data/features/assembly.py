@@ -1,6 +1,6 @@
-"""From the chains of a target and their alignments to all rows that a network may see, before any sampling.
+"""Assemble the chains of a target and their alignments to features before sampling.
 
-One chain's features are AlphaFold's for monomers, those of a complex AlphaFold-Multimer's; a complex for a monomer
+A single chain has AlphaFold's features for monomers, a complex those of AlphaFold-Multimer. A complex for a monomer
 network is joined to one chain.
 """
 
@@ -25,7 +25,7 @@ Features = dict[str, np.ndarray]
 def monomer_features(
     chain: Chain, msas: Sequence[Msa], templates: Mapping[str, Any] | None = None
 ) -> Features:
-    """Raw features of one chain (:mod:`fastfold.data.features.raw`), all rows of its alignments among them.
+    """Compute raw features of one chain (:mod:`fastfold.data.features.raw`), with all alignment rows.
 
     Args:
         chain: The chain.
@@ -33,7 +33,7 @@ def monomer_features(
         templates: Its raw template features.
 
     Raises:
-        InputError: An alignment or the templates don't belong to the chain.
+        InputError: An alignment or the templates do not belong to the chain.
     """
     letters = chain.letters or chain.sequence
     return (
@@ -48,7 +48,7 @@ def multimer_features(
     alignments: Sequence[ChainMsas],
     templates: Sequence[Mapping[str, Any] | None] | None = None,
 ) -> Features:
-    """Features of a complex, or of one chain for a multimer network, all chains merged.
+    """Compute merged features of a complex, or of one chain for a multimer network.
 
     Args:
         chains: The chains.
@@ -59,7 +59,7 @@ def multimer_features(
         See :func:`fastfold.data.features.merging.merge_chains`.
 
     Raises:
-        InputError: Alignments or templates don't belong to the chains, or cannot be paired.
+        InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
     own, in_lines = _by_sequence(chains, alignments)
     sequences = [chain.sequence for chain in chains]
@@ -70,14 +70,14 @@ def multimer_features(
         for sequence, template in zip(sequences, templates, strict=True)
     ]
     raw_paired: list[Features] = []
-    if len(own) > 1:  # copies of one chain are aligned as they are, only different chains are paired
+    if len(own) > 1:  # only different chains are paired, copies are aligned row by row
         paired = {sequence: monomer_features(chain, msas[1]) for sequence, (chain, msas) in own.items()}
         raw_paired = [paired[sequence] for sequence in sequences]
     return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
 
 
 def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> Features:
-    """Raw features of a complex for a monomer network, all chains joined to one.
+    """Compute raw features of a complex for a monomer network, with all chains joined.
 
     Args:
         chains: The chains.
@@ -87,7 +87,7 @@ def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) ->
         See :func:`fastfold.data.features.joining.join_chains`.
 
     Raises:
-        InputError: Alignments don't belong to the chains, or cannot be paired.
+        InputError: Alignments do not belong to the chains, or cannot be paired.
     """
     own, in_lines = _by_sequence(chains, alignments)
     has_pairs = any(msas[1] for _, msas in own.values())
@@ -103,11 +103,12 @@ def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) ->
 
 
 def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> list[np.ndarray]:
-    """Each chain's own alignment, in the order of the features.
+    """Return each chain's own alignment, in the order of the features.
 
     Args:
         chains: The chains.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`; a chain with paired rows only has these.
+        alignments: See :func:`fastfold.data.features.pipeline.featurize`; a chain without unpaired rows uses its paired
+            ones.
 
     Returns:
         Per chain, ``[S, N]`` int32 HHblits ids.
@@ -121,9 +122,9 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
 def _by_sequence(
     chains: Sequence[Chain], alignments: Sequence[ChainMsas]
 ) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
-    """The first chain of each sequence and its alignments, which its copies share; and whether rows are in lines.
+    """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
-    Without any alignment they are: the queries make the only one.
+    Without any alignment the result is True, because the queries form the only line.
     """
     own: dict[str, tuple[Chain, ChainMsas]] = {}
     for chain, msas in zip(chains, alignments, strict=True):
@@ -131,6 +132,6 @@ def _by_sequence(
     in_lines = all(msa.as_is for _, msas in own.values() for group in msas for msa in group)
     if not in_lines and any(msa.as_is for _, msas in own.values() for msa in msas[1]):
         raise InputError(
-            "alignments whose rows are paired already stand beside others; give one kind for all chains"
+            "expected one kind of alignments for all chains, found both rows that are paired already and others"
         )
     return own, in_lines

@@ -1,4 +1,4 @@
-"""Checks that a dict of arrays has the features, shapes and values that a function is about to rely on."""
+"""Check names, shapes and values of features."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from fastfold.errors import InputError
 
 Layout = Mapping[str, tuple[int | str, ...]]
-"""Feature names and their shapes; sizes with the same letter must be equal, in all features."""
+"""Feature names and their shapes; sizes with the same letter must be equal in all features."""
 
 
 def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: int) -> dict[str, int]:
-    """Checks presence and shapes.
+    """Check presence and shapes of features.
 
     Args:
-        features: What was given.
-        layout: What is needed.
-        **sizes: Sizes known before, by letter.
+        features: Features to check.
+        layout: Expected names and shapes.
+        **sizes: Known sizes by letter.
 
     Returns:
-        The size of each letter.
+        Size of each letter.
 
     Raises:
         InputError: A feature is missing, empty, or has another shape.
     """
     for name, shape in layout.items():
         if name not in features:
-            raise InputError(f"there is no feature {name!r}; needed are {', '.join(layout)}")
+            raise InputError(f"feature {name!r} is missing; expected {', '.join(layout)}")
         found = np.shape(features[name])
         if len(found) == len(shape):
             for letter, size in zip(shape, found, strict=True):
@@ -39,16 +39,20 @@ def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: in
             named = ", ".join(
                 f"{size} = {sizes[size]}" if size in sizes else str(size) for size in map(str, shape)
             )
-            raise InputError(f"feature {name!r} has shape {list(found)}, needed is [{named}]")
+            raise InputError(f"feature {name!r} has shape {list(found)}, expected [{named}]")
         if 0 in found:
             raise InputError(f"feature {name!r} is empty: its shape is {list(found)}")
     return sizes
 
 
 def check_ids(features: Mapping[str, np.ndarray], name: str, classes: int) -> None:
-    """Raises :class:`InputError` if a feature of integers has one outside of ``range(classes)``."""
+    """Check that a feature of integers is within ``range(classes)``.
+
+    Raises:
+        InputError: A value is outside of the range.
+    """
     values = np.asarray(features[name])
     if values.size and (values.min() < 0 or values.max() >= classes):
         raise InputError(
-            f"feature {name!r} has values from {values.min()} to {values.max()}, allowed are 0 to {classes - 1}"
+            f"feature {name!r} has values from {values.min()} to {values.max()}, expected 0 to {classes - 1}"
         )

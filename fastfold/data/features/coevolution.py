@@ -1,8 +1,8 @@
-"""Coevolution: which residues of a chain vary together in its alignment, as an input of small networks.
+"""Coevolution of residues in an alignment, as input of small networks.
 
-Mean-field direct coupling analysis (Morcos et al. 2011, PNAS 108: E1293) gives every pair of columns a coupling
-matrix; its Frobenius norm in the zero-sum gauge, corrected for the average product (Ekeberg et al. 2013, Phys. Rev. E
-87: 012707; Dunn et al. 2008, Bioinformatics 24: 333), ranks pairs by how likely they are in contact.
+Mean-field direct coupling analysis (Morcos et al. 2011, PNAS 108: E1293) computes a coupling matrix for every pair of
+columns. Its Frobenius norm in the zero-sum gauge, corrected for the average product (Ekeberg et al. 2013, Phys. Rev. E
+87: 012707; Dunn et al. 2008, Bioinformatics 24: 333), ranks pairs by their probability of a contact.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
 """Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
 
 MAX_RESIDUES = 1024
-"""Of longer chains no couplings are computed: the covariance matrix has 20 rows per residue."""
+"""Largest number of residues for couplings, because the covariance matrix has 20 rows per residue."""
 MAX_ROWS = 4096
-"""Alignment rows that are analysed; of deeper alignments the first."""
+"""Number of analysed alignment rows, from the first."""
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
-_MIN_SEPARATION = 6  # nearer pairs have no say in what is normal
+_MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
 
 _log = logging.getLogger(__name__)
 
 
 def is_input(config: Any) -> bool:
-    """Whether the network of a configuration takes coevolution; none of the official ones does."""
+    """Return True if a configuration's network uses coevolution; none of the official ones does."""
     return bool(config.model.embeddings_and_evoformer.get("coevolution", False))
 
 
 @dataclass(frozen=True, eq=False)
 class Coevolution:
-    """What an alignment of ``N`` columns says about its columns and pairs of columns.
+    """Coevolution in an alignment of ``N`` columns.
 
     Attributes:
-        scores: ``[N, N]`` float32, symmetric, zero on the diagonal: higher for pairs that vary together; None where
-            couplings were not computed.
-        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps, each row sums to 1.
-        conservation: ``[N]`` float32 in nats, from 0 (all residues alike frequent) to ln 20 (always the same).
-        log_effective_rows: Natural logarithm of the number of rows, in which similar ones share a count of one.
+        scores: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
+            couplings.
+        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1.
+        conservation: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue).
+        log_effective_rows: Natural logarithm of the number of rows, where similar rows count as one together.
     """
 
     scores: np.ndarray | None
@@ -58,14 +58,14 @@ class Coevolution:
 
 
 def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -> Coevolution:
-    """Profile and couplings of an alignment.
+    """Compute the profile and couplings of an alignment.
 
-    Rows in which half of the columns or more are gaps are left out, but for the query.
+    Rows with gaps in at least half of the columns are left out, except the query.
 
     Args:
         msa: ``[S, N]`` residue types 0-21 (20 is X, 21 a gap), row 0 is the query.
         identity: Rows that agree in a larger share of all columns share their weight.
-        couplings: Compute couplings, which take most of the time.
+        couplings: Compute couplings, which takes most of the time.
     """
     rows = np.minimum(np.asarray(msa[:MAX_ROWS], np.int64), _GAP)
     covered = (rows == _GAP).mean(axis=1) < 0.5
@@ -76,7 +76,7 @@ def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -
     flat = one_hot.reshape(count, -1)
     weights = 1.0 / ((flat @ flat.T) > identity * length).sum(dim=1).float()
     effective = float(weights.sum())
-    # The query counts half a row more, so that a shallow alignment stays near it.
+    # An additional half weight of the query keeps the profile of a shallow alignment near it.
     profile = (weights @ flat).reshape(length, _STATES)
     profile = (profile + 0.5 * one_hot[0]) / (effective + 0.5)
     residues = profile[:, :_FREE] / profile[:, :_FREE].sum(dim=1, keepdim=True).clamp(min=1e-6)
@@ -86,23 +86,21 @@ def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -
         if length <= MAX_RESIDUES:
             scores = coupling_scores(one_hot[..., :_FREE], weights)
         else:
-            _log.warning(
-                "no couplings are computed for a chain of %d residues (at most %d)", length, MAX_RESIDUES
-            )
+            _log.warning("a chain of %d residues gets no couplings (at most %d)", length, MAX_RESIDUES)
     return Coevolution(scores, profile.numpy(), conservation.numpy(), float(np.log(effective)))
 
 
 def coupling_scores(
     one_hot: torch.Tensor, weights: torch.Tensor, *, pseudocount: float = 0.5, zero_sum: bool = True
 ) -> np.ndarray:
-    """Mean-field couplings of all pairs of columns as one number each.
+    """Compute mean-field couplings of all pairs of columns, as one score each.
 
     Args:
         one_hot: ``[S, N, 20]`` float32; a gap is all zeros.
         weights: ``[S]`` float32, positive.
         pseudocount: Share of the frequencies that is uniform, in (0, 1).
-        zero_sum: Shift each coupling matrix to the gauge in which its rows and columns sum to zero. Without, its norm
-            depends on which state is left out, and says little.
+        zero_sum: Shift each coupling matrix to the gauge in which its rows and columns sum to zero. Otherwise its norm
+            depends on the state that is left out.
 
     Returns:
         ``[N, N]`` float32, symmetric, zero on the diagonal.
@@ -120,14 +118,14 @@ def coupling_scores(
     factor = torch.linalg.cholesky(joint)
     couplings = -torch.cholesky_inverse(factor).view(length, _FREE, length, _FREE).permute(0, 2, 1, 3)
     if zero_sum:
-        # The gap, which is left out, has couplings of zero; it has no part in the norm, since gaps come in runs.
+        # The gap has zero couplings. It is excluded from the norm, because gaps occur in runs.
         rows, columns = couplings.sum(3, keepdim=True) / _STATES, couplings.sum(2, keepdim=True) / _STATES
         mean = couplings.sum((2, 3), keepdim=True) / _STATES**2
         norm = (couplings - rows - columns + mean).square().sum((2, 3))
     else:
         norm = couplings.square().sum((2, 3))
     norm = norm.sqrt().fill_diagonal_(0)
-    norm = (norm + norm.T) / 2  # equal to the last bit, so that ranks are
+    norm = (norm + norm.T) / 2  # bitwise symmetric, so that ranks are symmetric
     if length > 1:
         mean_of_column = norm.sum(0) / (length - 1)
         mean_of_all = norm.sum() / (length * (length - 1))
@@ -136,17 +134,16 @@ def coupling_scores(
 
 
 def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
-    """The network's input.
+    """Compute the network's input from coevolution.
 
     Args:
-        found: Coevolution of the alignment, or None where there is none.
+        found: Coevolution of the alignment, or None without an alignment.
         length: Number of residues ``N``.
 
     Returns:
-        ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, and a flag that there is an
-        alignment, and one that there are couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations,
-        its rank, a flag, and the rank weighted by the effective rows. float32, zeros without an alignment or without
-        couplings.
+        ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, a flag for an alignment, and
+        one for couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations, its rank, a flag, and the
+        rank weighted by the effective rows. float32, zeros without an alignment or without couplings.
     """
     single = np.zeros((length, SINGLE_CHANNELS), np.float32)
     pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
@@ -162,7 +159,7 @@ def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
 
 
 def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
-    """``[N, N, 4]`` from couplings ``[N, N]``."""
+    """Compute features ``[N, N, 4]`` from couplings ``[N, N]``."""
     length = len(scores)
     pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
     position = np.arange(length)
@@ -170,7 +167,7 @@ def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
     if not len(far):
         return pair
     standard = (scores - far.mean()) / max(float(far.std()), 1e-6)
-    # How many pairs score higher, each pair counted once, as a multiple of the length.
+    # Number of pairs with a higher score, each pair counted once, as a multiple of the length.
     above = (len(far) - np.searchsorted(np.sort(far), scores, side="right")) / 2
     rank = np.clip(-np.log((above + 1) / length), -4, 4) / 2
     pair[..., 0] = np.clip(standard / 3, -2, 4)
@@ -181,20 +178,20 @@ def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
 
 
 def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
-    """The network's input from an alignment ``[S, N]`` in HHblits ids (:mod:`fastfold.data.features.raw`).
+    """Compute the network's input from an alignment ``[S, N]`` in HHblits ids.
 
-    A single row, the query, is not an alignment.
+    The ids are those of :mod:`fastfold.data.features.raw`. A single row, the query, is not an alignment.
     """
     length = raw_msa.shape[1]
     return features(analyse(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)
 
 
 def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
-    """Analysis of some rows of an alignment, so that training sees a deep alignment as several shallower ones.
+    """Analyse random rows of an alignment, so that training varies the depth.
 
     Args:
         raw_msa: ``[S, N]`` HHblits ids, at least two rows.
-        number: 0 for all rows; each other number stands for its own random 30% to 100% of them.
+        number: 0 for all rows; other numbers each select a random 30% to 100% of them.
     """
     rows = np.arange(len(raw_msa))
     if number:
@@ -205,13 +202,13 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
 
 
 def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The network's input from one alignment per chain of a complex; nothing is said of pairs across chains.
+    """Compute the network's input from one alignment per chain; pairs across chains are zero.
 
     Args:
-        raw_msas: Per chain, ``[S, N]`` HHblits ids as for :func:`of_alignment`.
+        raw_msas: Per chain, ``[S, N]`` HHblits ids as in :func:`of_alignment`.
 
     Returns:
-        ``coevolution_single`` and ``coevolution_pair`` as :func:`features` gives them, of all residues together.
+        ``coevolution_single`` and ``coevolution_pair`` as in :func:`features`, of all residues together.
     """
     found = [of_alignment(msa) for msa in raw_msas]
     ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])

@@ -1,8 +1,8 @@
-"""Several chains as one, for networks that know single chains alone.
+"""Join several chains to one, for networks trained on single chains.
 
-The chains follow each other in one sequence, and the residue index jumps between two of them by so much that the
-network's relative positions say no more than "far away". The alignment is built as ColabFold builds it for these
-networks: the whole query, the paired lines, and below them each chain's own rows over gaps in all others.
+The chains form one sequence, and the residue index has a gap between two chains, larger than any relative position that
+the network distinguishes. The alignment follows ColabFold: the whole query, the paired lines, and below them each
+chain's own rows with gaps in all other chains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastfold.data.features.raw import alignment_ids
 from fastfold.protein import residue_constants as rc
 
 CHAIN_GAP = 200
-"""Residues that the index leaves out between two chains; relative positions end at 32."""
+"""Gap of the residue index between two chains; relative positions end at 32."""
 
 
 def join_chains(
@@ -27,22 +27,24 @@ def join_chains(
     *,
     in_lines: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Raw features of one chain of ``N`` residues that stands for several, in :func:`merging.chain_order`.
+    """Compute raw features of one chain of ``N`` residues that joins several.
+
+    The chains are in the order of :func:`merging.chain_order`.
 
     Args:
-        raw: Per chain, its raw features with the alignments that are not paired; without ``msa`` it has none.
-        raw_paired: Per chain, those of the alignment to pair; empty if there is nothing to pair.
-        sequences: Per chain, its sequence; equal ones stand together.
+        raw: Per chain, its raw features with the unpaired alignments; without ``msa`` it has none.
+        raw_paired: Per chain, raw features of the alignment to pair; empty if there is nothing to pair.
+        sequences: Per chain, its sequence; equal ones are adjacent.
         in_lines: See :func:`fastfold.data.features.merging.merge_chains`.
 
     Returns:
-        As of one chain (:mod:`fastfold.data.features.raw`), without templates: ``aatype`` ``[N, 21]``,
+        Features as of one chain (:mod:`fastfold.data.features.raw`), without templates: ``aatype`` ``[N, 21]``,
         ``between_segment_residues``, ``residue_index``, ``seq_length``, ``num_alignments`` ``[N]``, ``msa`` and
-        ``deletion_matrix_int`` ``[S, N]``, int32, ``sequence`` ``[N]`` uint8; and ``asym_id`` ``[N]`` int32, the
-        chain of each residue from one.
+        ``deletion_matrix_int`` ``[S, N]``, int32, ``sequence`` ``[N]`` uint8; and ``asym_id`` ``[N]`` int32, the chain
+        of each residue from one.
 
     Raises:
-        InputError: Paired rows stand in lines, but not all chains have the same number of them.
+        InputError: Rows are paired line by line, and the chains have different numbers of them.
     """
     order = chain_order(sequences)
     chains = [raw[index] for index in order]

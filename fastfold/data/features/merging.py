@@ -1,8 +1,7 @@
-"""From the raw features of each chain to those of the whole complex (AlphaFold-Multimer's data pipeline).
+"""Merge the raw features of each chain to those of the complex (AlphaFold-Multimer's data pipeline).
 
-Chains with one sequence are copies of an entity and share its alignment side by side. Different entities
-are paired by species as far as possible; what is left stands block-diagonally below, each entity's rows
-over gaps in all others.
+Chains with equal sequences are copies of an entity and share its alignment. Different entities are paired by species as
+far as possible. Unpaired rows are block-diagonal below: each entity's rows with gaps in all other entities.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fastfold.protein import residue_constants as rc
 MAX_TEMPLATES = 4
 MAX_ROWS_PER_CHAIN = 2048
 MIN_ROWS = 512
-"""The official pipeline pads the alignment to this depth, so that the extra MSA is never empty."""
+"""Smallest depth of the alignment, as in the official pipeline, so that the extra MSA is never empty."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Chain:
-    """One chain on its way into the complex; ``paired`` has the lines it shares with the other chains."""
+    """Chain before merging; ``paired`` contains the lines that it shares with other chains."""
 
     entity: int
     sym: int
@@ -51,8 +50,10 @@ class _Chain:
 
 
 def chain_order(sequences: Sequence[str]) -> tuple[int, ...]:
-    """Order of the chains in the merged features: copies of one entity stand together, entities in the
-    order in which they first occur."""
+    """Return the order of the chains in the merged features.
+
+    Copies of one entity are adjacent, and entities are in the order of their first occurrence.
+    """
     first = {sequence: i for i, sequence in reversed(list(enumerate(sequences)))}
     return tuple(sorted(range(len(sequences)), key=lambda i: (first[sequences[i]], i)))
 
@@ -65,17 +66,16 @@ def merge_chains(
     in_lines: bool = False,
     min_rows: int = MIN_ROWS,
 ) -> dict[str, np.ndarray]:
-    """Merged features of a complex of ``N`` residues, chains in the order of :func:`chain_order`.
+    """Merge the features of a complex of ``N`` residues, with chains in the order of :func:`chain_order`.
 
     Args:
-        raw: Per chain, its raw features with the alignments that are not paired; these must have the same
-            depth in all copies of an entity.
+        raw: Per chain, its raw features with the unpaired alignments; copies of an entity must have the same depth.
         raw_paired: Per chain, ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of the UniProt
-            alignment; used if there are two different sequences or more.
-        sequences: Per chain, its sequence: equal sequences make copies of one entity.
-        in_lines: Row i of ``raw_paired`` of one chain belongs to row i of all others, whatever the species, and
-            unpaired rows that equal a paired one stay, as ColabFold has it.
-        min_rows: Rows to pad the alignment to.
+            alignment; used if there are at least two different sequences.
+        sequences: Per chain, its sequence; equal sequences are copies of one entity.
+        in_lines: Pair row i of ``raw_paired`` of all chains, regardless of species, and keep unpaired rows that equal a
+            paired one, as in ColabFold.
+        min_rows: Smallest number of rows, reached by padding.
 
     Returns:
         ``aatype``, ``residue_index`` (from zero in each chain), ``asym_id``, ``entity_id``, ``sym_id``
@@ -84,7 +84,7 @@ def merge_chains(
         (0 also outside of a block's diagonal) ``[S, N]``, ``cluster_bias_mask`` ``[S]`` float32;
         ``template_aatype`` ``[4, N]`` int32, ``template_all_atom_positions`` ``[4, N, 37, 3]`` in Å,
         ``template_all_atom_mask`` ``[4, N, 37]`` float32; ``all_atom_mask`` ``[N, 37]`` and zeros
-        ``all_atom_positions`` ``[N, 37, 3]`` in the place of labels; and the scalars ``seq_length``,
+        ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars ``seq_length``,
         ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
     """
     order = chain_order(sequences)
@@ -111,7 +111,7 @@ def merge_chains(
 
 
 def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -> _Chain:
-    """A chain's features as the multimer network names them, with its ids."""
+    """Return a chain's features under the multimer network's names, with its ids."""
     aatype = np.argmax(raw["aatype"], axis=-1).astype(np.int32)
     length = len(aatype)
     deletions = np.asarray(raw["deletion_matrix_int"], np.float32)
@@ -134,7 +134,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
         "template_all_atom_positions": given["template_all_atom_positions"],
         "template_all_atom_mask": given["template_all_atom_masks"],
     }
-    # A chain without templates counts as having one that is empty, as in the official pipeline.
+    # A chain without templates counts as one with an empty template, as in the official pipeline.
     number = min(max(len(given["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _Rows(np.asarray(raw["msa"], np.uint8), deletions)
@@ -142,7 +142,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
 
 
 def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool) -> np.ndarray:
-    """Which row of each chain's paired alignment stands in each line of the complex.
+    """Return the row of each chain's paired alignment in each line of the complex.
 
     Args:
         raw_paired: See :func:`merge_chains`.
@@ -152,21 +152,21 @@ def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool)
         ``[P, chains]`` int64 row numbers, -1 for a gap.
 
     Raises:
-        InputError: The rows stand in lines, but not all chains have the same number of them.
+        InputError: Rows are paired line by line, and the chains have different numbers of them.
     """
     if not in_lines:
         species = "msa_species_identifiers"
         return pairing.pair_rows([pairing.rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
     rows = [len(raw["msa"]) for raw in raw_paired]
     if len(set(rows)) > 1:
-        raise InputError(f"the chains have {rows} paired rows, which should be as many in each")
+        raise InputError(f"expected equal numbers of paired rows in all chains, found {rows}")
     return np.repeat(np.arange(rows[0])[:, None], len(rows), axis=1)
 
 
 def _pair(
     chains: Sequence[_Chain], raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool
 ) -> list[_Chain]:
-    """Gives each chain its paired lines and, unless they came as lines, takes them out of its unpaired rows."""
+    """Give each chain its paired lines and remove them from its unpaired rows, unless they came as lines."""
     paired = [
         _Rows(np.asarray(raw["msa"], np.uint8), np.asarray(raw["deletion_matrix_int"], np.float32))
         for raw in raw_paired
@@ -186,8 +186,11 @@ def _pair(
 
 
 def _crop(chain: _Chain) -> _Chain:
-    """At most ``MAX_ROWS_PER_CHAIN`` rows: half of them paired lines, and as many unpaired rows fewer as
-    the chain has residues in paired lines."""
+    """Limit a chain to ``MAX_ROWS_PER_CHAIN`` rows.
+
+    Half of them are paired lines. The number of unpaired rows is reduced by the paired lines with residues of the
+    chain.
+    """
     if chain.paired is None:
         return replace(chain, unpaired=chain.unpaired[:MAX_ROWS_PER_CHAIN])
     paired = chain.paired[: MAX_ROWS_PER_CHAIN // 2]
@@ -196,7 +199,7 @@ def _crop(chain: _Chain) -> _Chain:
 
 
 def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.ndarray]:
-    """The alignment of the complex: paired lines on top, each entity's own rows in blocks below."""
+    """Build the alignment of the complex: paired lines first, then blocks of each entity's own rows."""
     lengths = [chain.unpaired.msa.shape[1] for chain in chains]
     starts = np.cumsum([0, *lengths])
     top = 0 if chains[0].paired is None else len(chains[0].paired)
@@ -224,7 +227,7 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     msa[rows:] = 0
     msa_mask = np.zeros(shape, np.float32)
     msa_mask[:rows] = 1.0
-    # The query of the whole complex is row 0, in one line over all chains, paired or of a single entity.
+    # Row 0 is the query of the whole complex, also for a single entity.
     cluster_bias_mask = np.zeros(shape[0], np.float32)
     cluster_bias_mask[0] = 1.0
     return {

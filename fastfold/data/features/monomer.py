@@ -1,8 +1,7 @@
 """Features of one chain for the monomer networks (AlphaFold supplement, section 1.2).
 
-Three stages, each a function of its own: :func:`prepare` does what is the same in every iteration,
-:func:`draw_rows` is the only one that draws random numbers, and :func:`cycle_features` turns a draw into the
-network's input without any randomness.
+There are three stages. :func:`prepare` computes the features shared by all iterations, :func:`draw_rows` draws all
+random numbers, and :func:`cycle_features` computes an iteration's features from a draw.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from fastfold.data.features.transforms import Alignment, Draw
 
 
 def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
-    """What does not change between recycling iterations.
+    """Compute the features and the alignment that all recycling iterations share.
 
     Args:
-        raw: What :mod:`fastfold.data.features.raw` makes.
+        raw: Raw features of :mod:`fastfold.data.features.raw`.
         config: Config tree of a monomer network.
 
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
         (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, the
-        templates if the network takes them, and coevolution (:func:`fastfold.data.features.coevolution.features`) if it
-        does: those given, else those of the alignment.
+        templates and coevolution (:func:`fastfold.data.features.coevolution.features`) if the network uses them.
+        Coevolution is given, or computed from the alignment.
 
     Raises:
-        InputError: A raw feature is missing, or has a shape or residue ids that it cannot have.
+        InputError: A raw feature is missing, or has an invalid shape or residue ids.
     """
     length = check_layout(raw, raw_features.SEQUENCE_LAYOUT | raw_features.MSA_LAYOUT)["N"]
     check_ids(raw, "msa", 22)
@@ -54,7 +53,7 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
     msa = transforms.to_restype_order(raw["msa"])
     cluster_bias = np.zeros(len(msa), np.float32)
     cluster_bias[0] = 1.0
-    ones = np.broadcast_to(np.float32(1.0), msa.shape)  # takes no memory
+    ones = np.broadcast_to(np.float32(1.0), msa.shape)  # uses no memory
     deletions = np.asarray(raw["deletion_matrix_int"], np.float32)
     return static, Alignment(
         msa=msa,
@@ -67,10 +66,10 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
 
 
 def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: int) -> dict[str, np.ndarray]:
-    """The first ``max_templates`` templates, padded with zeros; ``template_mask`` tells which are real.
+    """Return the first ``max_templates`` templates, padded with zeros; ``template_mask`` marks real ones.
 
     Args:
-        raw: Raw features; without ``template_aatype`` there are no templates.
+        raw: Raw features; templates are absent without ``template_aatype``.
         length: Number of residues ``N``.
         max_templates: Number of templates ``T`` in the result.
 
@@ -94,16 +93,16 @@ def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: 
 
 
 def num_clusters(config: Any) -> int:
-    """Cluster centres that the config asks for: templates take their share of the rows in some presets."""
+    """Return the number of cluster centres; templates use some of the rows in some presets."""
     taken = config.data.eval.max_templates if config.data.common.reduce_msa_clusters_by_max_templates else 0
     return config.data.eval.max_msa_clusters - taken
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
-    """Draws the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
+    """Draw the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
 
-    The query is always the first centre; all other rows are drawn evenly without replacement. The centres
-    are masked before the others join their clusters, so that no cluster gives a masked residue away.
+    The query is always the first centre; other rows are drawn uniformly without replacement. The centres are masked
+    before the other rows are assigned to clusters, so that clusters do not reveal masked residues.
     """
     rows = len(alignment.msa)
     order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
@@ -124,11 +123,11 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
 
 
 def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-    """Each extra row joins the centre that it agrees with in most columns, the first of several.
+    """Assign each extra row to the centre with the most equal columns, the first of several.
 
     Returns:
-        Residue frequencies ``[C, N, 23]`` and mean deletion counts ``[C, N]`` of the clusters, their centres
-        included (with masked residues as such), float32.
+        Residue frequencies ``[C, N, 23]`` and mean deletion counts ``[C, N]`` of the clusters including their centres
+        (with masked residues as such), float32.
     """
     msa, deletions = alignment.msa[draw.extra], alignment.deletions[draw.extra]
     counts = transforms.one_hot(draw.msa, transforms.NUM_MSA_CLASSES)
@@ -142,16 +141,16 @@ def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np
             counts[cluster] += transforms.count_residues(msa[members], transforms.NUM_MSA_CLASSES)
             deletion_sum[cluster] += deletions[members].sum(axis=0)
             sizes[cluster] = len(members)
-    # AlphaFold's order of float32 additions, so that the quotients round alike.
+    # AlphaFold's order of float32 additions, for equal rounding.
     total = np.float32(1e-6) + alignment.mask[draw.clusters] + sizes[:, None]
     return counts / total[..., None], deletion_sum / total
 
 
 def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
-    """The features of one recycling iteration from the rows drawn for it.
+    """Compute the features of one recycling iteration from its draw.
 
     Returns:
-        What :func:`fastfold.data.features.transforms.cluster_features` gives, ``msa_row_mask`` ``[C]`` and
+        Features of :func:`fastfold.data.features.transforms.cluster_features`, ``msa_row_mask`` ``[C]`` and
         ``extra_msa_row_mask`` ``[E]`` float32.
     """
     features = transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))

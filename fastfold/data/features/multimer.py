@@ -1,8 +1,7 @@
 """Features of a complex for the multimer networks (AlphaFold-Multimer, Evans et al. 2021).
 
-The official networks draw and cluster the alignment inside the network; here it happens in the data code,
-with the same three stages as for one chain: :func:`prepare`, :func:`draw_rows` (or :func:`rows_in_order`) and
-:func:`cycle_features`.
+The official networks draw and cluster the alignment inside the network. Here the data code does, with the same three
+stages as for one chain: :func:`prepare`, :func:`draw_rows` (or :func:`rows_in_order`) and :func:`cycle_features`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TEMPLATE_LAYOUT: Layout = {
 
 
 def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
-    """What does not change between recycling iterations.
+    """Compute the features and the alignment that all recycling iterations share.
 
     Args:
         merged: Features of all chains together, see :func:`fastfold.data.features.merging.merge_chains`.
@@ -47,10 +46,10 @@ def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np
         ``asym_id``, ``entity_id``, ``sym_id`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat``
         ``[N, 21]`` float32, the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, and the templates
         (``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å,
-        ``template_all_atom_mask`` ``[T, N, 37]``) if the network takes them.
+        ``template_all_atom_mask`` ``[T, N, 37]``) if the network uses them.
 
     Raises:
-        InputError: A merged feature is missing, or has a shape or residue ids that it cannot have.
+        InputError: A merged feature is missing, or has an invalid shape or residue ids.
     """
     use_templates = config.model.embeddings_and_evoformer.template.enabled
     check_layout(merged, {**_LAYOUT, **(_TEMPLATE_LAYOUT if use_templates else {})})
@@ -82,10 +81,10 @@ def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np
 
 
 def drop_padding(alignment: Alignment) -> Alignment:
-    """Leaves out the rows that are wholly masked.
+    """Remove the rows that are wholly masked.
 
-    The official pipeline pads to 512 rows for the sake of fixed shapes. Such rows are drawn last and have no
-    influence on any other, so a shallow alignment need not pay for them.
+    The official pipeline pads to 512 rows for fixed shapes. Padded rows are drawn last and do not influence other rows,
+    so their removal makes shallow alignments faster.
     """
     real = alignment.mask.any(axis=1)
     return Alignment(
@@ -99,10 +98,10 @@ def drop_padding(alignment: Alignment) -> Alignment:
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
-    """Draws the cluster centres, the extra rows and the masked positions.
+    """Draw the cluster centres, the extra rows and the masked positions.
 
-    Rows whose ``cluster_bias`` is 1 come first (each chain's query, in random order if they are several),
-    then the others evenly without replacement, wholly masked ones last.
+    Rows whose ``cluster_bias`` is 1 come first (each chain's query, in random order), then the others uniformly without
+    replacement, wholly masked ones last.
     """
     options = config.model.embeddings_and_evoformer
     rank = alignment.cluster_bias + alignment.mask.any(axis=1)
@@ -129,7 +128,7 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
 
 
 def rows_in_order(alignment: Alignment, config: Any) -> Draw:
-    """No randomness: the first rows are the centres, the next ones the extra MSA, and nothing is masked."""
+    """Take the first rows as centres and the next as extra MSA, without randomness and masking."""
     options = config.model.embeddings_and_evoformer
     rows = np.arange(len(alignment.msa))
     clusters, extra = np.split(rows, [min(options.num_msa, len(rows))])
@@ -144,11 +143,11 @@ def rows_in_order(alignment: Alignment, config: Any) -> Draw:
 
 
 def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-    """Profiles of the clusters under a soft assignment of the extra rows.
+    """Compute profiles of the clusters with a soft assignment of the extra rows.
 
-    An extra row belongs to the centre that it agrees with best: to each of several that are equally good in
-    equal parts (a softmax at inverse temperature 1,000 over whole numbers is exactly that). The official code
-    multiplies this part by the number of columns that both rows cover, and counts the centre itself once.
+    An extra row belongs to the centre with the best agreement, and to several equally good ones in equal parts. This
+    equals a softmax at inverse temperature 1,000 over whole numbers. As in the official code, the share is multiplied
+    by the number of columns that both rows cover, and the centre itself counts once.
 
     Returns:
         Residue frequencies ``[C, N, 23]`` and mean deletion counts ``[C, N]`` of the clusters, float32.
@@ -171,14 +170,14 @@ def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np
 
 
 def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """``[C, N, 23]`` float32: residues of the extra rows, each row counted with its weight ``[E, C]``.
+    """Count residues of the extra rows with weights ``[E, C]``, as ``[C, N, 23]`` float32.
 
-    Most rows belong to one cluster and are counted there, which is much faster than a product with their
-    one-hot codes; that is left for the rows that several clusters share.
+    Most rows belong to one cluster and are counted directly, which is much faster than a product of one-hot codes. The
+    product is used only for rows shared by several clusters.
     """
     classes = transforms.NUM_MSA_CLASSES
     length = msa.shape[1]
-    visible = np.where(mask > 0, msa, classes)  # one class more collects what is masked
+    visible = np.where(mask > 0, msa, classes)  # an additional class collects masked positions
     owners = (weight > 0).sum(axis=1)
     single = np.flatnonzero(owners == 1)
     owner = np.argmax(weight[single], axis=1)
@@ -196,9 +195,9 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
 
 
 def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
-    """The features of one recycling iteration from the rows drawn for it.
+    """Compute the features of one recycling iteration from its draw.
 
     Returns:
-        See :func:`fastfold.data.features.transforms.cluster_features`.
+        Features of :func:`fastfold.data.features.transforms.cluster_features`.
     """
     return transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))

@@ -1,7 +1,7 @@
-"""Pairing of alignment rows across the chains of a complex (AlphaFold-Multimer, Evans et al. 2021).
+"""Pair alignment rows across the chains of a complex (AlphaFold-Multimer, Evans et al. 2021).
 
-Two chains that touch have co-evolved within each species, so rows of the same species are put on one line.
-Within a species, rows are paired by their rank of similarity to their own chain's query.
+Chains in contact have co-evolved within each species, so rows of one species form a line. Within a species, rows are
+paired by their rank of similarity to their own chain's query.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 MAX_ROWS_PER_SPECIES = 600
-"""Species with more rows than this in some chain are not paired: their ranks say nothing about who meets
-whom."""
+"""Largest number of rows of a species in a chain; with more, ranks are meaningless and rows are not paired."""
 
 
 def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndarray]:
-    """Rows of each species, most similar to the query first, ties in the order of the alignment.
+    """Return the rows of each species, most similar to the query first, ties in alignment order.
 
     Args:
         msa: ``[S, N]`` integers, the query in row 0.
@@ -32,11 +31,11 @@ def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndar
 
 
 def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
-    """Which row of each chain stands in each line of the paired alignment.
+    """Return the row of each chain in each line of the paired alignment.
 
-    A species is used if it occurs in two chains or more. It gives as many lines as its rarest chain has rows;
-    chains without it have a gap there. Lines with more chains come first, and among these the ones whose row
-    numbers (and so e-values) have the smaller product.
+    A species is used if it occurs in at least two chains. Its number of lines is that of its rows in the chain with the
+    fewest; chains without the species have a gap. Lines with more chains come first, and among these the ones with the
+    smaller product of row numbers (and therefore e-values).
 
     Args:
         species_rows: Per chain, the result of :func:`rows_by_species`.
@@ -57,21 +56,20 @@ def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
     ordered = []
     for present in sorted(lines, reverse=True):
         group = np.concatenate(lines[present])
-        # The product is int64 as in AlphaFold and may wrap for many deep chains; only the order depends on
-        # it.
+        # The product is int64 as in AlphaFold and may overflow for many deep chains, which affects only the order.
         ordered.append(group[np.argsort(np.abs(group.prod(axis=1)), kind="stable")])
     return np.concatenate(ordered)
 
 
 def take_rows(feature: np.ndarray, rows: np.ndarray, gap: int) -> np.ndarray:
-    """Lines ``[P, N]`` of a feature ``[S, N]`` by row number, filled with ``gap`` where the number is -1."""
+    """Return lines ``[P, N]`` of a feature ``[S, N]`` by row number, with ``gap`` for -1."""
     taken = feature[rows]
     taken[rows < 0] = gap
     return taken
 
 
 def rows_without_copy(msa: np.ndarray, paired: np.ndarray) -> np.ndarray:
-    """Numbers of the rows of ``msa`` ``[S, N]`` that are none of the rows of ``paired`` ``[P, N]``, int64."""
+    """Return the numbers (int64) of rows of ``msa`` ``[S, N]`` that do not occur in ``paired`` ``[P, N]``."""
     present = {row.tobytes() for row in np.ascontiguousarray(paired)}
     rows = np.ascontiguousarray(msa, paired.dtype)
     return np.array([i for i, row in enumerate(rows) if row.tobytes() not in present], np.int64)

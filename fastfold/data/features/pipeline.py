@@ -1,7 +1,7 @@
-"""The features of one target: what the network gets in each recycling iteration.
+"""Features of one target: the network's input in each recycling iteration.
 
-:func:`featurize` is the way in from chains and alignments; :func:`sampler_from_raw` and
-:func:`sampler_from_merged` start from features that AlphaFold's own data pipelines made.
+:func:`featurize` starts from chains and alignments; :func:`sampler_from_raw` and :func:`sampler_from_merged` start from
+features of AlphaFold's own data pipelines.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ if TYPE_CHECKING:
 
 
 class FeatureSampler:
-    """One target's features; the alignment rows are drawn anew for each recycling iteration.
+    """Features of one target, with alignment rows drawn for each recycling iteration.
 
-    Everything random comes from ``np.random.default_rng([seed, cycle, ensemble])``: one iteration's
-    features do not depend on which others were asked for before.
+    All random numbers come from ``np.random.default_rng([seed, cycle, ensemble])``, so an iteration's features do not
+    depend on earlier requests.
 
     Args:
         static: Features that all iterations share.
-        draw: Makes an iteration's own features from a random generator.
-        seed: Not negative.
-        is_multimer: Whether the features are those of the multimer networks.
-        resample: Whether each iteration draws its own rows (all official presets do) or repeats the first
-            one's.
-        chain_order: Per chain of the features, its place in the order in which the chains were given.
+        draw: Computes an iteration's own features from a random generator.
+        seed: Random seed, nonnegative.
+        is_multimer: True for features of the multimer networks.
+        resample: True if each iteration draws new rows (as in all official presets), False to repeat the first draw.
+        chain_order: Per chain of the features, its index in the order of the input.
 
     Attributes:
-        static: Features that do not change between iterations (types in the modules that make them:
-            :func:`fastfold.data.features.monomer.prepare`, :func:`fastfold.data.features.multimer.prepare`).
+        static: Features that do not change between iterations (dtypes in :func:`fastfold.data.features.monomer.prepare`
+            and :func:`fastfold.data.features.multimer.prepare`).
         num_residues: Number of residues of all chains together.
-        is_multimer: As given.
-        chain_order: As given. The features group the copies of each entity; if there are several chains, a
-            chain's residues are those whose ``asym_id`` is its place in this tuple, counted from one.
+        is_multimer: The argument.
+        chain_order: The argument. The features group the copies of each entity; if there are several chains, a chain's
+            residues are those whose ``asym_id`` is its place in this tuple, counted from one.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class FeatureSampler:
         chain_order: tuple[int, ...] = (0,),
     ) -> None:
         if seed < 0:
-            raise ConfigError(f"the seed must not be negative, got {seed}")
+            raise ConfigError(f"the seed must not be negative, found {seed}")
         self.static = static
         self.num_residues = len(static["aatype"])
         self.is_multimer = is_multimer
@@ -69,11 +68,11 @@ class FeatureSampler:
         self._draw, self._seed, self._resample = draw, seed, resample
 
     def sample(self, cycle: int, ensemble: int = 0) -> Features:
-        """The features of one recycling iteration, without leading axes.
+        """Return the features of one recycling iteration, without leading axes.
 
         Args:
             cycle: Recycling iteration, from zero.
-            ensemble: Number of the ensemble's member within the iteration, from zero.
+            ensemble: Ensemble member within the iteration, from zero.
 
         Returns:
             The static features and ``msa_feat``, ``msa_mask``, ``true_msa``, ``bert_mask``, ``extra_msa``,
@@ -84,9 +83,9 @@ class FeatureSampler:
         return {**self.static, **self._draw(rng)}
 
     def stack(self, num_cycles: int, num_ensemble: int = 1) -> Features:
-        """All iterations at once, each feature with a leading axis of ``num_cycles * num_ensemble``.
+        """Return all iterations, each feature with a leading axis of ``num_cycles * num_ensemble``.
 
-        The members of one iteration's ensemble stand together, as in AlphaFold's monomer batch.
+        The ensemble members of one iteration are adjacent, as in AlphaFold's monomer batch.
         """
         samples = [self.sample(c, e) for c in range(num_cycles) for e in range(num_ensemble)]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
@@ -101,26 +100,25 @@ def featurize(
     templates: Sequence[Mapping[str, Any] | None] | None = None,
     join: bool = False,
 ) -> FeatureSampler:
-    """Features of a target, a chain or a complex, as the network of this config takes them.
+    """Compute the features of a chain or complex for a network.
 
     Args:
-        chains: Its chains.
-        alignments: Per chain, the alignments to use as they are (in this order, for example UniRef90, BFD,
-            MGnify) and those whose rows are paired across different chains by species (UniProt), or line by
-            line if they came as lines (``Msa.as_is``). Either may be empty.
-        config: Config tree of the network, with the official names.
-        seed: All randomness follows from it; not negative.
-        templates: Per chain, raw template features (see
-            :func:`fastfold.data.features.raw.template_features`) or None.
-        join: Fold a complex with a monomer network too, as one chain whose residue index jumps between the chains
+        chains: Chains of the target.
+        alignments: Per chain, the unpaired alignments (in this order, for example UniRef90, BFD, MGnify), and those
+            whose rows are paired across different chains, by species (UniProt), or line by line if ``Msa.as_is``.
+            Either may be empty.
+        config: Configuration tree of the network, with the official names.
+        seed: Random seed, nonnegative.
+        templates: Per chain, raw template features (see :func:`fastfold.data.features.raw.template_features`) or None.
+        join: Fold a complex with a monomer network, as one chain with gaps in the residue index
             (:mod:`fastfold.data.features.joining`). The static features then have ``asym_id``.
 
     Returns:
-        The target's :class:`FeatureSampler`.
+        :class:`FeatureSampler` of the target.
 
     Raises:
         ConfigError: A complex for a monomer network without ``join``, or with templates, or a negative seed.
-        InputError: No chain, or alignments or templates that don't belong to the chains.
+        InputError: Missing chains, or alignments or templates that do not belong to the chains.
     """
     if not chains:
         raise InputError("a target needs at least one chain")
@@ -139,11 +137,11 @@ def featurize(
     if not join:
         raise ConfigError(
             f"this target is a complex of {len(chains)} chains, but the weights are of a monomer network; use "
-            "weights of a multimer network (model_1_multimer_v3 and the like), or fold its chains separately"
+            "weights of a multimer network (such as model_1_multimer_v3), or fold its chains separately"
         )
     if any(templates):
         raise ConfigError(
-            "a monomer network takes no templates of a complex; use weights of a multimer network"
+            "a monomer network does not use templates of a complex; use weights of a multimer network"
         )
     return _joined_sampler(chains, alignments, config, seed=seed)
 
@@ -151,7 +149,7 @@ def featurize(
 def _joined_sampler(
     chains: Sequence[Chain], alignments: Sequence[ChainMsas], config: Any, *, seed: int
 ) -> FeatureSampler:
-    """Features of a complex for a monomer network."""
+    """Compute features of a complex for a monomer network."""
     order = merging.chain_order([chain.sequence for chain in chains])
     raw = joined_features(chains, alignments)
     if coevolution.is_input(config):
@@ -162,12 +160,12 @@ def _joined_sampler(
 def sampler_from_raw(
     raw: Mapping[str, np.ndarray], config: Any, *, seed: int = 0, chain_order: tuple[int, ...] = (0,)
 ) -> FeatureSampler:
-    """Features for a monomer network from the raw features of AlphaFold's data pipeline.
+    """Compute features for a monomer network from raw features of AlphaFold's data pipeline.
 
     Args:
-        raw: What :mod:`fastfold.data.features.raw` makes; with ``asym_id`` of several chains, joined.
-        config: Config tree of a monomer network.
-        seed: Not negative.
+        raw: Raw features of :mod:`fastfold.data.features.raw`; with ``asym_id`` for joined chains.
+        config: Configuration tree of a monomer network.
+        seed: Random seed, nonnegative.
         chain_order: See :class:`FeatureSampler`.
 
     Raises:
@@ -190,14 +188,14 @@ def sampler_from_raw(
 def sampler_from_merged(
     merged: Mapping[str, np.ndarray], config: Any, *, seed: int = 0, deterministic: bool = False
 ) -> FeatureSampler:
-    """Features for a multimer network from the merged features of AlphaFold-Multimer's data pipeline.
+    """Compute features for a multimer network from merged features of AlphaFold-Multimer's data pipeline.
 
     Args:
         merged: See :func:`fastfold.data.features.merging.merge_chains`.
-        config: Config tree of a multimer network.
-        seed: Not negative.
-        deterministic: Take the rows in the order given, the first as cluster centres and the next as extra
-            MSA, and mask nothing, in every iteration.
+        config: Configuration tree of a multimer network.
+        seed: Random seed, nonnegative.
+        deterministic: Use the first rows as cluster centres and the next as extra MSA, without masking, in every
+            iteration.
 
     Raises:
         InputError: A merged feature is missing or malformed.

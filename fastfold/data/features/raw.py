@@ -1,8 +1,8 @@
-"""Raw features: one chain and its alignments as integer arrays, before any sampling.
+"""Raw features: one chain and its alignments as integer arrays, before sampling.
 
-The layout is that of AlphaFold's data pipeline (supplement, section 1.2): alignment letters become HHblits
-ids, rows that repeat an earlier row of any alignment are dropped, and each row keeps the UniProt species
-code of its description, by which the rows of different chains are paired later.
+The layout is that of AlphaFold's data pipeline (supplement, section 1.2). Alignment letters become HHblits ids. Rows
+that repeat an earlier row of any alignment are dropped. Each row keeps the UniProt species code of its description, by
+which rows of different chains are paired later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNIPROT_ENTRY = re.compile(
 
 
 def alignment_ids(rows: Sequence[str]) -> np.ndarray:
-    """HHblits ids of aligned rows.
+    """Convert aligned rows to HHblits ids.
 
     Args:
         rows: ``S`` rows of ``N`` upper-case letters and ``-``.
@@ -48,7 +48,7 @@ def alignment_ids(rows: Sequence[str]) -> np.ndarray:
         ``[S, N]`` uint8: 0-19 amino acids in alphabetical order of their letters, 20 unknown, 21 gap.
 
     Raises:
-        InputError: A row has another length than the first, or holds a character that is not a residue.
+        InputError: A row has another length than the first, or a character that is not a residue.
     """
     if not rows:
         return np.zeros((0, 0), np.uint8)
@@ -58,28 +58,29 @@ def alignment_ids(rows: Sequence[str]) -> np.ndarray:
             raise InputError(
                 f"alignment row {number} has {len(row)} columns, the first row {width}; all must be equal"
             )
-    # "replace" turns each character outside ASCII into one "?", which no residue is, and keeps the columns.
+    # Encoding with "replace" turns characters outside ASCII into "?", which is not a residue, and keeps the columns.
     letters = np.frombuffer("".join(rows).encode("ascii", "replace"), np.uint8)
     ids = _LETTER_TO_ID[letters].reshape(len(rows), width)
     if (ids == _INVALID).any():
         row, column = np.argwhere(ids == _INVALID)[0]
         raise InputError(
-            f"alignment row {row} has {rows[row][column]!r} in column {column + 1}; "
-            "only letters A-Z and '-' stand for residues"
+            f"alignment row {row}, column {column + 1}: expected a residue (A-Z) or '-', found {rows[row][column]!r}"
         )
     return ids
 
 
 def species_identifier(description: str) -> str:
-    """UniProt species mnemonic of a sequence's description (``tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 ...`` gives
-    ``9STAP``), or the empty string where the description names no UniProt entry."""
+    """Return the UniProt species code of a description, or an empty string.
+
+    For ``tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 ...`` it is ``9STAP``.
+    """
     words = description.split(maxsplit=1)
     match = _UNIPROT_ENTRY.fullmatch(words[0].partition("/")[0]) if words else None
     return match["species"] if match else ""
 
 
 def sequence_features(sequence: str) -> dict[str, np.ndarray]:
-    """Features of a chain's sequence alone.
+    """Compute features of a chain's sequence alone.
 
     Args:
         sequence: ``N`` one-letter residues; letters outside the twenty standard ones count as unknown.
@@ -100,13 +101,12 @@ def sequence_features(sequence: str) -> dict[str, np.ndarray]:
 
 
 def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
-    """Features of a chain's alignments, joined in the order given; a row seen before is dropped.
+    """Compute features of a chain's alignments, joined in order; repeated rows are dropped.
 
     Args:
-        msas: Alignments of ``N`` columns whose first rows are the query. None at all stands for an
-            alignment of the query alone (single-sequence mode). Of those that count as they stand
-            (``Msa.as_is``) no row is dropped, and the query need not be there.
-        query: The chain's sequence, ``N`` letters.
+        msas: Alignments of ``N`` columns whose first rows are the query. An empty list means an alignment of the query
+            alone (single-sequence mode). Alignments with ``Msa.as_is`` keep all rows, and need not contain the query.
+        query: Sequence of the chain, ``N`` letters.
 
     Returns:
         ``msa`` ``[S, N]`` int32 HHblits ids, ``deletion_matrix_int`` ``[S, N]`` int32 residues deleted
@@ -148,17 +148,16 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
 
 
 def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-    """The raw template features that the networks use, as float32.
+    """Return the raw template features that the networks use, as float32.
 
     Args:
-        templates: ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids,
-            ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N,
-            37]``, ``template_sum_probs`` ``[T, 1]``; anything else is left out. Without ``template_aatype``
-            there are no templates, ``T`` is 0.
-        length: The chain's number of residues, ``N``.
+        templates: ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids, ``template_all_atom_positions``
+            ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``, ``template_sum_probs`` ``[T, 1]``; other
+            features are ignored. Without ``template_aatype``, ``T`` is 0.
+        length: Number of residues of the chain, ``N``.
 
     Raises:
-        InputError: A feature is missing, or the templates are not of this chain.
+        InputError: A feature is missing, or the templates belong to another chain.
     """
     if not len(templates.get("template_aatype", ())):
         sizes = {"T": 0, "N": length}

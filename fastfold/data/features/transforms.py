@@ -1,8 +1,7 @@
-"""Transforms that the monomer and the complex networks share: from integer arrays to what the network embeds.
+"""Transforms shared by monomer and multimer networks, from integer arrays to network inputs.
 
-All functions are pure; the only randomness is in :func:`corrupt_msa`, and it comes from the generator
-passed in. Residue types follow :mod:`fastfold.protein.residue_constants`: 0-19, 20 unknown, 21 gap, 22
-masked.
+All functions are pure; only :func:`corrupt_msa` is random, with the generator passed in. Residue types follow
+:mod:`fastfold.protein.residue_constants`: 0-19, 20 unknown, 21 gap, 22 masked.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from fastfold.protein import residue_constants as rc
 NUM_MSA_CLASSES = 23
 _MASK_CLASS = 22
 _NO_CENTRE, _NO_ROW = 254, 255
-_ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which stay in a core's cache
+_ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which fit into a core's cache
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """A target's whole alignment, from which each recycling iteration draws its rows.
+    """Whole alignment of a target, from which each recycling iteration draws rows.
 
     Attributes:
         msa: ``[S, N]`` uint8 residue types 0-21; row 0 is the query.
         deletions: ``[S, N]`` float32, residues deleted before each column.
         mask: ``[S, N]`` float32, 0 where a row is padding.
-        bert_mask: ``[S, N]`` float32, 0 where a masked position must not count as a training target.
+        bert_mask: ``[S, N]`` float32, 0 where a masked position must not be a training target.
         cluster_bias: ``[S]`` float32, 1 for rows that are always drawn as cluster centres.
         profile: ``[N, 22]`` float32 residue frequencies of all rows, padding left out.
     """
@@ -45,13 +44,13 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Draw:
-    """What was drawn at random for one iteration; all features follow from it and the :class:`Alignment`.
+    """Random choices of one iteration, which with the :class:`Alignment` determine its features.
 
     Attributes:
         clusters: ``[C]`` rows of the alignment that are cluster centres, the query first.
-        extra: ``[E]`` all other rows; all of them join clusters.
-        num_extra: How many of them, from the first, go into the extra MSA.
-        masked: ``[C, N]`` bool, positions chosen for masked-residue prediction.
+        extra: ``[E]`` all other rows, which are assigned to clusters.
+        num_extra: Number of rows of the extra MSA, from the first.
+        masked: ``[C, N]`` bool, positions of masked-residue prediction.
         msa: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked).
     """
 
@@ -63,28 +62,28 @@ class Draw:
 
 
 def one_hot(ids: np.ndarray, classes: int) -> np.ndarray:
-    """One-hot float32 ``[*, classes]`` of integers ``[*]``."""
+    """Return one-hot float32 ``[*, classes]`` of integers ``[*]``."""
     return (np.asarray(ids)[..., None] == np.arange(classes)).astype(np.float32)
 
 
 def to_restype_order(ids: np.ndarray) -> np.ndarray:
-    """Residue types uint8 of HHblits ids 0-21 (any integer array), same shape."""
+    """Convert HHblits ids 0-21 (any integer array) to residue types uint8 of the same shape."""
     return rc.hhblits_id_to_restype.astype(np.uint8)[ids]
 
 
 def has_deletion(deletions: np.ndarray) -> np.ndarray:
-    """1 where residues were deleted, from deletion counts ``[*]``, float32."""
+    """Return 1 where residues were deleted, from deletion counts ``[*]``, float32."""
     return np.clip(deletions, 0.0, 1.0).astype(np.float32)
 
 
 def deletion_value(deletions: np.ndarray) -> np.ndarray:
-    """Deletion counts ``[*]`` squeezed into [0, 1): ``2/π · arctan(d/3)``, float32 (supplement, Table 1)."""
+    """Squeeze deletion counts ``[*]`` into [0, 1): ``2/π · arctan(d/3)``, float32 (supplement, Table 1)."""
     scaled = np.asarray(deletions, np.float32) / np.float32(3.0)
     return np.arctan(scaled) * np.float32(2.0 / np.pi)
 
 
 def count_residues(msa: np.ndarray, classes: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """How often each class stands in each column.
+    """Count each class in each column.
 
     Args:
         msa: ``[S, N]`` integers below ``classes``.
@@ -105,22 +104,22 @@ def count_residues(msa: np.ndarray, classes: int, weights: np.ndarray | None = N
 
 
 def msa_profile(msa: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Residue frequencies ``[N, 22]`` float32 where the alignment's mask is not 0; both are ``[S, N]``."""
+    """Compute residue frequencies ``[N, 22]`` float32 of ``msa [S, N]`` where ``mask [S, N]`` is not 0."""
     counts = count_residues(np.where(mask > 0, msa, _MASK_CLASS), NUM_MSA_CLASSES)[:, :_MASK_CLASS]
     return (counts / np.maximum(mask.sum(axis=0), 1e-10)[:, None]).astype(np.float32)
 
 
 def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
-    """Slices of ``size`` that cover ``range(rows)``: they bound the memory of what is done row by row."""
+    """Yield slices of ``size`` that cover ``range(rows)``, to limit the memory of row-wise work."""
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def agreement(
     centres: np.ndarray, centre_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
 ) -> np.ndarray:
-    """Number of columns in which a row and a cluster centre have the same residue.
+    """Count the columns in which a row and a cluster centre have the same residue.
 
-    Gaps and masked positions agree with nothing (supplement, section 1.2.7).
+    Gaps and masked positions never agree (supplement, section 1.2.7).
 
     Args:
         centres: ``[C, N]`` residue types 0-22.
@@ -131,9 +130,8 @@ def agreement(
     Returns:
         ``[E, C]`` int32.
     """
-    # Counting equal bytes column by column takes a sixth of the processor time of a product of one-hot codes
-    # (4,612 rows, 508 centres, 1,000 columns: 0.2 s against 1.3 s). What agrees with nothing gets another
-    # code on either side.
+    # Counting equal bytes by column is faster than a product of one-hot codes. Positions that never agree get different
+    # codes on both sides.
     centre_codes = _columns(np.where((centre_mask > 0) & (centres < rc.gap_index), centres, _NO_CENTRE))
     row_codes = _columns(np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW))
     result = np.zeros((len(rows), len(centres)), np.int32)
@@ -141,7 +139,7 @@ def agreement(
         target = result[block]
         equal = np.empty(target.shape, np.bool_)
         count = np.empty(target.shape, np.uint8)
-        for start in range(0, rows.shape[1], 255):  # as many ones as a byte can count
+        for start in range(0, rows.shape[1], 255):  # a byte counts at most 255 columns
             count[...] = 0
             for row, centre in zip(
                 row_codes[start : start + 255, block], centre_codes[start : start + 255], strict=True
@@ -153,7 +151,7 @@ def agreement(
 
 
 def _columns(codes: np.ndarray) -> np.ndarray:
-    """Bytes ``[N, *]`` of codes ``[*, N]``, each column's together in memory."""
+    """Return bytes ``[N, *]`` of codes ``[*, N]``, with contiguous columns."""
     return np.ascontiguousarray(codes.T, np.uint8)
 
 
@@ -166,28 +164,28 @@ def corrupt_msa(
     *,
     epsilon: float,
 ) -> np.ndarray:
-    """Replaces the masked positions as BERT does (supplement, section 1.2.7).
+    """Replace the masked positions as BERT does (supplement, section 1.2.7).
 
-    A masked position becomes a residue drawn evenly, one drawn from its column's profile, itself, or, with
-    all the probability that is left, the mask class 22.
+    A masked position becomes a residue drawn uniformly, one drawn from its column's profile, itself, or, with the
+    remaining probability, the mask class 22.
 
     Args:
-        rng: Source of randomness.
+        rng: Random generator.
         msa: ``[C, N]`` uint8 residue types 0-21.
         masked: ``[C, N]`` bool.
         profile: ``[N, 22]`` residue frequencies of the whole alignment.
         config: Has ``uniform_prob``, ``profile_prob``, ``same_prob``.
-        epsilon: Added to each class's probability, as the official networks do.
+        epsilon: Added to each class's probability, as in the official networks.
 
     Returns:
         ``[C, N]`` uint8 residue types 0-22.
 
     Raises:
-        ConfigError: The three probabilities add up to more than one.
+        ConfigError: The three probabilities sum to more than one.
     """
     mask_prob = 1.0 - config.uniform_prob - config.profile_prob - config.same_prob
     if mask_prob < 0.0:
-        raise ConfigError("masked_msa: uniform_prob, profile_prob and same_prob add up to more than 1")
+        raise ConfigError("masked_msa: uniform_prob, profile_prob and same_prob sum to more than 1")
     row, column = np.nonzero(masked)
     probabilities = np.full((len(row), NUM_MSA_CLASSES), epsilon)
     probabilities[:, : rc.restype_num] += config.uniform_prob / rc.restype_num
@@ -204,11 +202,11 @@ def corrupt_msa(
 def cluster_features(
     alignment: Alignment, draw: Draw, profile: np.ndarray, deletion_mean: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The network's alignment features of one iteration (supplement, Table 1).
+    """Compute the network's alignment features of one iteration (supplement, Table 1).
 
     Args:
         alignment: The whole alignment.
-        draw: The rows drawn from it.
+        draw: Rows drawn from it.
         profile: ``[C, N, 23]`` residue frequencies of each cluster.
         deletion_mean: ``[C, N]`` mean deletion count of each cluster.
 
@@ -216,8 +214,8 @@ def cluster_features(
         ``msa_feat`` ``[C, N, 49]`` (residue one-hot 23, has deletion, deletion value, cluster profile 23,
         mean deletion value), ``msa_mask``, ``bert_mask`` ``[C, N]`` float32, ``true_msa`` ``[C, N]`` int32,
         ``extra_msa`` ``[E, N]`` int32, ``extra_msa_mask``, ``extra_has_deletion``, ``extra_deletion_value``
-        ``[E, N]`` float32. ``E`` is at least one: where no row is left, one row of zeros with mask 0 stands
-        in, because the outer product of a wholly masked extra MSA is not zero (its bias remains).
+        ``[E, N]`` float32. ``E`` is at least one: without extra rows, one row of zeros with mask 0 is used, because the
+        outer product of a wholly masked extra MSA is not zero (its bias remains).
     """
     deletions = alignment.deletions[draw.clusters]
     kept = draw.extra[: draw.num_extra]
@@ -229,7 +227,7 @@ def cluster_features(
     }
     if not len(kept):
         extra = {name: np.zeros((1, *value.shape[1:]), value.dtype) for name, value in extra.items()}
-    msa_feat = np.empty((*draw.msa.shape, 2 * NUM_MSA_CLASSES + 3), np.float32)  # large: filled in place
+    msa_feat = np.empty((*draw.msa.shape, 2 * NUM_MSA_CLASSES + 3), np.float32)  # large, so filled in place
     msa_feat[..., :23] = draw.msa[..., None] == np.arange(NUM_MSA_CLASSES, dtype=np.uint8)
     msa_feat[..., 23] = has_deletion(deletions)
     msa_feat[..., 24] = deletion_value(deletions)
@@ -245,7 +243,7 @@ def cluster_features(
 
 
 def atom_maps(aatype: np.ndarray) -> dict[str, np.ndarray]:
-    """Which atoms each residue has and how the two atom layouts map onto each other.
+    """Return the atoms of each residue, and the maps between the two atom layouts.
 
     Args:
         aatype: ``[N]`` residue types 0-20.
@@ -263,7 +261,7 @@ def atom_maps(aatype: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def pseudo_beta(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cβ of each residue, Cα for glycine.
+    """Return Cβ of each residue, Cα for glycine.
 
     Args:
         aatype: ``[*, N]`` residue types.
@@ -280,11 +278,11 @@ def pseudo_beta(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> 
 
 
 def template_aatype(one_hot_hhblits: np.ndarray) -> np.ndarray:
-    """Residue types ``[T, N]`` int32 of raw template sequences ``[T, N, 22]`` (one-hot over HHblits ids)."""
+    """Convert raw template sequences ``[T, N, 22]`` (one-hot over HHblits ids) to residue types ``[T, N]`` int32."""
     return rc.hhblits_id_to_restype[np.argmax(one_hot_hhblits, axis=-1)]
 
 
 def pad_templates(value: np.ndarray, number: int) -> np.ndarray:
-    """The first ``number`` templates of ``[T, ...]``, filled up with zeros to exactly ``[number, ...]``."""
+    """Return the first ``number`` templates of ``[T, ...]``, padded with zeros to ``[number, ...]``."""
     missing = max(0, number - len(value))
     return np.pad(value[:number], [(0, missing)] + [(0, 0)] * (value.ndim - 1))

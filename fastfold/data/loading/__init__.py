@@ -1,1 +1,1 @@
-"""Samples made by worker processes, in an order that can be continued."""
+"""Prepare samples in worker processes, in a resumable order."""

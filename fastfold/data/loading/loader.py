@@ -1,9 +1,9 @@
-"""Samples for training, prepared in parallel and handed out in an order that can be repeated.
+"""Prepare training samples in parallel, in a reproducible order.
 
-A *draw* is one position of an endless order of entries; its number is all that a sample's randomness may
-depend on, together with the seed (:func:`draw_rng`), never the worker that happens to prepare it. With
-``deterministic=True`` samples come in the order of their draws. Otherwise they come as they become ready, so
-that one slow sample holds up nobody; the order that came about can be replayed exactly.
+A *draw* is one position of an endless order of entries. A sample's random numbers depend only on its number and the
+seed (:func:`draw_rng`), not on the worker. With ``deterministic=True`` samples are returned in the order of their
+draws. Otherwise they are returned when they are ready, so that a slow sample does not delay others, and the resulting
+order can be replayed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Features = dict[str, np.ndarray]
 MakeSample = Callable[[int, Any], Features]
 
 _STATE_VERSION = 1
-_PASSED_OVER = "passed over"  # its entry is quarantined already; the first reason stays
+_PASSED_OVER = "passed over"  # its entry is in quarantine already; the first reason is kept
 
 
 class Draw(NamedTuple):
-    """A sample and where it comes from.
+    """Sample with its origin.
 
     Attributes:
-        number: Its place in the order, over all ranks.
+        number: Place in the order, over all ranks.
         id: Name of its entry.
-        sample: What ``make_sample`` returned.
+        sample: Result of ``make_sample``.
     """
 
     number: int
@@ -41,26 +41,26 @@ class Draw(NamedTuple):
 
 
 class ConsumedDraw(NamedTuple):
-    """One line of the log by which an order is replayed: the draw's number and its entry's name."""
+    """Line of the log from which an order is replayed: number and entry name of a draw."""
 
     number: int
     id: str
 
 
 class _Planned(NamedTuple):
-    """A draw on its way: its place in the plan and its entry's name."""
+    """Draw in preparation: its place in the plan and its entry's name."""
 
     place: int
     name: str
 
 
 def draw_rng(seed: int, number: int, *, stream: int = 0) -> np.random.Generator:
-    """The random numbers of a draw, a function of these three numbers alone.
+    """Return the random generator of a draw, a function of these three numbers alone.
 
     Args:
-        seed: The run's seed, not negative.
-        number: The draw's number, not negative.
-        stream: Independent sequences for different purposes; 0 is for making samples.
+        seed: Seed of the run, nonnegative.
+        number: Number of the draw, nonnegative.
+        stream: Independent random numbers for different purposes; 0 is for making samples.
 
     Raises:
         ConfigError: A number is negative.
@@ -71,42 +71,41 @@ def draw_rng(seed: int, number: int, *, stream: int = 0) -> np.random.Generator:
 
 
 def entry_name(entry: Any) -> str:
-    """The entry's ``id`` where it has one, else the entry as text."""
+    """Return the entry's ``id`` if it has one, otherwise the entry as text."""
     return str(getattr(entry, "id", entry))
 
 
 class SampleLoader(Iterator[Draw]):
-    """Hands out samples of an order of entries, prepared ahead by worker processes.
+    """Iterator over samples of an order of entries, prepared in advance by worker processes.
 
-    Rank ``r`` of ``n`` takes the draws r, r + n, r + 2n, ... A sample that cannot be made is quarantined: its
-    entry is listed with the reason and passed over from then on. Use the loader as a context manager, or call
-    :meth:`close`; in a process that is killed the workers end by themselves.
+    Rank ``r`` of ``n`` takes the draws r, r + n, r + 2n, ... A sample that cannot be made is put into quarantine: its
+    entry is listed with the reason and skipped from then on. Use the loader as a context manager, or call
+    :meth:`close`. If the process is killed, the workers end too.
 
     Args:
-        make_sample: ``make_sample(number, entry)``; importable by its name if there are workers.
-        order: The entry of each draw: a function of the draw's number, endless, or a sequence, whose end
-            ends the iteration.
-        workers: Processes that prepare samples; 0 prepares each one when it is asked for.
-        prefetch: Prepared samples that may wait, in addition to those in preparation.
-        deterministic: Hand samples out strictly in order, which makes a resumed run equal to one that was
-            never interrupted. Otherwise as they become ready.
-        window: Furthest that a sample may overtake another one, in draws of this rank.
-        rank: This process, from 0.
+        make_sample: ``make_sample(number, entry)``; must be importable by its name if there are workers.
+        order: Entry of each draw: an endless function of the draw's number, or a sequence, whose end ends the
+            iteration.
+        workers: Processes that prepare samples; 0 prepares each one on request.
+        prefetch: Largest number of prepared samples that wait, in addition to those in preparation.
+        deterministic: Return samples strictly in order, which makes a resumed run equal to an uninterrupted one.
+            Otherwise return them when they are ready.
+        window: Largest number of draws of this rank by which a sample may overtake another one.
+        rank: Rank of this process, from 0.
         ranks: Number of processes that share the order.
-        replay: Numbers of draws to hand out first, in exactly this order, whatever ``deterministic`` says;
-            the others of the order follow. Draws that are consumed already are left out, so that a log that
-            reaches back before the checkpoint can be given whole.
-        name_of: An entry's name in logs.
-        max_failures: Draws in a row without a sample after which it is an error.
-        timeout_s: A sample that takes longer is given up (after a second try); None waits.
+        replay: Numbers of draws to return first, in exactly this order, regardless of ``deterministic``; the others
+            follow. Consumed draws are skipped, so a log may begin before the checkpoint.
+        name_of: Returns an entry's name in logs.
+        max_failures: Number of consecutive draws without a sample that is an error.
+        timeout_s: Limit in seconds for a sample, which is given up after a second try; None for no limit.
 
     Attributes:
-        consumed: The draws handed out since the start or the last :meth:`take_consumed`.
-        quarantined: Pairs of an entry's name and the reason, in the order in which they came up.
-        waited_s: Seconds that the consumer has waited in total.
+        consumed: Draws returned since the start or the last :meth:`take_consumed`.
+        quarantined: Pairs of an entry's name and the reason, in order of occurrence.
+        waited_s: Total seconds that the consumer has waited.
 
     Raises:
-        ConfigError: An option is out of range, or ``make_sample`` cannot be sent to workers.
+        ConfigError: An option is out of range, or ``make_sample`` cannot be pickled for the workers.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class SampleLoader(Iterator[Draw]):
     ) -> None:
         if workers < 0 or prefetch < 0 or max_failures < 1 or not 0 <= rank < ranks:
             raise ConfigError(
-                f"the loader needs workers >= 0, prefetch >= 0, max_failures >= 1 and 0 <= rank < ranks, not "
+                f"expected workers >= 0, prefetch >= 0, max_failures >= 1 and 0 <= rank < ranks, found "
                 f"{workers}, {prefetch}, {max_failures}, {rank} and {ranks}"
             )
         self._make_sample, self._order, self._name_of = make_sample, order, name_of
@@ -156,14 +155,14 @@ class SampleLoader(Iterator[Draw]):
     # ---- the order -------------------------------------------------------------------------------------
 
     def _plan_anew(self) -> None:
-        """Forgets what was on its way and plans from what is consumed."""
+        """Drop the samples in preparation, and plan again from the consumed draws."""
         self._plan = self._planned()
         self._coming: dict[int, _Planned] = {}  # by number, in the order of the plan
         self._next_place = 0
-        self._ready: dict[int, Outcome] = {}  # in the order in which they became ready
+        self._ready: dict[int, Outcome] = {}  # in the order of completion
 
     def _planned(self) -> Iterator[int]:
-        """Numbers of all draws that are not consumed: those to replay, those left behind, all others."""
+        """Yield the numbers of all draws that are not consumed: replayed, skipped and later ones."""
         replayed = [number for number in self._replay if number not in self._done]
         self._num_replayed = len(replayed)
         yield from replayed
@@ -175,7 +174,7 @@ class SampleLoader(Iterator[Draw]):
                 yield number
 
     def _fill(self) -> None:
-        """Submits draws until enough are on their way."""
+        """Submit draws until enough are in preparation."""
         while len(self._coming) < self._capacity:
             if self._coming and self._next_place - next(iter(self._coming.values())).place >= self._window:
                 return
@@ -195,13 +194,13 @@ class SampleLoader(Iterator[Draw]):
         if self._pool is None:
             if self._workers:
                 self._pool = WorkerPool(self._make_sample, self._workers, timeout_s=self._timeout_s)
-                self._abandoned = weakref.finalize(self, self._pool.close)  # also when the program ends
+                self._abandoned = weakref.finalize(self, self._pool.close)  # also at the end of the program
             else:
                 self._pool = InlinePool(self._make_sample)
         return self._pool
 
     def _take(self) -> tuple[str, Outcome]:
-        """Name and outcome of the draw to hand out next; waits for it."""
+        """Wait for the next draw; return its name and outcome."""
         head, planned = next(iter(self._coming.items()))
         in_order = self._deterministic or planned.place < self._num_replayed
         while not self._ready or (in_order and head not in self._ready):
@@ -211,10 +210,10 @@ class SampleLoader(Iterator[Draw]):
         return self._coming.pop(number).name, self._ready.pop(number)
 
     def __next__(self) -> Draw:
-        """The next sample.
+        """Return the next sample.
 
         Raises:
-            InputError: ``max_failures`` draws in a row had no sample; names the first reasons.
+            InputError: ``max_failures`` consecutive draws had no sample; names the first reasons.
             ConfigError: The workers cannot start.
         """
         start = time.perf_counter()
@@ -229,7 +228,7 @@ class SampleLoader(Iterator[Draw]):
                 if outcome.failure is None and name not in self._bad:
                     self._suspect.pop(name, None)
                     break
-                # Decided here and not when the failure came in: here the order is the same in every run.
+                # Decided here and not at the failure, because here the order is the same in every run.
                 self._bad.setdefault(name, outcome.failure or _PASSED_OVER)
                 self._suspect.pop(name, None)
                 self._count_failure()
@@ -237,7 +236,7 @@ class SampleLoader(Iterator[Draw]):
             self.waited_s += time.perf_counter() - start
         self._failures_in_a_row = 0
         if self._workers:
-            self._fill()  # they go on while the consumer computes
+            self._fill()  # the workers continue while the consumer computes
         self.consumed.append(ConsumedDraw(outcome.key, name))
         return Draw(outcome.key, name, outcome.value)
 
@@ -247,35 +246,34 @@ class SampleLoader(Iterator[Draw]):
             reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(self._bad.items())[:3])
             self.close()
             raise InputError(
-                f"{self._failures_in_a_row} draws in a row gave no sample; {len(self._bad)} entries cannot be "
-                f"used, the first of them:\n{reasons}\ncorrect or remove them"
+                f"{self._failures_in_a_row} draws in a row gave no sample; {len(self._bad)} entries are unusable, the "
+                f"first of them:\n{reasons}\ncorrect or remove them"
             )
 
-    # ---- what the trainer reads ------------------------------------------------------------------------
+    # ---- results for the trainer ------------------------------------------------------------------------
 
     @property
     def quarantined(self) -> list[tuple[str, str]]:
-        """Entries that cannot be used, with the reasons; after a resume also those that could not be used before and
-        have not been drawn again."""
+        """Unusable entries with the reasons; after a resume also earlier ones that were not drawn again."""
         return [*self._suspect.items(), *self._bad.items()]
 
     @property
     def worker_deaths(self) -> list[WorkerDeath]:
-        """Worker processes that ended unasked; each was replaced."""
+        """Worker processes that ended unexpectedly; each was replaced."""
         return self._deaths + (self._pool.deaths if self._pool else [])
 
     def take_consumed(self) -> list[ConsumedDraw]:
-        """Empties :attr:`consumed` and returns what was in it, for the log."""
+        """Return and clear :attr:`consumed`, for the log."""
         taken, self.consumed = self.consumed, []
         return taken
 
     # ---- state -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What is consumed, as plain numbers and texts that JSON can hold.
+        """Return the consumed draws as plain numbers and texts for JSON.
 
-        Samples that are prepared but not handed out count as not consumed: after
-        :meth:`load_state_dict` they are prepared again, so none is lost and none comes twice.
+        Samples that are prepared but not returned do not count as consumed. After :meth:`load_state_dict` they are
+        prepared again, so none is lost and none is repeated.
         """
         return {
             "version": _STATE_VERSION,
@@ -284,16 +282,16 @@ class SampleLoader(Iterator[Draw]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where the state was taken; what was prepared in the meantime is dropped.
+        """Continue from a state and drop the samples prepared since.
 
-        Quarantined entries are tried again when they are drawn, since somebody may have repaired their files. Those
-        that still fail are quarantined again, so that a resumed run otherwise equals the uninterrupted one.
+        Entries in quarantine are tried again when they are drawn, because their files may have been repaired. If they
+        still fail, they return to quarantine, so that the resumed run equals the uninterrupted one.
 
         Args:
-            state: State of the same rank and number of ranks, or of :func:`merge_states` for any number of them.
+            state: State of the same rank and number of ranks, or of :func:`merge_states` for any number.
 
         Raises:
-            ConfigError: The state is one of another version, or of one of several other ranks.
+            ConfigError: The state has another version, or belongs to another rank.
         """
         _check_version(state)
         self._done.load(state)
@@ -302,7 +300,7 @@ class SampleLoader(Iterator[Draw]):
         self._plan_anew()
 
     def close(self) -> None:
-        """Ends the workers; the next sample asked for starts them again."""
+        """End the workers; the next request starts them again."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()
@@ -319,13 +317,13 @@ class SampleLoader(Iterator[Draw]):
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state from those of all ranks, from which any number of ranks can continue.
+    """Merge the states of all ranks, for a resume with any number of ranks.
 
     Args:
         states: :meth:`SampleLoader.state_dict` of each rank, taken at the same step, in any order.
 
     Raises:
-        ConfigError: The states are not those of all ranks of one run.
+        ConfigError: The states do not belong to all ranks of one run.
     """
     for state in states:
         _check_version(state)
@@ -340,5 +338,5 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _check_version(state: Mapping[str, Any]) -> None:
     if state.get("version") != _STATE_VERSION:
         raise ConfigError(
-            f"a loader state of version {state.get('version')} cannot be read, only {_STATE_VERSION}; start a new run"
+            f"expected a loader state of version {_STATE_VERSION}, found {state.get('version')}; start a new run"
         )

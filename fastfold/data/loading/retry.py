@@ -1,4 +1,4 @@
-"""Reading once more what a disk or a network failed to give."""
+"""Retry reads from a disk or a network."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 def retry_io(function: Callable[[], T], waits_s: Sequence[float] = WAITS_S) -> T:
-    """What a function returns, which is called again if a file could not be read for a reason that may pass.
+    """Call a function, again if a file could not be read for a temporary reason.
 
     Args:
-        function: Called without arguments.
+        function: Function without arguments.
         waits_s: Seconds to wait before each further try.
 
     Raises:
-        InputError: A file cannot be used, or not read in any of the tries.
-        OSError: The same of files that are read in passing.
+        InputError: A file is invalid, or could not be read in any try.
+        OSError: A file could not be read in any try.
     """
     for wait in waits_s:
         try:
@@ -34,6 +34,6 @@ def retry_io(function: Callable[[], T], waits_s: Sequence[float] = WAITS_S) -> T
         except (InputError, OSError) as error:
             if isinstance(error, InputError) and not error.temporary:
                 raise
-            _log.warning("%s; it is read again in %g s", error, wait)
+            _log.warning("%s; reading it again in %g s", error, wait)
             time.sleep(wait)
     return function()

@@ -1,4 +1,4 @@
-"""Which draws of an endless order a rank has consumed, kept as a position and the few draws left open before it."""
+"""Consumed draws of an endless order, as a frontier and the open draws before it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from fastfold.errors import ConfigError
 
 
 class ConsumedDraws:
-    """The draws r, r + n, r + 2n, ... of rank ``r`` of ``n``: those before a frontier are consumed, but for some.
+    """Consumed draws of rank ``r`` of ``n``, which takes r, r + n, r + 2n, ...
+
+    All draws before a frontier are consumed, with listed exceptions.
 
     Args:
-        rank: This process, from 0.
+        rank: Rank of this process, from 0.
         ranks: Number of processes that share the order.
     """
 
@@ -22,7 +24,7 @@ class ConsumedDraws:
         self._open: set[int] = set()
 
     def add(self, number: int) -> None:
-        """Marks a draw of this rank as consumed; it must not be yet."""
+        """Mark a draw of this rank as consumed; it must not be consumed already."""
         if number < self._frontier:
             self._open.remove(number)
         else:
@@ -33,7 +35,7 @@ class ConsumedDraws:
         return number < self._frontier and number not in self._open
 
     def rest(self) -> Iterator[int]:
-        """All other draws of this rank, in order and without end; as of the moment of the first one."""
+        """Yield all other draws of this rank endlessly, in order, as of the first request."""
         number = self._frontier
         yield from sorted(self._open)
         while True:
@@ -41,7 +43,7 @@ class ConsumedDraws:
             number += self._ranks
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers that JSON can hold."""
+        """Return the state as plain numbers for JSON."""
         return {
             "rank": self._rank,
             "ranks": self._ranks,
@@ -50,10 +52,10 @@ class ConsumedDraws:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state of this rank, or the merged one of all ranks.
+        """Load a state of this rank, or the merged one of all ranks.
 
         Raises:
-            ConfigError: The state is that of another rank, or of another number of ranks.
+            ConfigError: The state belongs to another rank, or to another number of ranks.
         """
         if state["ranks"] != 1 and (state["rank"], state["ranks"]) != (self._rank, self._ranks):
             raise ConfigError(
@@ -61,26 +63,26 @@ class ConsumedDraws:
                 f"of {self._ranks}; merge the states of all ranks first"
             )
         frontier = state["frontier"]
-        # The first draw of this rank that is not before the state's frontier.
+        # The first draw of this rank after the state's frontier.
         self._frontier = frontier + (self._rank - frontier) % self._ranks
         self._open = {number for number in state["open"] if number % self._ranks == self._rank}
 
 
 def merge_draws(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of one rank that has consumed what the ranks of a run have consumed together.
+    """Merge the states of all ranks to one that has consumed their draws.
 
     Raises:
-        ConfigError: The states are not those of all ranks of one run.
+        ConfigError: The states do not belong to all ranks of one run.
     """
     ranks = len(states)
     if sorted((state["rank"], state["ranks"]) for state in states) != [(r, ranks) for r in range(ranks)]:
         found = ", ".join(f"{state['rank']} of {state['ranks']}" for state in states) or "none"
-        raise ConfigError(f"states of all ranks of one run are needed, but these are of rank {found}")
+        raise ConfigError(f"expected the states of all ranks of one run, found rank {found}")
     end = max((state["frontier"] for state in states), default=0)
     left = {number for state in states for number in state["open"]}
     for state in states:
         left.update(range(state["frontier"], end, ranks))
-    # Ranks that have drawn equally often leave no gap but at the end, where it is none.
+    # Ranks with equal numbers of draws leave gaps only at the end, which need not be listed.
     while end > 0 and end - 1 in left:
         end -= 1
         left.remove(end)

@@ -1,9 +1,9 @@
-"""Worker processes that run one function on many tasks and survive whatever the tasks do.
+"""Worker processes that run one function on many tasks, robust against failures of tasks.
 
-A task that raises gives a failure instead of a value; a worker that dies is replaced and its task is tried
-once more; a parent that dies takes its workers along. Each worker has a pipe of its own, so that a process
-killed in the middle of a message harms nobody else's. A thread of the parent receives finished values while
-the main thread computes, hands out new tasks at once, and is the only one that touches workers.
+A task that raises gives a failure instead of a value. A worker that dies is replaced, and its task is tried once more.
+If the parent dies, the workers end. Each worker has a separate pipe, so that a process killed within a message does not
+affect others. A thread of the parent receives values while the main thread computes, assigns new tasks at once, and is
+the only one that accesses workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fastfold.data.loading.worker_process import (
 )
 from fastfold.errors import ConfigError
 
-_ATTEMPTS = 2  # tries of a task whose worker dies; the first death may be another's fault
+_ATTEMPTS = 2  # tries of a task whose worker dies; the first death may have another cause
 _FAILED_STARTS = 3
 _GRACE_S = 1.0
 
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """What became of a task.
+    """Result of a task.
 
     Attributes:
-        key: The task's number.
-        value: What the function returned; None where it failed.
-        failure: Why there is no value, in one line; None where there is one.
+        key: Number of the task.
+        value: Result of the function; None if it failed.
+        failure: Reason of a failure in one line; None for success.
     """
 
     key: int
@@ -54,12 +54,12 @@ class Outcome(NamedTuple):
 
 
 class WorkerDeath(NamedTuple):
-    """A worker process that ended without being asked to.
+    """Worker process that ended unexpectedly.
 
     Attributes:
-        pid: Its process id.
-        cause: How it ended, for example ``killed by SIGKILL``.
-        key: The task that it worked on, or None.
+        pid: Process id.
+        cause: Cause of the end, for example ``killed by SIGKILL``.
+        key: Task that it worked on, or None.
     """
 
     pid: int | None
@@ -85,7 +85,7 @@ class _Worker:
 
 
 class InlinePool:
-    """The same interface without processes: a task is run when its outcome is asked for, oldest first."""
+    """Pool without processes: a task runs when its outcome is requested, oldest first."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -93,11 +93,11 @@ class InlinePool:
         self.deaths: list[WorkerDeath] = []
 
     def submit(self, key: int, argument: Any) -> None:
-        """Adds a task."""
+        """Add a task."""
         self._waiting.append((key, argument))
 
     def next_outcome(self) -> Outcome:
-        """Runs the oldest task."""
+        """Run the oldest task."""
         key, argument = self._waiting.popleft()
         try:
             return Outcome(key, self._function(key, argument), None)
@@ -105,33 +105,32 @@ class InlinePool:
             return Outcome(key, None, describe_failure(error))
 
     def close(self) -> None:
-        """Drops the tasks that wait."""
+        """Drop the waiting tasks."""
         self._waiting.clear()
 
 
 class WorkerPool:
-    """Runs ``function(key, argument)`` for submitted tasks in ``workers`` spawned processes.
+    """Pool that runs ``function(key, argument)`` for submitted tasks in ``workers`` spawned processes.
 
     Args:
-        function: What to run; it, its arguments and its values must be picklable.
+        function: Function to run; it, its arguments and its values must be picklable.
         workers: Number of processes, at least 1.
-        timeout_s: A task that takes longer has its worker killed, and counts as one whose worker died; None
-            lets every task take its time.
+        timeout_s: Limit in seconds for a task, after which its worker is killed; None for no limit.
 
     Attributes:
-        deaths: Workers that ended unasked, in the order in which that was noticed.
+        deaths: Workers that ended unexpectedly, in the order of detection.
 
     Raises:
-        ConfigError: The function cannot be sent to another process.
+        ConfigError: The function cannot be pickled.
     """
 
     def __init__(self, function: Function, workers: int, *, timeout_s: float | None = None) -> None:
         try:
             self._payload = pickle.dumps(function, protocol=PROTOCOL)
-        except Exception as error:  # whatever a foreign __reduce__ raises
+        except Exception as error:  # any error of a foreign __reduce__
             raise ConfigError(
-                f"the function that prepares samples cannot be sent to worker processes ({error}); define it "
-                "at the top of a module, or set workers=0"
+                f"the function that prepares samples cannot be sent to worker processes ({error}); define it at the "
+                "top level of a module, or set workers=0"
             ) from None
         self.deaths: list[WorkerDeath] = []
         self._timeout_s = timeout_s
@@ -148,13 +147,13 @@ class WorkerPool:
         self._thread.start()
 
     def submit(self, key: int, argument: Any) -> None:
-        """Adds a task; tasks are begun in the order in which they are added."""
+        """Add a task; tasks begin in the order of submission."""
         with self._condition:
             self._waiting.append(_Task(key, argument))
         self._wake()
 
     def next_outcome(self) -> Outcome:
-        """The next task that is finished, whichever that is; waits for one. Every submitted task has one.
+        """Wait for and return the next finished task, in order of completion.
 
         Raises:
             ConfigError: The workers cannot start.
@@ -169,7 +168,7 @@ class WorkerPool:
             return self._finished.popleft()
 
     def close(self) -> None:
-        """Ends the workers, at once where they are busy; safe to call more than once and from any thread."""
+        """End the workers, killing busy ones; idempotent and thread-safe."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
@@ -178,10 +177,10 @@ class WorkerPool:
             self._thread.join()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the thread has ended and closed its side
+        with contextlib.suppress(OSError):  # the thread has ended and closed the pipe
             self._wake_sender.send_bytes(b"!")
 
-    # What follows runs in the pool's own thread.
+    # The following methods run in the pool's own thread.
 
     def _run(self, workers: int) -> None:
         try:
@@ -191,7 +190,7 @@ class WorkerPool:
             while not self._closing:
                 self._assign()
                 self._receive()
-        except BaseException as error:  # kept for the consumer, which would wait for ever otherwise
+        except BaseException as error:  # kept for the consumer, which would wait forever otherwise
             with self._condition:
                 self._error = error
                 self._condition.notify_all()
@@ -225,11 +224,11 @@ class WorkerPool:
                 worker.task = None
                 self._finish(Outcome(task.key, None, describe_failure(error)))
                 continue
-            with contextlib.suppress(OSError):  # it just died; its end is noticed below
+            with contextlib.suppress(OSError):  # the worker just died, which is handled below
                 send_packed(worker.pipe, message)
 
     def _receive(self) -> None:
-        """Waits for something to happen, and deals with it."""
+        """Wait for an event and handle it."""
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         handles: list[Any] = [self._wake_receiver]
@@ -240,7 +239,7 @@ class WorkerPool:
             while self._wake_receiver.poll():
                 self._wake_receiver.recv_bytes()
         for worker in list(self._workers):
-            # A worker's last message counts even if it has ended since; so the pipe comes first.
+            # The last message of an ended worker counts, so the pipe is read first.
             if worker.pipe in happened:
                 self._read(worker)
             elif worker.process.sentinel in happened:
@@ -259,12 +258,12 @@ class WorkerPool:
             worker.task, worker.deadline = None, None
             self._finish(Outcome(key, value, failure))
         elif failure is not None:
-            raise ConfigError(f"a worker process cannot load what prepares the samples: {failure}")
+            raise ConfigError(f"a worker process cannot load the function that prepares samples: {failure}")
         else:
             worker.ready, self._failed_starts = True, 0
 
     def _replace(self, worker: _Worker) -> None:
-        """Reports a worker's end, gives its task back, and starts another one."""
+        """Report a worker's end, resubmit its task, and start another worker."""
         self._workers.remove(worker)
         task = worker.task
         end = describe_end(worker.process)
@@ -274,12 +273,12 @@ class WorkerPool:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
                 raise ConfigError(
-                    f"worker processes end before they are ready ({cause}), {_FAILED_STARTS} times in a row; "
-                    "a script of your own must guard its code with: if __name__ == '__main__'; without worker "
-                    "processes (workers=0, of a search num_workers=1) the main one does everything"
+                    f"worker processes end before they are ready ({cause}), {_FAILED_STARTS} times in a row; guard "
+                    "the code of your own script with: if __name__ == '__main__', or work without worker processes "
+                    "(workers=0, for a search num_workers=1)"
                 )
         _log.warning(
-            "a worker process (pid %s) ended: %s%s; another one is started",
+            "a worker process (pid %s) ended: %s%s; starting another one",
             worker.process.pid,
             cause,
             f", at task {task.key}" if task else "",
@@ -301,7 +300,7 @@ class WorkerPool:
 
     def _end_workers(self) -> None:
         for worker in self._workers:
-            worker.pipe.close()  # an idle worker reads the end of its tasks and leaves
+            worker.pipe.close()  # an idle worker reads the end of the tasks and exits
             if worker.task is not None or not worker.ready:
                 worker.process.kill()
         end = time.monotonic() + _GRACE_S
@@ -316,9 +315,9 @@ class WorkerPool:
 
 
 def _block_interrupts() -> None:
-    """Keeps Ctrl-C from this thread and the processes that it starts: it is the main thread's affair."""
+    """Block Ctrl-C in this thread and in the processes that it starts, because the main thread handles it."""
     if hasattr(signal, "pthread_sigmask"):
-        from multiprocessing import resource_tracker  # exists where signals can be blocked
+        from multiprocessing import resource_tracker  # exists on systems where signals can be blocked
 
-        resource_tracker.ensure_running()  # its start, part of that of the first process, would unblock them
+        resource_tracker.ensure_running()  # starting it together with the first process would unblock them
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

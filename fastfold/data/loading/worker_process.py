@@ -1,6 +1,6 @@
-"""The worker's side of a pool: its main loop, and the messages between it and the pool.
+"""Main loop of a worker process, and its messages to the pool.
 
-This module imports nothing that starts threads: a worker can limit those of the libraries it loads later.
+This module imports nothing that starts threads, so a worker can limit the threads of libraries that it loads later.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fastfold.errors import FastFoldError
 Function = Callable[[int, Any], Any]
 
 PROTOCOL = 5
-# Arrays travel in pieces that stay in the processor's cache: 50 MB go 2.5 times as fast as in one piece.
+# Arrays are sent in pieces that fit into the processor's cache, which is faster than one piece.
 _PIECE = 1 << 18
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Packed(NamedTuple):
-    """A message ready to be sent.
+    """Message ready to be sent.
 
     Attributes:
-        head: The pickled message without its arrays, and their sizes.
-        buffers: The arrays' memory.
+        head: Pickled message without its arrays, and their sizes.
+        buffers: Memory of the arrays.
     """
 
     head: bytes
@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 def pack(message: Any) -> Packed:
-    """Pickles a message, but for the contents of its arrays."""
+    """Pickle a message without the contents of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=PROTOCOL, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]
@@ -48,10 +48,10 @@ def pack(message: Any) -> Packed:
 
 
 def send_packed(pipe: Connection, message: Packed) -> None:
-    """Sends a message.
+    """Send a message.
 
     Raises:
-        OSError: The other side has gone.
+        OSError: The other process has ended.
     """
     pipe.send_bytes(message.head)
     for buffer in message.buffers:
@@ -60,15 +60,15 @@ def send_packed(pipe: Connection, message: Packed) -> None:
 
 
 def send(pipe: Connection, message: Any) -> None:
-    """Packs and sends a message."""
+    """Pack and send a message."""
     send_packed(pipe, pack(message))
 
 
 def receive(pipe: Connection) -> Any:
-    """Receives a message of :func:`send`, from the other process of the same program.
+    """Receive a message of :func:`send` from the other process of the same program.
 
     Raises:
-        EOFError, OSError: The other side has gone, maybe in the middle of the message.
+        EOFError, OSError: The other process has ended, possibly within the message.
     """
     body, sizes = pickle.loads(pipe.recv_bytes())
     buffers = []
@@ -82,7 +82,7 @@ def receive(pipe: Connection) -> Any:
 
 
 def describe_failure(error: BaseException) -> str:
-    """One line about an exception: our own errors by their message, others with type and place."""
+    """Describe an exception in one line: FastFold's by their message, others with type and place."""
     if isinstance(error, FastFoldError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -91,10 +91,10 @@ def describe_failure(error: BaseException) -> str:
 
 
 def describe_end(process: Any, grace_s: float = 1.0) -> str:
-    """How a process ended, in words.
+    """Describe how a process ended.
 
     Args:
-        process: The process, which has closed its pipe or ended.
+        process: Process that has closed its pipe or ended.
         grace_s: Seconds after which it is killed if it still runs.
     """
     process.join(grace_s)
@@ -114,15 +114,15 @@ def describe_end(process: Any, grace_s: float = 1.0) -> str:
 
 
 def work(pipe: Connection, payload: bytes) -> None:
-    """Main function of a worker process."""
+    """Run the main loop of a worker process."""
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):  # batch systems send them to all processes of a job
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    for variable in _THREAD_VARIABLES:  # the workers together use the cores, not each of them all
+    for variable in _THREAD_VARIABLES:  # the workers share the cores
         os.environ[variable] = "1"
     try:
-        function = pickle.loads(payload)  # bytes of our own parent
+        function = pickle.loads(payload)  # from the parent process, so trusted
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
     except Exception as error:
@@ -140,7 +140,7 @@ def work(pipe: Connection, payload: bytes) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Ends this process when its parent ends, however that happens: nothing is left behind."""
+    """End this process when its parent ends in any way."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,1 +1,1 @@
-"""Multiple sequence alignments: their formats, and where they are found."""
+"""Multiple sequence alignments: formats and files."""

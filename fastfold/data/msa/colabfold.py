@@ -1,8 +1,8 @@
-"""ColabFold's alignments of complexes: one A3M whose rows run over all different chains.
+"""Read ColabFold's alignments of complexes: one A3M whose rows span all different chains.
 
-The first line, ``#12,10<tab>1,1``, has the chains' lengths and copy numbers. A row with residues in one chain
-only is an unpaired row of that chain; one with residues in several chains pairs them. Rows are read as ColabFold
-1.6.3 reads them, which is described at :func:`parse_colabfold`.
+The first line, ``#12,10<tab>1,1``, has the chains' lengths and copy numbers. A row with residues in only one chain is
+an unpaired row of that chain; one with residues in several chains pairs them. Rows are read as in ColabFold 1.6.3; see
+:func:`parse_colabfold`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LOWER = string.ascii_lowercase.encode()
 
 
 class ChainPart(NamedTuple):
-    """What a ColabFold alignment has for one of its different chains.
+    """Part of a ColabFold alignment for one of its different chains.
 
     Attributes:
-        query: The chain's sequence.
-        copies: How many of it there are.
-        unpaired: Rows of this chain alone; None if there are none.
-        paired: The chain's part of each row that several chains share, the query first, also where this chain has
-            gaps only; None in the alignment of a single chain.
+        query: Sequence of the chain.
+        copies: Number of copies.
+        unpaired: Rows of only this chain; None if there are none.
+        paired: The chain's part of each row that several chains share, the query first, also if it contains only gaps;
+            None in the alignment of a single chain.
     """
 
     query: str
@@ -48,16 +48,16 @@ class ChainPart(NamedTuple):
 
     @property
     def msas(self) -> ChainMsas:
-        """Both kinds, as :func:`fastfold.data.features.pipeline.featurize` takes them."""
+        """Return both kinds, as expected by :func:`fastfold.data.features.pipeline.featurize`."""
         return [msa for msa in (self.unpaired,) if msa], [msa for msa in (self.paired,) if msa]
 
 
 class ColabFoldMsa(NamedTuple):
-    """A ColabFold alignment.
+    """ColabFold alignment of a complex.
 
     Attributes:
-        parts: Its different chains, in the order of the file.
-        warnings: What was left out, one sentence each.
+        parts: Different chains, in the order of the file.
+        warnings: Rows that were left out, one sentence each.
     """
 
     parts: list[ChainPart]
@@ -65,25 +65,26 @@ class ColabFoldMsa(NamedTuple):
 
 
 def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
-    """Splits a ColabFold alignment into its different chains.
+    """Split a ColabFold alignment into its different chains.
 
-    A chain's segment of a row begins behind the last column of the chain before, so that insertions between two
-    chains belong to the latter. Columns beyond the query's are left out; in a row that ends early, chains that are
-    not complete count as gaps. A row is paired if two chains or more have a residue in it. Rows of gaps are left
-    out, and so is what repeats a row, name and text. ``<tab>`` in a name separates the names of the chains' parts.
+    A chain's segment of a row begins after the last column of the preceding chain, so insertions between two chains
+    belong to the latter. Columns beyond the query's are left out. In a row that ends early, incomplete chains count as
+    gaps. A row is paired if at least two chains have a residue in it. Rows of gaps are left out, and so are rows that
+    repeat name and text of another. ``<tab>`` in a name separates the names of the chains' parts.
 
     Args:
-        text: The file's content, with ColabFold's first line.
-        path: Where it came from, for error messages.
+        text: Content of the file, with ColabFold's first line.
+        path: Path in error messages.
 
     Raises:
-        InputError: There is no such first line, two chains have one sequence, or the rows are not an A3M of its length.
+        InputError: The first line is another one, two chains have one sequence, or the rows are not an A3M of its
+            length.
     """
     header = colabfold_header(text, path=path)
     if header is None:
         raise InputError(
-            "the alignment of a complex needs ColabFold's first line with the length of each chain, such as "
-            "'#100,50<tab>1,1'; or give each chain a file of its own, called <id>_<chain>.a3m",
+            "expected ColabFold's first line with the length of each chain, such as '#100,50<tab>1,1', in the "
+            "alignment of a complex; or give each chain a separate file, named <id>_<chain>.a3m",
             path=path,
             line=1,
         )
@@ -104,7 +105,7 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
     parts = []
     for chain, span in enumerate(spans):
         alone = np.flatnonzero(occupied[:, chain] & ~shared)
-        # The rows of copies of one chain have nothing to be paired with but the query itself.
+        # Rows of copies of one chain can be paired only with the query.
         together = np.flatnonzero(shared) if len(queries) > 1 else np.zeros(1, np.int64)
         parts.append(
             ChainPart(
@@ -128,7 +129,7 @@ class _Rows(NamedTuple):
     def read(
         cls, records: list[FastaRecord], ends: list[int], path: PathLike | None
     ) -> tuple[_Rows, list[str]]:
-        """The rows that differ in name or text, and warnings."""
+        """Return the rows that differ in name or text, and warnings."""
         width = ends[-1]
         seen: set[tuple[str, bytes]] = set()
         letters: list[str] = []
@@ -151,12 +152,12 @@ class _Rows(NamedTuple):
         if odd:
             warnings.append(
                 f"{len(odd)} alignment rows, the first on line {odd[0]}, have more or fewer columns than the query; "
-                "what is beyond it, and chains that are not complete, are left out"
+                "columns beyond it, and incomplete chains, are left out"
             )
         return cls(letters, deletions[: len(letters)], names), warnings
 
     def take(self, rows: np.ndarray, span: tuple[int, int], label: int | None) -> Msa:
-        """Some rows in the columns of a chain; ``label`` chooses among the names of a row."""
+        """Return some rows in the columns of a chain; ``label`` selects one of the names of a row."""
         names = [self.names[row] for row in rows]
         if label is not None:
             fields = [name.split("\t") for name in names]

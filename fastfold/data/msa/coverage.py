@@ -1,4 +1,4 @@
-"""How much of a target its alignments cover: depth at each residue, and how alike the rows are to the query."""
+"""Coverage of a target by its alignments: depth per residue by sequence identity."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from fastfold.data.msa.find import ChainMsas
 
 IDENTITY_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Bins of sequence identity; an edge belongs to the bin above it, 1 to the last one."""
+"""Bins of sequence identity; an edge belongs to the upper bin, 1 to the last one."""
 
 _GAP = ord("-")
 _BLOCK = 1 << 24
 
 
 def alignment_coverage(alignments: Sequence[ChainMsas], *, lengths: Sequence[int]) -> dict[str, Any]:
-    """Count the rows that cover each residue of a target, by how alike they are to the query.
+    """Count the rows that cover each residue of a target, by their identity to the query.
 
-    Counted is what was given: all alignments of a chain, paired and unpaired, before anything is left out or drawn; a
-    row that stands in several is counted once. The query itself is a row, also of a chain without alignments. Identity
-    is the share of the query's residues that the row repeats, as in ColabFold's coverage plot.
+    All rows of a chain's alignments count, paired and unpaired, before any selection. A row in several alignments
+    counts once. The query is a row too, also of a chain without alignments. Identity is the share of the query's
+    residues that the row repeats, as in ColabFold's coverage plot.
 
     Args:
-        alignments: Per chain.
-        lengths: Residues of each chain.
+        alignments: Alignments per chain.
+        lengths: Number of residues of each chain.
 
     Returns:
         In JSON's types: ``schema_version``, ``chain_lengths``, ``rows`` (of each chain), ``identity_edges``,
@@ -33,7 +33,7 @@ def alignment_coverage(alignments: Sequence[ChainMsas], *, lengths: Sequence[int
         ``depth_by_identity`` (``[bins][residues]``, whose sum is ``depth``).
 
     Raises:
-        ValueError: There are not as many alignments as chains, or an alignment has another length than its chain.
+        ValueError: The numbers of alignments and chains differ, or an alignment has another length than its chain.
     """
     bins = len(IDENTITY_EDGES) - 1
     rows: list[int] = []
@@ -44,7 +44,7 @@ def alignment_coverage(alignments: Sequence[ChainMsas], *, lengths: Sequence[int
         query = next((msa.sequences[0] for msa in (*unpaired, *paired)), "X" * length)
         sequences = {query: None, **{row: None for msa in (*unpaired, *paired) for row in msa.sequences}}
         if any(len(row) != length for row in sequences):
-            raise ValueError(f"an alignment has rows that are not of the {length} residues of its chain")
+            raise ValueError(f"expected alignment rows of the {length} residues of the chain")
         counts = np.zeros(bins, np.int64)
         for block in _blocks(sequences, length):
             identity = (block == np.frombuffer(query.encode("ascii"), np.uint8)).mean(1)
@@ -67,7 +67,7 @@ def alignment_coverage(alignments: Sequence[ChainMsas], *, lengths: Sequence[int
 
 
 def _blocks(sequences: Iterable[str], length: int) -> Iterable[np.ndarray]:
-    """The letters of some rows at a time, ``[rows, length]`` uint8."""
+    """Yield the letters of some rows at a time, ``[rows, length]`` uint8."""
     step = max(1, _BLOCK // max(1, length))
     rows = list(sequences)
     for start in range(0, len(rows), step):

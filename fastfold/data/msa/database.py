@@ -1,4 +1,4 @@
-"""Alignment databases: the alignments of many chains in a few files, with an index (OpenFold's ``alignment_db``)."""
+"""Alignment databases: alignments of many chains in a few files, with an index (OpenFold's ``alignment_db``)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LIMIT = 1 << 34
 
 
 class AlignmentDatabase(Mapping[str, tuple[FileSlice, ...]]):
-    """The files of each chain: alignments and template hits.
+    """Files of each chain: alignments and template hits.
 
     The index is JSON: ``{"1abc_A": {"db": "alignment_db_0.db", "files": [["uniref90_hits.a3m", start, size], …]}, …}``,
-    of one database or of several. The databases lie beside it.
+    for one database or several. The databases are in the same folder.
 
     Args:
-        index: The index's file.
+        index: Path of the index.
 
     Raises:
-        InputError: It cannot be read, is not such an index, or names a database that is not there.
+        InputError: The index cannot be read, is invalid, or names a missing database.
     """
 
     def __init__(self, index: PathLike) -> None:
@@ -57,7 +57,7 @@ class AlignmentDatabase(Mapping[str, tuple[FileSlice, ...]]):
             path = Path(self._index).parent / container
             if set(container) & set("/\\\0") or not path.is_file():
                 raise InputError(
-                    f"there is no database {container!r} beside the index; put it there",
+                    f"the database {container!r} is missing in the folder of the index; put it there",
                     path=self._index,
                     record=name,
                 )

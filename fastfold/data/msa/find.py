@@ -1,17 +1,17 @@
-"""Alignments on disk: reading one by its extension, and finding those of a target by its name.
+"""Read alignment files by their extension, and find those of a target by its name.
 
-For a target ``ID`` the first of these places that exists counts (chains of a complex have one each):
+The alignments of a target ``ID`` are at the first of these places that exists (separately for chains of a complex):
 
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
 - chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
-  (OpenFold), or the places of the FASTA record that the chain came from;
-- a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
-  ColabFold's alignment of all chains.
+  (OpenFold), or the places of the chain's FASTA record;
+- a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
+  chains.
 
-Alignments may also lie in a folder ``a3m`` of such a folder, and template hits in ``hhr`` (OpenProteinSet).
-Every file may end in ``.gz``. Chains with the same sequence share what is found for the first of them. The searches
-that AlphaFold makes are called as there (``uniref90_hits.sto``, ``bfd_uniref_hits.a3m``, ``mgnify_hits.sto``,
-``uniprot_hits.sto``): they count in its order, and of each as many rows as there (:data:`MAX_ROWS`).
+Such a folder may also have alignments in a folder ``a3m``, and template hits in ``hhr`` (OpenProteinSet). Every file
+may end in ``.gz``. Chains with equal sequences share the files of the first of them. AlphaFold's searches have
+AlphaFold's names (``uniref90_hits.sto``, ``bfd_uniref_hits.a3m``, ``mgnify_hits.sto``, ``uniprot_hits.sto``), order,
+and limits of rows (:data:`MAX_ROWS`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_te
 MAX_ALIGNMENT_BYTES = 1 << 32
 
 _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
-# UniRef90, BFD (searched together with UniClust30 or UniRef30, or in its small form), MGnify.
+# UniRef90, BFD (searched with UniClust30 or UniRef30, or in its small form), MGnify.
 _ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING = "uniprot_hits"
 _RAW_ALIGNMENTS, _RAW_HITS = "a3m", "hhr"
@@ -43,14 +43,14 @@ TEMPLATE_HITS = (
     ("hmmsearch_output", ".sto"),
     ("pdb70_hits", ".hhr"),
 )
-"""Names of the searches for templates of AlphaFold-Multimer, AlphaFold and OpenFold."""
+"""Names of the template searches of AlphaFold-Multimer, AlphaFold and OpenFold."""
 _HIT_FILES = tuple(f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz"))
 
 MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
-"""Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
+"""Largest number of rows that AlphaFold reads of a search, including the query, by file name."""
 
 AlignmentFile = Path | FileSlice
-"""A file of its own, or one inside an alignment database (:mod:`fastfold.data.msa.database`)."""
+"""File, or part of an alignment database (:mod:`fastfold.data.msa.database`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class ChainAlignments:
     """Alignment files of one chain.
 
     Attributes:
-        unpaired: Files in the order in which their rows enter the network: UniRef90, BFD, MGnify, then by name.
-        paired: The UniProt search, used only to pair the chains of a complex by species.
+        unpaired: Files in the order of the network's rows: UniRef90, BFD, MGnify, then by name.
+        paired: UniProt search, used only to pair the chains of a complex by species.
     """
 
     unpaired: list[AlignmentFile] = field(default_factory=list)
@@ -72,14 +72,14 @@ class ChainAlignments:
 
 
 def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
-    """Reads an alignment whose name ends in ``.a3m`` or ``.sto``, plain or with ``.gz``.
+    """Read an alignment with suffix ``.a3m`` or ``.sto``, plain or ``.gz``.
 
     Args:
-        path: The file.
-        query: The sequence that it must be of; X agrees with a letter that is read as X.
+        path: Path of the file.
+        query: Expected sequence of the query; X equals letters that are read as X.
 
     Raises:
-        InputError: The file cannot be read, is not such an alignment, or is one of another sequence.
+        InputError: The file cannot be read, is not such an alignment, or belongs to another sequence.
     """
     parse = parse_stockholm if _is_stockholm(path) else parse_a3m
     msa = parse(_read_text(path), path=path)
@@ -89,14 +89,14 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
 
 
 def read_hits(path: PathLike, *, query: str) -> Msa:
-    """Reads an alignment of a sequence, of AlphaFold's searches as many rows as AlphaFold does.
+    """Read an alignment of a sequence, with AlphaFold's limits of rows for its searches.
 
     Args:
-        path: The file; its name says which search it is.
+        path: Path of the file, whose name identifies the search.
         query: See :func:`read_msa`.
 
     Raises:
-        InputError: As for :func:`read_msa`.
+        InputError: See :func:`read_msa`.
     """
     msa = read_msa(path, query=query)
     limit = MAX_ROWS.get(os.path.basename(os.fspath(path)).split(".")[0])
@@ -106,20 +106,19 @@ def read_hits(path: PathLike, *, query: str) -> Msa:
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
-    """The alignment files of a name, or of one chain of a complex of that name.
+    """Find the alignment files of a name, or of one chain of a complex of that name.
 
     Args:
         msa_dir: Folder of alignments.
-        name: Identifier as in the FASTA file; it is looked up as it is if it cannot lead out of the folder,
-            and in the form that output files have.
-        chain: The chain of a complex to find; None for a target of one chain.
+        name: Identifier as in the FASTA file; it is looked up unchanged if it cannot lead out of the folder, and in the
+            safe form of output files.
+        chain: Chain of a complex; None for a target of one chain.
 
     Returns:
-        The files, all empty if there is no place of that name.
+        The files; empty if none are found.
 
     Raises:
-        InputError: ``msa_dir`` is not a folder; or there is a place for the name without an alignment in it, so
-            that folding without would be a surprise.
+        InputError: ``msa_dir`` is not a folder, or the target's folder contains no alignment.
     """
     found, empty = _find(msa_dir, [name], chain)
     if not found and empty is not None:
@@ -128,19 +127,19 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
 
 
 def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
-    """Reads the alignments of all chains of a target.
+    """Read the alignments of all chains of a target.
 
     Args:
         msa_dir: Folder of alignments.
         target: The target.
 
     Returns:
-        For each chain its alignments and those for pairing (UniProt, or ColabFold's paired rows; empty for a
-        target of one chain). Both are empty where there is nothing: the chain is folded from its sequence
-        alone. Chains with the same sequence share one pair of lists.
+        Per chain its alignments, and those for pairing (UniProt, or ColabFold's paired rows; empty for a target of one
+        chain). Both are empty without files: the chain is folded from its sequence alone. Chains with equal sequences
+        share one pair of lists.
 
     Raises:
-        InputError: An alignment cannot be used, is of another sequence, or cannot be assigned to a chain.
+        InputError: An alignment is invalid, belongs to another sequence, or cannot be assigned to a chain.
     """
     names = [target.record, target.name]
     files: dict[str, ChainAlignments] = {}
@@ -164,15 +163,15 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
 
 
 def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
-    """Finds hits of searches for templates that lie among the alignments of a target.
+    """Find hits of template searches among the alignments of a target.
 
     Args:
         msa_dir: Folder of alignments.
         target: The target.
 
     Returns:
-        By a chain's sequence the files, ``pdb_hits.sto`` and ``pdb_hits.hhr`` for example, in the order in which
-        they are preferred; chains without any are not there.
+        By sequence of a chain, files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains
+        without hits are absent.
 
     Raises:
         InputError: ``msa_dir`` cannot be searched.
@@ -192,15 +191,15 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
 
 
 def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> list[Path]:
-    """As :func:`find_template_hits`, by a name alone or for one chain of a complex of that name.
+    """Find template hits for a name, or for one chain of a complex of that name.
 
     Args:
         msa_dir: Folder of alignments.
-        name: Identifier, as for :func:`find_alignments`.
-        chain: The chain of a complex; None for a target of one chain.
+        name: Identifier, as in :func:`find_alignments`.
+        chain: Chain of a complex; None for a target of one chain.
 
     Returns:
-        The files in the order in which they are preferred; empty if there are none.
+        The files in order of preference; empty if there are none.
 
     Raises:
         InputError: ``msa_dir`` cannot be searched.
@@ -212,7 +211,7 @@ def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> li
 
 
 def _first_hits(places: Iterable[Path]) -> list[Path]:
-    """Files of template hits at the first place that has any."""
+    """Return the template hits at the first place that has any."""
     for place in places:
         for folder in (place, place / _RAW_HITS):
             if files := [folder / name for name in _HIT_FILES if (folder / name).is_file()]:
@@ -226,7 +225,7 @@ def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
 
 
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
-    """Reads the alignments of a sequence."""
+    """Read the alignments of a sequence."""
     return (
         [read_hits(path, query=sequence) for path in files.unpaired],
         [read_hits(path, query=sequence) for path in files.paired],
@@ -234,7 +233,7 @@ def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
 
 
 def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]:
-    """Alignments that are given for a target as a whole, by sequence."""
+    """Read alignments given for a target as a whole, by sequence."""
     sequences = list(dict.fromkeys(chain.sequence for chain in target.chains))
     if len(sequences) == 1:
         used = files if target.is_complex else ChainAlignments(files.unpaired)
@@ -244,7 +243,7 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
         text = _read_text(path)
         if _is_stockholm(path) or colabfold_header(text, path=path) is None:
             names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
-            message = f"one alignment for {len(sequences)} different chains; give each its own: {names}"
+            message = f"one alignment for {len(sequences)} different chains; give separate ones: {names}"
             raise InputError(message, path=path, record=target.record)
         parts, warnings = parse_colabfold(text, path=path)
         for warning in warnings:
@@ -253,8 +252,8 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
         if set(part_of) != set(sequences):
             lengths = [", ".join(str(len(s)) for s in of) for of in (part_of, sequences)]
             raise InputError(
-                f"the alignment is of another sequence in one chain or more: its chains have {lengths[0]} residues, "
-                f"the target's {lengths[1]}; align the target's chains or remove the file",
+                f"the alignment has another sequence in at least one chain: its chains have {lengths[0]} residues, the "
+                f"target's {lengths[1]}; align the target's chains or remove the file",
                 path=path,
                 record=target.record,
             )
@@ -272,20 +271,20 @@ def _is_stockholm(path: PathLike) -> bool:
 
 
 def _read_text(path: PathLike) -> str:
-    # Descriptions may hold anything; a character that is not a residue is refused where a row holds it.
+    # Descriptions may hold any characters; invalid residues are refused in their row.
     return read_text_bytes(path, limit=MAX_ALIGNMENT_BYTES).decode("utf-8", "replace")
 
 
 def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[ChainAlignments, Path | None]:
-    """The files at the first place for one of the names, or the first place that is an empty folder."""
+    """Return the files at the first place for one of the names, or the first empty folder."""
     folder = Path(msa_dir)
     empty = None
     try:
         if not folder.is_dir():
             problem = (
-                "is not a folder; give the folder" if folder.exists() else "no such folder; give the one"
+                "is not a folder; give the folder" if folder.exists() else "no such folder; give the folder"
             )
-            raise InputError(f"{problem} that holds the alignments", path=msa_dir)
+            raise InputError(f"{problem} of the alignments", path=msa_dir)
         for place in _places(folder, names, chain):
             found = _files_at(place)
             if found.unpaired or (found.paired and chain is not None):
@@ -300,21 +299,21 @@ def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[Cha
 
 def _holds_nothing(folder: Path) -> InputError:
     return InputError(
-        "holds no alignment (.a3m or .sto, plain or with .gz; uniprot_hits serves only to pair chains); add "
+        "contains no alignment (.a3m or .sto, plain or with .gz; uniprot_hits is used only to pair chains); add "
         "one, or remove the folder to fold from the sequence alone",
         path=folder,
     )
 
 
 def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Path]:
-    """Paths without extension where alignments can be, the first one first."""
+    """Yield paths without extension where alignments can be, in order of preference."""
     stems = _lookup_stems(names)
     if chain is not None:
         for stem in stems:
             yield from (
                 folder / stem / chain.id,
                 folder / stem / "msas" / chain.id,
-                folder / f"{stem}_{chain.id}",  # last: it may be the name of a target of its own
+                folder / f"{stem}_{chain.id}",  # last, because it may be the name of another target
             )
         stems = _lookup_stems([chain.record]) if chain.record else []
     for stem in stems:
@@ -322,9 +321,9 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
 
 
 def _lookup_stems(names: list[str]) -> list[str]:
-    """The names that cannot lead out of a folder, as they are, and then in their safe forms.
+    """Return the names that cannot lead out of a folder, then their safe forms.
 
-    In this order: the safe form of one target's name may be the name of another.
+    The order matters, because the safe form of one target's name may be the name of another.
     """
     stems: dict[str, None] = {}
     for name in names:
@@ -335,7 +334,7 @@ def _lookup_stems(names: list[str]) -> list[str]:
 
 
 def _files_at(place: Path) -> ChainAlignments:
-    """The alignment called as the place, or those in the folder called so."""
+    """Return the alignment file of a place, or those in the folder of that name."""
     for extension in _EXTENSIONS:
         file = place.parent / (place.name + extension)
         if os.path.lexists(file):
@@ -353,10 +352,10 @@ def _files_at(place: Path) -> ChainAlignments:
 
 
 def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
-    """A chain's alignments by their names; template hits and other files are left out.
+    """Sort a chain's alignments by name; template hits and other files are left out.
 
     Args:
-        files: Of one chain.
+        files: Files of one chain.
     """
     named = {file.name.removesuffix(".gz"): file for file in files if file.name.endswith(_EXTENSIONS)}
     found = ChainAlignments()
@@ -370,11 +369,11 @@ def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
 
 
 def sorted_hits(files: Iterable[AlignmentFile]) -> list[AlignmentFile]:
-    """The files of template hits among a chain's, in the order in which they are preferred."""
+    """Return the template hits among a chain's files, in order of preference."""
     named = {file.name: file for file in files}
     return [named[name] for name in _HIT_FILES if name in named]
 
 
 def _order(name: str) -> tuple[int, str]:
-    """AlphaFold's searches in its order, then the others by name."""
+    """Sort AlphaFold's searches in its order, then other files by name."""
     return next((i for i, starts in enumerate(_ORDER) if name.startswith(starts)), len(_ORDER)), name

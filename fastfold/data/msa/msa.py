@@ -1,8 +1,8 @@
-"""A multiple sequence alignment of one query, and its A3M form.
+"""Multiple sequence alignment of one query, and the A3M format.
 
-In A3M each row shows the query's columns as upper-case letters and ``-``; what a row has between two columns
-stands in lower case and is an insertion relative to the query. AlphaFold counts the insertions before each
-column as deletions (supplement, section 1.2.2 and table 1, ``deletion_matrix``) and drops the letters.
+In A3M each row has the query's columns as upper-case letters and ``-``. Lower-case letters between two columns are
+insertions relative to the query. AlphaFold counts the insertions before each column as deletions (supplement, section
+1.2.2 and table 1, ``deletion_matrix``) and drops the letters.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ _COLABFOLD_HEADER = re.compile(
 )
 _NEXT_COLABFOLD_HEADER = re.compile(r"[\r\n]\0?#[0-9]+(?:,[0-9]+)*\t[0-9]+(?:,[0-9]+)*[ \t]*(?=[\r\n]|\Z)")
 _LIKE_COLABFOLD_HEADER = re.compile(r"\ufeff?#[0-9]+ *(?:,[^\t\r\n]*\t|\t|(?:,[0-9]+)+(?: |[\r\n]|\Z))")
-# Secondary structure and its confidence, which HH-suite writes above the alignment as if they were rows.
+# Secondary structure and its confidence, which HH-suite writes above the alignment like rows.
 _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred", "aa_dssp", "aa_pred"))
 
 
 @dataclass(frozen=True)
 class Msa:
-    """An alignment whose columns are the residues of its first row, the query.
+    """Alignment whose columns are the residues of its first row, the query.
 
     Attributes:
         sequences: S rows of N letters each: A-Z and ``-`` for a gap; row 0, the query, has no gap.
-        deletions: ``[S, N]`` int32, residues that the row has before each column and the query has not;
-            those after the last column are not counted (as in AlphaFold).
+        deletions: ``[S, N]`` int32, residues of the row before each column that the query lacks; those after the last
+            column are not counted (as in AlphaFold).
         descriptions: S texts, the row's name first.
-        as_is: Whether the rows enter the network as they stand, as ColabFold has it: none is dropped because it
-            repeats another, the query need not be among them, and where they are to be paired with other
-            chains' rows, row i belongs to row i there.
+        as_is: True to use the rows unchanged, as ColabFold does: repeated rows are kept, the query need not be among
+            them, and if rows are paired with other chains' rows, row i is paired with row i.
     """
 
     sequences: tuple[str, ...]
@@ -65,11 +64,11 @@ ChainMsas = tuple[list[Msa], list[Msa]]
 
 
 class ColabFoldHeader(NamedTuple):
-    """What ColabFold's first line ``#length,length<tab>copies,copies`` says of the different chains.
+    """Content of ColabFold's first line ``#length,length<tab>copies,copies`` about the different chains.
 
     Attributes:
-        lengths: Residues of each.
-        copies: How many of each there are.
+        lengths: Number of residues of each chain.
+        copies: Number of copies of each chain.
     """
 
     lengths: tuple[int, ...]
@@ -77,26 +76,26 @@ class ColabFoldHeader(NamedTuple):
 
 
 def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
-    """Parses an alignment of one query in A3M.
+    """Parse an alignment of one query in A3M.
 
-    Sequences may be wrapped over lines and are read with any line end. Accepted as well: ``#`` lines above
-    the first row (HH-suite's name line, ColabFold's ``#length<tab>copies``), HH-suite's ``>ss_…`` rows,
-    which are skipped, ``.`` for gaps, aligned to insertions as in A2M or in place of ``-``, NUL bytes at
-    the very end, with which MMseqs2 ends an alignment, and ``*`` for stop codons (:func:`a3m_row`).
+    Sequences may be wrapped over lines with any line ends. Also accepted are ``#`` lines above the first row
+    (HH-suite's name line, ColabFold's ``#length<tab>copies``), HH-suite's ``>ss_…`` rows, which are skipped, ``.`` for
+    gaps, aligned to insertions as in A2M or instead of ``-``, NUL bytes at the end, as written by MMseqs2, and ``*``
+    for stop codons (:func:`a3m_row`).
 
     Args:
-        text: The file's content.
-        path: Where it came from, for error messages.
+        text: Content of the file.
+        path: Path in error messages.
 
     Raises:
         InputError: The text is empty or not an A3M; a row has the wrong length or a character that is not a residue;
-            the query has gaps; ColabFold's header speaks of several chains.
+            the query has gaps; or ColabFold's header has several chains.
     """
     header = colabfold_header(text, path=path)
     if header is not None and len(header.lengths) > 1:
         raise InputError(
-            f"a ColabFold alignment of {len(header.lengths)} chains; it serves a complex of these chains, not one "
-            "chain alone: fold the complex, or give each chain an alignment of its own",
+            f"a ColabFold alignment of {len(header.lengths)} chains cannot be used for one chain: fold the complex, or "
+            "give each chain a separate alignment",
             path=path,
             line=1,
         )
@@ -109,8 +108,8 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
         aligned = row.translate(None, _LOWER)
         if len(aligned) != len(query):
             raise InputError(
-                f"row {i + 1} has {len(aligned)} columns, the query has {len(query)}: upper-case letters and "
-                "gaps must be as many in each row; make the alignment again or remove the row",
+                f"expected {len(query)} columns as in the query (upper-case letters and gaps), found {len(aligned)} "
+                f"in row {i + 1}; make the alignment again or remove the row",
                 path=path,
                 line=record.line,
                 record=record.header,
@@ -122,14 +121,14 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
 
 
 def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHeader | None:
-    """ColabFold's first line; None if the text has another one.
+    """Parse ColabFold's first line; return None if the text has another one.
 
     Args:
-        text: The file's content.
-        path: Where it came from, for error messages.
+        text: Content of the file.
+        path: Path in error messages.
 
     Raises:
-        InputError: The line has a length or a number of copies too few, too many, or of zero.
+        InputError: The line has too few or too many lengths or copies, or zeros.
     """
     found = _COLABFOLD_HEADER.match(text)
     if found:
@@ -138,8 +137,8 @@ def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHea
             return ColabFoldHeader(lengths, copies)
     if found or _LIKE_COLABFOLD_HEADER.match(text):
         raise InputError(
-            "the first line is not ColabFold's: it has the length of each chain, a tab, and the copies of each, such "
-            "as '#100,50<tab>2,1'; correct it, or remove it from an alignment of one chain",
+            "expected ColabFold's first line (the length of each chain, a tab, and the copies of each, such as "
+            "'#100,50<tab>2,1'); correct it, or remove it from an alignment of one chain",
             path=path,
             line=1,
         )
@@ -149,21 +148,21 @@ def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHea
 def a3m_records(
     text: str, *, length: int | None = None, path: PathLike | None = None
 ) -> tuple[list[FastaRecord], bytes]:
-    """The rows of an A3M, whatever number of chains they run over, and the letters of the first, the query.
+    """Parse the rows of an A3M of any number of chains, and the letters of the query.
 
     Args:
-        text: The file's content.
-        length: Residues that the query must have; None if that is unknown.
-        path: Where it came from, for error messages.
+        text: Content of the file.
+        length: Expected number of residues of the query; None for any.
+        path: Path in error messages.
 
     Raises:
-        InputError: There is no row, no query, or more than one alignment.
+        InputError: The rows or the query are missing, or the file contains several alignments.
     """
-    has_mark = any(mark in text for mark in ("\n#", "\r#", "\0#"))  # far faster than the search
+    has_mark = any(mark in text for mark in ("\n#", "\r#", "\0#"))  # faster than the regular expression
     if has_mark and (another := _NEXT_COLABFOLD_HEADER.search(text, max(0, text.find(">")))):
         raise InputError(
-            "a second alignment begins here (ColabFold's first line); keep one alignment per file: cut the file "
-            "before each such line, and fold or name the parts by themselves",
+            "a second alignment begins here (ColabFold's first line); keep one alignment per file: cut the file before "
+            "each such line, and fold or name the parts separately",
             path=path,
             line=len(split_lines(text[: another.end()])),
         )
@@ -174,7 +173,7 @@ def a3m_records(
     for number, line in enumerate(preamble, 1):
         if line.strip() and not line.startswith("#"):
             raise InputError(
-                "this is not an A3M: it must start with '>name' and the query", path=path, line=number
+                "expected an A3M, which starts with '>name' and the query", path=path, line=number
             )
         if line.startswith("# STOCKHOLM"):
             raise InputError("this is Stockholm, not A3M; rename it to .sto", path=path, line=number)
@@ -192,17 +191,17 @@ def a3m_records(
 
 
 def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None) -> bytes:
-    """Return the letters and gaps of a row, insertions in lower case, ``.`` and ``*`` resolved.
+    """Return the letters and gaps of a row with lower-case insertions; ``.`` and ``*`` are resolved.
 
-    A ``*`` (stop codon) that takes no column is left out, as HH-suite does; one in a column is an unknown residue.
+    A ``*`` (stop codon) outside the columns is left out, as HH-suite does; in a column it is an unknown residue.
 
     Args:
         record: The row.
-        num_columns: Residues of the query.
-        path: Its file, for error messages.
+        num_columns: Number of residues of the query.
+        path: Path in error messages.
 
     Raises:
-        InputError: A character is no residue and no gap.
+        InputError: A character is neither a residue nor a gap.
     """
     row = _raw_row(record, path, allowed=_STOP)
     if _STOP in row:
@@ -214,12 +213,12 @@ def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None)
 
 
 def say_stops(records: Sequence[FastaRecord], path: PathLike | None = None) -> None:
-    """Log how many rows of an alignment have stop codons, if any."""
+    """Log the number of rows of an alignment with stop codons, if any."""
     stops = [record for record in records if any("*" in line for line in record.lines)]
     if stops:
         _log.warning(
-            "%s'*' (stop codon) in %d alignment rows, the first %r on line %d: left out where it takes no column, "
-            "else read as X",
+            "%s'*' (stop codon) in %d alignment rows, the first %r on line %d: left out outside the columns, otherwise "
+            "read as X",
             "" if path is None else f"{path}: ",
             len(stops),
             stops[0].header[:60],
@@ -228,25 +227,25 @@ def say_stops(records: Sequence[FastaRecord], path: PathLike | None = None) -> N
 
 
 def insertions(row: bytes) -> np.ndarray:
-    """Residues before each column of a row that has insertions in lower case.
+    """Count the residues before each column of a row with lower-case insertions.
 
     Returns:
-        ``[N]`` integers; those after the last column are not counted.
+        ``[N]`` integers; residues after the last column are not counted.
     """
     columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
     return np.diff(columns, prepend=-1) - 1
 
 
 def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
-    """Checks that an alignment was made for a sequence.
+    """Check that an alignment belongs to a sequence.
 
     Args:
         msa: The alignment.
-        query: The sequence; letters that were read as X agree with the X.
-        path: The alignment's file, for error messages.
+        query: Expected sequence; letters that were read as X equal X.
+        path: Path in error messages.
 
     Raises:
-        InputError: The first row differs; with the first position where it does.
+        InputError: The first row differs; names the first different position.
     """
     found, expected = mask_unknown(msa.sequences[0]), mask_unknown(query)
     if found == expected:
@@ -256,7 +255,7 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
     here = f"{msa.sequences[0][at]!r}" if at < len(found) else "the end"
     there = f"{query[at]!r}" if at < len(expected) else "the end"
     raise InputError(
-        f"the alignment is of another sequence: position {at + 1} of its first row is {here}, of the target "
+        f"the alignment belongs to another sequence: position {at + 1} of its first row is {here}, of the target "
         f"{there} ({len(found)} and {len(expected)} residues); align the target itself or remove the file",
         path=path,
         record=msa.descriptions[0],
@@ -264,13 +263,13 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
 
 
 def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
-    """The query's letters without insertions."""
+    """Return the query's letters without insertions."""
     row = _raw_row(record, path, allowed=_STOP).translate(None, _LOWER + b".").removesuffix(_STOP)
     problem = None
     if _STOP in row:
         problem = "the query, the first row, has '*' (stop) before its end; cut the alignment there"
     elif not row:
-        problem = "the query, the first row, has no upper-case letter; A3M writes it in upper case"
+        problem = "the query, the first row, lacks upper-case letters, which A3M uses for residues"
     elif b"-" in row:
         problem = "the query, the first row, has gaps; the columns of A3M are the query's residues"
     if problem:
@@ -279,7 +278,7 @@ def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
 
 
 def _raw_row(record: FastaRecord, path: PathLike | None, *, allowed: bytes) -> bytes:
-    """Return the letters of a row, all of them legal or ``allowed``."""
+    """Return the letters of a row after checking that they are legal or ``allowed``."""
     row = "".join(record.lines).translate(_NO_BLANKS).encode("ascii", "replace")
     if row.translate(None, _LEGAL + allowed):
         raise illegal_character(record.lines, record.line + 1, record.header, path)
@@ -289,7 +288,7 @@ def _raw_row(record: FastaRecord, path: PathLike | None, *, allowed: bytes) -> b
 def illegal_character(
     lines: list[str], first_line: int, record: str, path: PathLike | None = None
 ) -> InputError:
-    """The error for the first character in some lines that can stand in no alignment."""
+    """Return the error for the first invalid character in some lines of an alignment."""
     matches = ((number, _ILLEGAL.search(line)) for number, line in enumerate(lines, first_line))
     number, character = next((number, match.group()) for number, match in matches if match)
     remedy = "make the alignment again"
@@ -300,10 +299,9 @@ def illegal_character(
 
 
 def _without_dots(row: bytes, num_columns: int) -> bytes:
-    """A row whose ``.`` are dropped where they stand next to insertions, and are gaps otherwise.
+    """Drop each ``.`` of a row next to insertions, and convert the others to gaps.
 
-    A2M pads insertions with dots, other programs write them for gaps; which of the two is meant shows in the
-    number of columns.
+    A2M pads insertions with dots, other programs write them for gaps. The number of columns shows which case applies.
     """
     if b"." not in row:
         return row

@@ -1,4 +1,4 @@
-"""Stockholm alignments, as jackhmmer and hmmsearch write them."""
+"""Parse Stockholm alignments, as written by jackhmmer and hmmsearch."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ _GAP = ord("-")
 
 @dataclass
 class _Row:
-    """The pieces of one row, with the line of each."""
+    """Pieces of one row, with the line of each."""
 
     pieces: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
 
 def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
-    """Parses an alignment in Stockholm, wrapped in blocks or not.
+    """Parse an alignment in Stockholm format, wrapped in blocks or not.
 
-    The first row is the query. Columns where it has a gap are insertions of the other rows: they are counted
-    in ``deletions`` at the next column of the query, and dropped, as AlphaFold does. ``.`` is a gap like
-    ``-``, lower case counts like upper case. ``#=GS <name> DE`` lines are appended to the row's description;
-    all other annotation is skipped.
+    The first row is the query. Columns where it has a gap are insertions of the other rows. They are counted in
+    ``deletions`` at the next column of the query, and dropped, as AlphaFold does. ``.`` is a gap like ``-``, and lower
+    case equals upper case. ``#=GS <name> DE`` lines are appended to the row's description; other annotation is skipped.
 
     Args:
-        text: The file's content.
-        path: Where it came from, for error messages.
+        text: Content of the file.
+        path: Path in error messages.
 
     Raises:
-        InputError: The text is empty, no Stockholm, truncated (no ``//``), or holds several alignments; a row
-            has the wrong length or a character that is not a residue; the query is all gaps.
+        InputError: The text is empty, not Stockholm, truncated (no ``//``), or holds several alignments; a row has the
+            wrong length or a character that is not a residue; the query is all gaps.
     """
     rows, remarks = _collect(text.lstrip("\ufeff").rstrip("\0"), path)
     say_stops([FastaRecord(name, row.lines[0], row.pieces) for name, row in rows.items()], path)
     raw = {name: _encode(name, row, path) for name, row in rows.items()}
-    # A stop codon is left out of the query, and is an unknown residue of another row.
+    # A stop codon is left out of the query, and is an unknown residue in other rows.
     first = next(iter(raw))
     raw = {name: row.replace(b"*", b"-" if name == first else b"X") for name, row in raw.items()}
     query = raw[first]
@@ -56,8 +55,8 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
     for i, (name, row) in enumerate(raw.items()):
         if len(row) != len(query):
             raise InputError(
-                f"row {i + 1} has {len(row)} columns, the first row has {len(query)}; is the file damaged, or "
-                "does a name occur twice in one block?",
+                f"row {i + 1} has {len(row)} columns, the first row has {len(query)}; is the file damaged, or is a "
+                "name repeated in one block?",
                 path=path,
                 line=rows[name].lines[-1],
                 record=name,
@@ -71,7 +70,7 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
 
 
 def _collect(text: str, path: PathLike | None) -> tuple[dict[str, _Row], dict[str, list[str]]]:
-    """The rows in the order of their first pieces, and the description lines of each."""
+    """Collect the rows in the order of their first pieces, and the description lines of each."""
     rows: dict[str, _Row] = {}
     remarks: dict[str, list[str]] = {}
     ended = False
@@ -79,7 +78,7 @@ def _collect(text: str, path: PathLike | None) -> tuple[dict[str, _Row], dict[st
         if not line.strip():
             continue
         if ended:
-            message = "text below the '//' that ends the alignment; keep one alignment per file"
+            message = "text after the '//' that ends the alignment; keep one alignment per file"
             raise InputError(message, path=path, line=number)
         if line.startswith("//"):
             ended = True
@@ -88,7 +87,9 @@ def _collect(text: str, path: PathLike | None) -> tuple[dict[str, _Row], dict[st
             if len(words) == 4 and words[0] == "#=GS" and words[2] == "DE":
                 remarks.setdefault(words[1], []).append(words[3].strip())
         elif line.startswith(">"):
-            raise InputError("this is FASTA or A3M, not Stockholm; rename it to .a3m", path=path, line=number)
+            raise InputError(
+                "expected Stockholm, found FASTA or A3M; rename it to .a3m", path=path, line=number
+            )
         else:
             words = line.split()
             if len(words) != 2:

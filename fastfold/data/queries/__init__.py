@@ -1,1 +1,1 @@
-"""What is to be folded, in all forms that ``fastfold infer`` takes."""
+"""Queries of ``fastfold infer`` in all formats."""

@@ -1,7 +1,7 @@
-"""An A3M as a query: one target, its sequence the first row, with the alignment that it came in.
+"""A3M as a query: one target, whose sequence is the first row, with its alignment.
 
 ColabFold's first line ``#12,10<tab>2,1`` makes it a complex: chains of 12 and 10 residues, two copies of the first.
-The rows are used as ColabFold 1.6.3 uses those of the same file: none is dropped because it repeats another.
+Rows are used as in ColabFold 1.6.3: repeated rows are kept.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike
 
 MAX_CHAINS = 1000
-"""Chains of a complex, all copies counted, beyond which the first line is taken for a mistake."""
+"""Largest number of chains of a complex, including copies; a larger number is considered a mistake."""
 
 
 def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
-    """The target of an A3M file's content, called after the file.
+    """Parse the target of an A3M file, which has the file's name.
 
     Args:
-        data: The content.
-        path: The file's name.
+        data: Content of the file.
+        path: Path of the file.
 
     Raises:
-        InputError: The content is no alignment of one query, or of ColabFold's complexes.
+        InputError: The content is not an alignment of one query, or of ColabFold's complexes.
     """
-    # Descriptions may hold anything; a character that is not a residue is refused where a row holds it.
+    # Descriptions may hold any characters; invalid residues are refused in their row.
     text = data.decode("utf-8", "replace")
     _check_query(text, path)
     header = colabfold_header(text, path=path)
@@ -60,26 +60,26 @@ def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
 
 
 def alignments_of(found: FoundTarget, sequences: list[str], path: PathLike) -> tuple[ChainMsas, ...]:
-    """The alignments of an A3M for a target that was written down elsewhere.
+    """Return the alignments of an A3M for a target defined in another file.
 
     Args:
-        found: The A3M's target.
+        found: Target of the A3M.
         sequences: Sequences of the other target's chains.
-        path: Where that is written, for errors.
+        path: Path of the other target, in errors.
 
     Returns:
-        Per chain of the other target, in its order.
+        Alignments per chain of the other target, in its order.
 
     Raises:
-        InputError: The A3M is of other chains, or of another number of them.
+        InputError: The A3M has other chains, or another number of them.
     """
     theirs = found.target
     chains = make_chains(sequences)
     if sorted(c.sequence for c in chains) != sorted(c.sequence for c in theirs.chains):
         lengths = [", ".join(str(len(c.sequence)) for c in of) for of in (theirs.chains, chains)]
         raise InputError(
-            f"its chains, of {lengths[0]} residues, are not those of {os.fspath(path)!r}, of {lengths[1]}; give the "
-            "alignment of this target",
+            f"its chains, of {lengths[0]} residues, differ from those of {os.fspath(path)!r}, of {lengths[1]}; give "
+            "the alignment of this target",
             path=theirs.source,
         )
     of_sequence = {c.sequence: msas for c, msas in zip(theirs.chains, theirs.alignments or (), strict=True)}
@@ -87,7 +87,7 @@ def alignments_of(found: FoundTarget, sequences: list[str], path: PathLike) -> t
 
 
 def _check_query(text: str, path: PathLike) -> None:
-    """Refuse a query with letters in lower case, which an A3M does not count as residues of the query."""
+    """Refuse a query with lower-case letters, which A3M does not count as residues of the query."""
     record = a3m_records(text, path=path)[0][0]
     low = next((c for line in record.lines for c in line if c.islower()), None)
     if low is not None:

@@ -1,7 +1,7 @@
 """Inputs of AlphaFold 3 and Boltz: JSON and YAML files that list the molecules of one complex.
 
-Their protein chains are read where the file has nothing else. Ligands, nucleic acids, modified residues, bonds,
-constraints and templates are refused, because a fold without them would answer another question.
+Files with only protein chains are read. Ligands, nucleic acids, modified residues, bonds, constraints and templates are
+refused, because a fold without them would answer another question.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def parse_entities(data: bytes, path: PathLike, errors: list[InputError]) -> lis
     """Read the complexes of a JSON or YAML file of AlphaFold 3, its server, or Boltz.
 
     Args:
-        data: The content.
-        path: The file's name.
-        errors: One is added for each complex that cannot be used.
+        data: Content of the file.
+        path: Path of the file.
+        errors: Receives an error for each invalid complex.
 
     Returns:
         One target for each complex: one in most files, several in those of AlphaFold's server.
 
     Raises:
-        InputError: The content is neither JSON nor YAML, or is no such input.
+        InputError: The content is neither JSON nor YAML, or not such an input.
     """
     tree = _parsed(data, path)
     jobs = tree if isinstance(tree, list) else [tree]
@@ -58,7 +58,7 @@ def parse_entities(data: bytes, path: PathLike, errors: list[InputError]) -> lis
         except InputError as error:
             errors.append(error)
     if not found and not errors:
-        raise InputError("has no complex; add one to the list", path=path)
+        raise InputError("the list contains no complex; add one", path=path)
     return found
 
 
@@ -80,7 +80,7 @@ def _target(job: Mapping[str, Any], name: str, path: PathLike) -> FoundTarget:
     chains: list[str] = []
     warnings = []
     if job.get("modelSeeds"):
-        warnings.append("the seeds of the file are not read; give them by --seeds")
+        warnings.append("the seeds of the file are ignored; give them with --seeds")
     for number, entity in enumerate(job["sequences"], 1):
         for chain, letters, doubts in _chains(entity, number, name, path):
             sequences.append(letters)
@@ -93,24 +93,24 @@ def _chains(entity: Any, number: int, name: str, path: PathLike) -> Iterator[tup
     """Yield the name, the sequence and the warnings of each copy of one entity."""
     if not isinstance(entity, Mapping) or len(entity) != 1:
         raise InputError(
-            f"entry {number} of 'sequences' has no single kind of molecule", path=path, record=name
+            f"entry {number} of 'sequences' must have a single kind of molecule", path=path, record=name
         )
     ((kind, content),) = entity.items()
     if kind not in _PROTEINS:
         raise InputError(
-            f"expected proteins alone, found {str(kind)[:40]!r} as entry {number}; FastFold folds proteins: remove it "
+            f"expected only proteins, found {str(kind)[:40]!r} as entry {number}; FastFold folds proteins: remove it "
             "from the file",
             path=path,
             record=name,
         )
     if not isinstance(content, Mapping) or not isinstance(content.get("sequence"), str):
-        raise InputError(f"entry {number} has no text 'sequence'", path=path, record=name)
+        raise InputError(f"entry {number} lacks a text 'sequence'", path=path, record=name)
     _refuse(content, _OF_CHAIN, name, path)
     (sequence, *more), warnings = parse_sequence(split_lines(content["sequence"]), path=path, record=name)
     if more:
         raise InputError(f"entry {number} has ':' in its sequence; list each chain", path=path, record=name)
     if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
-        warnings.append("alignments named in the file are not read; give them by --msa-dir")
+        warnings.append("alignments named in the file are ignored; give them with --msa-dir")
     given = content.get("id", content.get("count", 1))
     copies = [""] * given if isinstance(given, int) else given if isinstance(given, list) else [given]
     if not 1 <= len(copies) <= _MAX_COPIES:
@@ -125,7 +125,7 @@ def _refuse(content: Mapping[str, Any], keys: tuple[str, ...], name: str, path: 
     for key in keys:
         if content.get(key):
             raise InputError(
-                f"has {key!r}, which FastFold does not take from such files; remove it to fold the chains alone",
+                f"has {key!r}, which FastFold does not support in such files; remove it to fold only the chains",
                 path=path,
                 record=name,
             )

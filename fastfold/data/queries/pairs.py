@@ -1,8 +1,8 @@
-"""Complexes made of lists of proteins: all against all, baits against candidates, and tables of partners.
+"""Complexes from lists of proteins: all against all, baits against candidates, and tables of partners.
 
-A complex of the proteins ``P1`` and ``P2`` is called ``P1_and_P2``, and its chains keep the names of their records, by
-which their alignments are found: the alignment of a protein serves all complexes that it is in. No complex comes twice,
-in whichever order its proteins are named.
+The complex of ``P1`` and ``P2`` is named ``P1_and_P2``, and its chains keep the names of their records, by which their
+alignments are found. Therefore the alignment of a protein serves all of its complexes. A complex occurs once,
+regardless of the order of its proteins.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _JOINED = "_and_"
 
 
 def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
-    """The proteins of a list, as :func:`fastfold.data.queries.read.read_targets` reads targets.
+    """Read the proteins of a list, as :func:`fastfold.data.queries.read.read_targets` reads targets.
 
     Args:
-        path: FASTA file, table or folder; ``:`` in a sequence joins chains that are kept together.
+        path: FASTA file, table or folder; ``:`` in a sequence joins chains that stay together.
 
     Returns:
-        The proteins, and one error for each record that cannot be used.
+        The proteins, and one error for each invalid record.
     """
     targets, errors = read_targets([path])
     usable = []
@@ -42,19 +42,19 @@ def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
             usable.append(target)
             continue
         message = (
-            "brings an alignment of its own, which cannot be used for a complex made of a list; put the alignment into "
-            "the folder of alignments and the sequence into a FASTA file"
+            "has an alignment, which cannot be used for a complex from a list; put the alignment into the folder of "
+            "alignments and the sequence into a FASTA file"
         )
         errors.append(InputError(message, path=target.source, record=target.record))
     return usable, errors
 
 
 def all_against_all(proteins: Sequence[Target], *, homodimers: bool = False) -> list[Target]:
-    """Every pair of the proteins of a list.
+    """Return every pair of the proteins of a list.
 
     Args:
         proteins: The proteins.
-        homodimers: Whether each protein is paired with itself as well.
+        homodimers: Pair each protein with itself as well.
 
     Returns:
         Pairs in the order of the list.
@@ -64,21 +64,21 @@ def all_against_all(proteins: Sequence[Target], *, homodimers: bool = False) -> 
 
 
 def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Target]) -> list[Target]:
-    """Every bait with every candidate; a protein that is in both lists is paired with itself as well.
+    """Return every bait with every candidate; a protein in both lists is also paired with itself.
 
     Args:
         baits: First of each pair.
         candidates: Second of each pair.
 
     Raises:
-        InputError: A name stands for one sequence among the baits and for another among the candidates.
+        InputError: A name has one sequence among the baits and another among the candidates.
     """
     known = {bait.record: bait for bait in baits}
     for candidate in candidates:
         bait = known.get(candidate.record, candidate)
         if _sequences(bait) != _sequences(candidate):
             raise InputError(
-                f"has another sequence among the baits ({bait.source}); give one of the two another name",
+                f"has another sequence among the baits ({bait.source}); rename one of the two",
                 path=candidate.source,
                 record=candidate.record,
             )
@@ -86,7 +86,7 @@ def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Targe
 
 
 def is_pair_table(path: PathLike) -> bool:
-    """Whether a file is a table with a column ``chain_1``; a file that cannot be read is not."""
+    """Return True if a file is a readable table with a column ``chain_1``."""
     if not _is_table(path):
         return False
     try:
@@ -100,17 +100,17 @@ def is_pair_table(path: PathLike) -> bool:
 def read_pair_table(
     path: PathLike, proteins: Sequence[Target] | None = None
 ) -> tuple[list[Target], list[InputError]]:
-    """The complexes of a table: a row for each, with its partners in the columns ``chain_1``, ``chain_2`` and so on.
+    """Read the complexes of a table: one per row, with partners in columns ``chain_1``, ``chain_2``, ...
 
-    A column ``id`` may name the complexes; other columns are left alone. Cells at the end of a row may be empty. Rows
-    without a name that have the same partners, in any order, are one complex.
+    A column ``id`` may name the complexes; other columns are ignored. Cells at the end of a row may be empty. Unnamed
+    rows with the same partners, in any order, are one complex.
 
     Args:
-        path: File whose name ends in ``.csv`` or ``.tsv``, with ``.gz`` behind that or not.
-        proteins: What the partners' names stand for; None if the table has their sequences.
+        path: File with suffix ``.csv`` or ``.tsv``, plain or ``.gz``.
+        proteins: Proteins by the partners' names; None if the table contains sequences.
 
     Returns:
-        The complexes, and one error for each row that cannot be used.
+        The complexes, and one error for each invalid row.
 
     Raises:
         InputError: The file cannot be read, or its first line does not name the columns.
@@ -123,12 +123,12 @@ def read_pair_table(
     )
     if [number for number, _ in columns] != list(range(1, len(columns) + 1)) or header.count("id") > 1:
         raise InputError(
-            "the first line must name the columns chain_1, chain_2 and so on, each once, and id if there is one",
+            "the first line must name the columns chain_1, chain_2 and so on, each once, and optionally id",
             path=path,
             line=rows[0][0] if rows else None,
         )
     if len(rows) < 2:
-        raise InputError("has no row below the columns' names; add one per complex", path=path)
+        raise InputError("the table contains no row after the column names; add one per complex", path=path)
     known = None if proteins is None else {protein.record: protein for protein in proteins}
     read = partial(_read_row, path, header, [i for _, i in columns], known)
     found: dict[object, FoundTarget] = {}
@@ -139,7 +139,7 @@ def read_pair_table(
         except InputError as error:
             errors.append(error)
             continue
-        # Partners in another order are the same complex, unless the table gives it a name of its own.
+        # Partners in another order are the same complex, unless the table names it.
         named = "id" in header and bool(cells[header.index("id")].strip())
         key: object = line if named else tuple(sorted(cells[i].strip() for i in (c for _, c in columns)))
         if key in found:
@@ -162,10 +162,10 @@ def _read_row(
     line: int,
     cells: Sequence[str],
 ) -> FoundTarget:
-    """The complex of a row."""
+    """Parse the complex of a row."""
     if len(cells) != len(header):
         raise InputError(
-            f"has {len(cells)} columns, the first line names {len(header)}; quote what has a separator in it",
+            f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
             path=path,
             line=line,
         )
@@ -173,11 +173,11 @@ def _read_row(
     while partners and not partners[-1]:
         partners.pop()
     if not all(partners) or not partners:
-        message = "has no chain in a column before another; fill the columns from chain_1 on"
+        message = "lacks a chain in a column before another; fill the columns from chain_1 on"
         raise InputError(message, path=path, line=line)
     name = cells[header.index("id")].strip() if "id" in header else ""
     if known is None and not name:
-        message = "has no name; add a column id to a table of sequences"
+        message = "lacks a name; add a column id to a table of sequences"
         raise InputError(message, path=path, line=line)
     name = name or _JOINED.join(partners)
     check_identifier(name, path, line)
@@ -186,13 +186,13 @@ def _read_row(
 
 
 def _member(partner: str, known: dict[str, Target] | None, path: PathLike, line: int, name: str) -> Record:
-    """A partner: the protein of that name, or a sequence as it stands there."""
+    """Return a partner: the protein of that name, or the given sequence."""
     if known is None:
         sequences, warnings = parse_sequence([partner], path=path, record=name, first_line=line)
         return Record("", line, sequences, warnings)
     if partner not in known:
         raise InputError(
-            f"there is no protein {partner[:60]!r} in the list of proteins; add it there, or correct the name",
+            f"the list of proteins lacks {partner[:60]!r}; add it there, or correct the name",
             path=path,
             line=line,
             record=name,
@@ -205,12 +205,12 @@ def _record(protein: Target) -> Record:
 
 
 def _sequences(protein: Target) -> tuple[str, ...]:
-    """The sequences of a protein's chains as they were given."""
+    """Return the sequences of a protein's chains as given."""
     return tuple(chain.letters or chain.sequence for chain in protein.chains)
 
 
 def _complexes(groups: Iterable[Sequence[Target]]) -> list[Target]:
-    """A target for each group of proteins that has not come in another order."""
+    """Build a target for each group of proteins that did not occur in another order."""
 
     def found() -> Iterator[FoundTarget]:
         seen = set()
@@ -229,7 +229,7 @@ def _complexes(groups: Iterable[Sequence[Target]]) -> list[Target]:
 
 
 def _joined(members: Sequence[Record], name: str, path: PathLike, line: int) -> FoundTarget:
-    """The complex of some proteins, whose chains have the names of their records."""
+    """Join some proteins to a complex, whose chains have the names of their records."""
     sequences = [sequence for member in members for sequence in member.sequences]
     records = [m.identifier if len(m.sequences) == 1 else "" for m in members for _ in m.sequences]
     doubts = dict.fromkeys(

@@ -1,8 +1,8 @@
-"""Queries of all forms: FASTA, A3M, CSV, JSON, YAML, folders of these, and the standard input.
+"""Read queries in all formats: FASTA, A3M, CSV, JSON, YAML, folders of these, and standard input.
 
-What a file is follows from its name: ``.a3m`` is one target with its alignment, ``.csv`` and ``.tsv`` are tables,
-``.json`` and ``.yaml`` are inputs of AlphaFold 3 and Boltz, all else is FASTA; ``.gz`` may follow. The standard input
-is what it begins like. JSON and YAML files are read where they are named, not where they lie in a folder.
+The suffix determines the format: ``.a3m`` is one target with its alignment, ``.csv`` and ``.tsv`` are tables, ``.json``
+and ``.yaml`` are inputs of AlphaFold 3 and Boltz, all others are FASTA; ``.gz`` may follow. The format of standard
+input is detected from its beginning. JSON and YAML files must be named; those in folders are ignored.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _FIRST_LINE = re.compile(rb"\s*([^\r\n]*)")
 def read_targets(
     inputs: Iterable[PathLike], *, complex_: bool = False
 ) -> tuple[list[Target], list[InputError]]:
-    """The targets of several inputs, and everything in them that cannot be used.
+    """Read the targets of several inputs, and collect all errors.
 
-    A bad record never keeps the others from being read, nor does a bad file.
+    A bad record or file does not affect the others.
 
     Args:
-        inputs: Files, folders of files (without their subfolders), or ``-`` for the standard input.
-        complex_: The records of each FASTA file or table are the chains of one complex, called after the file.
+        inputs: Files, folders of files (without subfolders), or ``-`` for standard input.
+        complex_: Join the records of each FASTA file or table to one complex, which has the file's name.
 
     Returns:
-        The usable targets in the order of the input, files of a folder by name, with unique names; and one error
-        for each bad file or record. Records of several files with the same identifier are called after their files;
-        an identifier that a file has twice is an error.
+        The valid targets in the order of the input, files of a folder by name, with unique names; and one error for
+        each bad file or record. Records of several files with equal identifiers are named after their files. An
+        identifier repeated in a file is an error.
     """
     found: list[FoundTarget] = []
     errors: list[InputError] = []
@@ -57,7 +57,7 @@ def read_targets(
 
 
 def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
-    """Rename records that several files have after their files, as ColabFold does."""
+    """Rename records that several files contain after their files, as ColabFold does."""
     files: dict[str, set[str]] = {}
     records: dict[str, int] = {}
     for one in found:
@@ -70,14 +70,14 @@ def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
             return one
         stem = file_stem(one.path)
         name = stem if records[os.fspath(one.path)] == 1 else f"{stem}_{record}"
-        doubt = f"other files have a record {record!r} too; this one is called {name!r}"
+        doubt = f"other files have a record {record!r} too; this one is named {name!r}"
         return one._replace(target=replace(one.target, record=name, warnings=(*one.target.warnings, doubt)))
 
     return [renamed(one) for one in found]
 
 
 def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[PathLike]:
-    """The inputs, and in place of each folder the files in it that are queries by their name."""
+    """Yield the inputs, with each folder replaced by its queries."""
     for path in inputs:
         try:
             is_folder = os.fspath(path) != STDIN and os.path.isdir(path)
@@ -91,7 +91,7 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
         queries = [file for file in files if _is_query(file) and not file.is_dir()]
         if not queries:
             endings = ", ".join((*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS))
-            errors.append(InputError(f"is a folder without a query in it ({endings}, or .gz)", path=path))
+            errors.append(InputError(f"is a folder without a query ({endings}, or .gz)", path=path))
         for file in queries:
             try:
                 check_listed(file)
@@ -107,12 +107,12 @@ def _is_query(file: Path) -> bool:
 
 
 def _ending(path: PathLike) -> str:
-    """The ending of a file's name in lower case, without ``.gz``."""
+    """Return the suffix of a file's name in lower case, without ``.gz``."""
     return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1]
 
 
 def _read(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
-    """The targets of a file or of the standard input."""
+    """Read the targets of a file or of standard input."""
     if os.fspath(path) == STDIN:
         data = read_stdin_bytes(limit=MAX_A3M_BYTES)
         path, ending = STDIN_NAME, _ending_of_content(data)
@@ -130,7 +130,7 @@ def _read(path: PathLike, errors: list[InputError], complex_: bool) -> list[Foun
 
 
 def _ending_of_content(data: bytes) -> str:
-    """How the name of a file with this content would end."""
+    """Return the suffix of files with such content."""
     if _HEADER_LINE.match(data):
         return A3M_ENDING
     first = _FIRST_LINE.match(data)

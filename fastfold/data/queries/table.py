@@ -1,6 +1,6 @@
-"""Tables of queries: CSV or TSV with the columns ``id`` and ``sequence``, and ``a3mpath`` for their alignments.
+"""Tables of queries: CSV or TSV with the columns ``id`` and ``sequence``, and ``a3mpath`` for alignments.
 
-``:`` in a sequence joins the chains of a complex. Other columns are left alone.
+``:`` in a sequence joins the chains of a complex. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ALIGNMENT = "a3mpath"
 def parse_table(
     data: bytes, path: PathLike, errors: list[InputError], *, complex_: bool = False
 ) -> list[FoundTarget]:
-    """The targets of a table's content.
+    """Parse the targets of a table.
 
     Args:
-        data: The content.
-        path: The file's name; alignments are looked up from its folder.
-        errors: One is added for each row that cannot be used.
-        complex_: All rows are the chains of one complex, called after the file.
+        data: Content of the file.
+        path: Path of the file; relative paths of alignments start at its folder.
+        errors: Receives an error for each invalid row.
+        complex_: Join all rows to one complex, which has the file's name.
 
     Raises:
-        InputError: There is no first line with the columns' names, or no row.
+        InputError: The column names are missing, or there are no rows.
     """
     text = data.decode("utf-8", "surrogateescape")
     rows = table_rows(text, path, table_delimiter(text))
@@ -48,7 +48,7 @@ def parse_table(
             line=rows[0][0] if rows else None,
         )
     if len(rows) == 1:
-        raise InputError("has no row below the columns' names; add one per target", path=path)
+        raise InputError("the table contains no row after the column names; add one per target", path=path)
     is_complex = complex_ and len(rows) > 2
     readers: list[Callable[[], Record]] = []
     places: dict[int, str] = {}
@@ -59,7 +59,7 @@ def parse_table(
             if place:
                 places[line] = place
     if places and is_complex:
-        message = "column 'a3mpath' has alignments of single rows, but all rows are one complex; leave one of the two"
+        message = "column 'a3mpath' has alignments of single rows, but all rows are one complex; remove one of the two"
         raise InputError(message, path=path, line=min(places))
     found = []
     for one in targets_of_records(readers, path, errors, complex_=is_complex):
@@ -71,16 +71,16 @@ def parse_table(
 
 
 def table_delimiter(text: str) -> str:
-    """Return the separator of a table, which is the one that splits its first line into most columns.
+    """Return the separator of a table, the one that splits its first line into the most columns.
 
-    Spreadsheets write ``;`` or tabs into files that are called ``.csv``.
+    Spreadsheets write ``;`` or tabs into ``.csv`` files.
     """
     first = next((line for line in split_lines(text) if line.strip()), "")
     return max(_DELIMITERS, key=first.count)
 
 
 def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:
-    """The rows that are not blank, with the line on which each begins."""
+    """Return the rows that are not blank, with the line where each begins."""
     reader = csv.reader((line + "\n" for line in split_lines(text)), delimiter=delimiter, strict=True)
     rows = []
     line = 1
@@ -95,10 +95,10 @@ def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, lis
 
 
 def _record(path: PathLike, number: int, line: int, header: list[str], cells: list[str]) -> Record:
-    """The record of a row, the ``number``-th of its file."""
+    """Parse the ``number``-th row of a file."""
     if len(cells) != len(header):
         raise InputError(
-            f"has {len(cells)} columns, the first line names {len(header)}; quote what has a separator in it",
+            f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
             path=path,
             line=line,
         )
@@ -108,17 +108,17 @@ def _record(path: PathLike, number: int, line: int, header: list[str], cells: li
     text = cells[header.index("sequence")]
     if not text.strip():
         raise InputError(
-            "has no sequence; write its residues or remove the row", path=path, line=line, record=name
+            "lacks a sequence; write its residues or remove the row", path=path, line=line, record=name
         )
-    # A sequence may be wrapped within its quotes; its first line is that of the row, as a rule.
+    # A sequence may be wrapped within its quotes; its first line is usually that of the row.
     sequences, warnings = parse_sequence(split_lines(text), path=path, record=name, first_line=line)
     if not identifier:
-        warnings.insert(0, f"line {line} has no id; it is called {name!r}")
+        warnings.insert(0, f"line {line} lacks an id; it is named {name!r}")
     return Record(name, line, sequences, warnings)
 
 
 def _with_alignments(found: FoundTarget, place: str) -> FoundTarget:
-    """A target with the alignments of an A3M, whose path counts from the table's folder."""
+    """Return a target with the alignments of an A3M, whose path is relative to the table's folder."""
     path = Path(found.path).parent / place
     theirs = parse_a3m_query(read_text_bytes(path, limit=MAX_A3M_BYTES), path)
     target = found.target

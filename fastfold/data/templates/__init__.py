@@ -1,1 +1,1 @@
-"""Templates: from hits of a search, or structures of the user, to the features of the network."""
+"""Templates: from hits of a search, or structures of the user, to features of the network."""

@@ -1,4 +1,4 @@
-"""Structures of the user as templates of a chain, aligned by the profile of the chain's alignment or by the user."""
+"""Structures of the user as templates, aligned by the profile of the chain's alignment or by the user."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CustomChain:
-    """A protein chain of a file that the user gave.
+    """Protein chain of a user's structure file.
 
     Attributes:
-        file: Name of the file without its endings.
-        name: ``<file>_<chain>``, what the template is called.
+        file: Name of the file without its suffixes.
+        name: ``<file>_<chain>``, name of the template.
         chain: Its sequence and atoms.
     """
 
@@ -43,13 +43,13 @@ class CustomChain:
 
 @dataclass(frozen=True)
 class CustomAlignment:
-    """How the user aligned structures with one chain.
+    """User's alignment of structures with one chain.
 
     Attributes:
-        path: The file.
+        path: Path of the file.
         query: Letters of the chain, the first row.
-        rows: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of
-            the query, lower case for what stands between them.
+        rows: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of the
+            query, lower case for insertions.
     """
 
     path: PathLike
@@ -60,17 +60,17 @@ class CustomAlignment:
 def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], list[Outcome]]:
     """Read all protein chains of the user's structures.
 
-    A file of a folder that cannot be used is left out, with a warning. Hidden files are passed over.
+    An invalid file of a folder is left out, with a warning. Hidden files are ignored.
 
     Args:
-        paths: mmCIF and PDB files, plain or with ``.gz``, and folders of them.
+        paths: mmCIF and PDB files, plain or ``.gz``, and folders of them.
 
     Returns:
         The chains, and an outcome for each file that is left out.
 
     Raises:
-        InputError: A named file cannot be read, has no protein, or is called like another; a folder has no
-            structure that can be used; or a disk or a network failed.
+        InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid
+            structure; or a disk or network failed.
     """
     chains: list[CustomChain] = []
     unusable: list[Outcome] = []
@@ -84,22 +84,22 @@ def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], li
             except InputError as error:
                 if not path.is_dir() or error.temporary:
                     raise
-                _log.warning("%s; it is left out of the templates", error)
+                _log.warning("%s; left out of the templates", error)
                 unusable.append(Outcome(structure_name(file), "unreadable", str(error)))
         if len(chains) == before:
             raise InputError(
-                f"holds no structure that can be used; the first problem: {unusable[-len(inside)].message}",
+                f"contains no valid structure; the first problem: {unusable[-len(inside)].message}",
                 path=path,
             )
     return chains, unusable
 
 
 def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
-    """Read the chains of a file, whose name is added to those of ``files``."""
+    """Read the chains of a file, and add its name to ``files``."""
     name = structure_name(path)
     if name in files:
         raise InputError(
-            f"is called like {files[name]}; rename one, templates are known by these names", path=path
+            f"has the same name as {files[name]}; rename one, because names identify templates", path=path
         )
     structure = read_user_structure(path)
     files[name] = path
@@ -110,26 +110,26 @@ def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
 
 
 def _structures_inside(folder: Path) -> list[Path]:
-    """Return the structures of a folder in the order of their names."""
+    """Return the structures of a folder, sorted by name."""
     found = sorted(
         file
         for file in folder.iterdir()
         if _STRUCTURE.search(file.name) and not file.name.startswith(".") and file.is_file()
     )
     if not found:
-        raise InputError("holds no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=folder)
+        raise InputError("contains no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=folder)
     return found
 
 
 def read_custom_alignment(path: PathLike) -> CustomAlignment:
-    """Reads how structures are aligned with a chain.
+    """Read an alignment of structures with a chain.
 
     Args:
-        path: A3M, or FASTA with rows of equal length; the chain first, then a row for each structure, called
+        path: A3M, or FASTA with rows of equal length; the chain first, then a row for each structure, named
             ``<file>_<chain>``, or ``<file>`` if it has one chain.
 
     Raises:
-        InputError: The file cannot be read, or is no such alignment.
+        InputError: The file cannot be read, or is not such an alignment.
     """
     text = read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace")
     _, records = split_records(text)
@@ -139,26 +139,26 @@ def read_custom_alignment(path: PathLike) -> CustomAlignment:
         letters = "".join("".join(record.lines).split()).replace(".", "-")
         if name in rows:
             raise InputError(
-                "a name occurs twice; each chain has one row", path=path, line=record.line, record=name
+                "the name is repeated; each chain has one row", path=path, line=record.line, record=name
             )
         if not re.fullmatch("[A-Za-z-]+", letters):
-            message = "a row holds what is neither a letter nor a gap"
+            message = "the row contains a character that is neither a letter nor a gap"
             raise InputError(message, path=path, line=record.line, record=name)
         rows[name] = letters
     if len(rows) < 2:
-        raise InputError("has no alignment: the chain's row, then a row for each structure", path=path)
+        raise InputError("expected the chain's row, then a row for each structure, found one row", path=path)
     first = next(iter(rows))
     query = rows.pop(first)
-    if "-" in query:  # FASTA: what stands where the chain has a gap is an insertion
+    if "-" in query:  # FASTA: letters in columns where the chain has a gap are insertions
         if any(len(row) != len(query) for row in rows.values()):
-            raise InputError("the rows of an alignment in FASTA must have equal lengths", path=path)
+            raise InputError("rows of an alignment in FASTA must have equal lengths", path=path)
         rows = {name: _insertions_lowered(query, row) for name, row in rows.items()}
     query = query.replace("-", "").upper()
     for name, row in rows.items():
         width = sum(letter == "-" or letter.isupper() for letter in row)
         if width != len(query):
             raise InputError(
-                f"a row has {width} columns, the chain {len(query)} residues", path=path, record=name
+                f"the row has {width} columns, the chain {len(query)} residues", path=path, record=name
             )
     return CustomAlignment(path, query, rows)
 
@@ -177,22 +177,22 @@ def custom_templates(
     alignments: Sequence[CustomAlignment] = (),
     unusable: Sequence[Outcome] = (),
 ) -> ChainTemplates:
-    """Makes templates of the user's structures.
+    """Make templates from the user's structures.
 
     The best aligned chain of each structure comes first, in the order of the structures, then their second chains and
-    so on. Of chains of one structure that show the query the same letters the first one is taken. Neither dates nor the
-    likeness to the query count.
+    so on. If chains of one structure show the same letters, the first one is used. Dates and similarity to the query
+    are ignored.
 
     Args:
-        chains: The structures' chains.
-        query: The chain's sequence.
-        msa: The chain's alignment, whose profile the structures are aligned with.
-        max_templates: Templates wanted.
-        alignments: The user's; that of this chain is used for the structures that it names.
+        chains: Chains of the structures.
+        query: Sequence of the chain.
+        msa: Alignment of the chain, whose profile aligns the structures.
+        max_templates: Largest number of templates.
+        alignments: Alignments of the user; that of this chain is used for the structures that it names.
         unusable: Files that were left out.
 
     Raises:
-        InputError: An alignment of the user's does not fit its structures.
+        InputError: An alignment of the user does not fit its structures.
     """
     given = _given_places(chains, query, alignments)
     aligned = align_to_profile(msa, [one.chain.sequence for i, one in enumerate(chains) if i not in given])
@@ -231,7 +231,7 @@ def custom_templates(
 def _by_structure(
     candidates: Sequence[tuple[int, int, Template]], chains: Sequence[CustomChain]
 ) -> list[tuple[int, int, Template]]:
-    """The best chain of each structure, then the second ones, and so on."""
+    """Sort by rank within the structure, then by structure."""
     ranks: dict[str, int] = {}
     ranked = []
     for candidate in sorted(candidates, key=lambda one: -one[1]):
@@ -244,21 +244,19 @@ def _by_structure(
 
 
 def _own_places(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Where the profile puts a chain's residues; where it does not know it, Kalign if the sequences are alike."""
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar."""
     if places:
         return places
     try:
         return map_to_sequence(query, one.chain.sequence, name=one.name)
     except TemplateSkipped:
-        raise TemplateSkipped(
-            "other sequence", "no part of its sequence aligns with the chain by itself"
-        ) from None
+        raise TemplateSkipped("other sequence", "no part of its sequence aligns with the chain") from None
 
 
 def _given_places(
     chains: Sequence[CustomChain], query: str, alignments: Sequence[CustomAlignment]
 ) -> dict[int, dict[int, int]]:
-    """By number of the chain, the places that the user's alignments of this query give its residues."""
+    """Return the aligned residues from the user's alignments of this query, by number of the chain."""
     single = {one.file for one in chains if sum(other.file == one.file for other in chains) == 1}
     names = {one.name: i for i, one in enumerate(chains)}
     names |= {one.file: i for i, one in enumerate(chains) if one.file in single}
@@ -268,7 +266,7 @@ def _given_places(
             if name not in names:
                 known = ", ".join(one.name for one in chains[:5])
                 raise InputError(
-                    f"no structure has a chain of this name; there are {known}",
+                    f"no structure has a chain of this name; expected one of {known}",
                     path=alignment.path,
                     record=name,
                 )
@@ -281,7 +279,7 @@ def _given_places(
 
 
 def _row_places(row: str, sequence: str, name: str, path: PathLike) -> dict[int, int]:
-    """For each aligned residue of the query, the residue of the sequence."""
+    """Return the residue of the sequence for each aligned residue of the query."""
     letters = mask_unknown(row.replace("-", ""))
     pattern = "".join("." if letter == "X" else f"[{letter}X]" for letter in letters)
     match = re.search(pattern, sequence)
@@ -300,5 +298,5 @@ def _row_places(row: str, sequence: str, name: str, path: PathLike) -> dict[int,
         place += letter != "-"
         column += letter == "-" or letter.isupper()
     if not places:
-        raise InputError("a row without an aligned residue", path=path, record=name)
+        raise InputError("the row lacks an aligned residue", path=path, record=name)
     return places

@@ -1,4 +1,4 @@
-"""A folder of the PDB's mmCIF files, and lists of those that are obsolete and of their dates."""
+"""Folder of the PDB's mmCIF files, list of obsolete entries, and release dates."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from fastfold.utils.text_files import PathLike, read_json_object, read_text_byte
 
 _LIMIT = 1 << 30
 _KEPT = 16
-"""Entries that are kept in memory: several hits are often of one entry, and chains of a complex share templates."""
+"""Number of entries kept in memory, because hits and chains often share entries."""
 _TOP, _REVISIONS = 1 << 16, "_pdbx_audit_revision_history"
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
 
 
 class MmcifFolder:
-    """Finds and reads entries by their PDB id.
+    """Folder of PDB entries.
 
     Args:
-        folder: The folder. An entry ``1abc`` is ``1abc.cif`` or ``1abc.cif.gz`` there, or in the folder ``ab`` (as the
-            PDB's archive is divided).
-        obsolete: The PDB's list of obsolete entries (``obsolete.dat``); None for ``obsolete.dat`` in the folder or next
-            to it (as AlphaFold's script puts it), if there is one.
-        release_dates: See :func:`read_release_dates`; they spare reading entries that are too new. None for none.
-        official_errors: Whether two errors of the official program are repeated, to compare with it: atoms behind a
-            place with several residue types are put one residue too early
-            (:class:`fastfold.data.templates.entry.Entry`), and where a hit is aligned anew, what has no counterpart
-            gets the atoms of the chain's last residue.
-        kept: Entries that are kept in memory.
+        folder: The folder. An entry ``1abc`` is ``1abc.cif`` or ``1abc.cif.gz`` there, or in the folder ``ab`` (as in
+            the PDB's archive).
+        obsolete: The PDB's list of obsolete entries (``obsolete.dat``); None for ``obsolete.dat`` in the folder or its
+            parent (as placed by AlphaFold's script), if it exists.
+        release_dates: See :func:`read_release_dates`; they avoid reading entries that are too new. None for none.
+        official_errors: Repeat two errors of AlphaFold, for a comparison. Atoms after a place with several residue
+            types are shifted by one residue (:class:`fastfold.data.templates.entry.Entry`). In a hit that is realigned,
+            residues without a counterpart get the atoms of the chain's last residue.
+        kept: Number of entries kept in memory.
 
     Raises:
         InputError: The folder or a list is missing or unreadable.
@@ -53,10 +52,10 @@ class MmcifFolder:
     ) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise InputError("no such folder; give the one that holds the PDB's mmCIF files", path=folder)
+            raise InputError("no such folder; give the folder of the PDB's mmCIF files", path=folder)
         if obsolete is None:
-            beside = (self.folder / "obsolete.dat", self.folder.parent / "obsolete.dat")
-            obsolete = next((path for path in beside if path.is_file()), None)
+            places = (self.folder / "obsolete.dat", self.folder.parent / "obsolete.dat")
+            obsolete = next((path for path in places if path.is_file()), None)
         self.replacements = {} if obsolete is None else read_obsolete(obsolete)
         self.release_dates = {} if release_dates is None else read_release_dates(release_dates)
         self.official_errors, self._kept = official_errors, kept
@@ -64,10 +63,10 @@ class MmcifFolder:
         self._file_dates: dict[str, date | None] = {}
 
     def current_id(self, pdb_id: str) -> str:
-        """The id under which an entry is looked for: that of its successor, if it is obsolete.
+        """Return the id of an entry, or of its successor if it is obsolete.
 
         Raises:
-            TemplateSkipped: It was withdrawn without one.
+            TemplateSkipped: It was withdrawn without a successor.
         """
         if pdb_id not in self.replacements:
             return pdb_id
@@ -77,11 +76,11 @@ class MmcifFolder:
         return pdb_id if pdb_id in self.release_dates else successor
 
     def entry(self, pdb_id: str) -> Entry:
-        """The entry of this id.
+        """Read the entry of an id.
 
         Raises:
-            TemplateSkipped: Its file is not there, or cannot be used.
-            InputError: A disk or a network failed; which templates there are must not depend on that.
+            TemplateSkipped: Its file is missing or invalid.
+            InputError: A disk or network failed, which must not change the templates silently.
         """
         found = self._entries.pop(pdb_id, None)
         if found is None:
@@ -94,10 +93,10 @@ class MmcifFolder:
         return found
 
     def released(self, pdb_id: str) -> date | None:
-        """Release date of an entry: the listed one, else its file's, which is remembered; None if it has none.
+        """Return an entry's release date, listed or read from its file; None if unknown.
 
         Raises:
-            TemplateSkipped: Its file is not there, or has to be read and cannot be.
+            TemplateSkipped: Its file is missing or invalid, and the date is not listed.
         """
         if pdb_id in self.release_dates:
             if self._path(pdb_id) is None:
@@ -110,17 +109,17 @@ class MmcifFolder:
         return self._file_dates[pdb_id]
 
     def _path(self, pdb_id: str) -> Path | None:
-        """The entry's file, if there is one."""
+        """Return the path of the entry's file, if it exists."""
         middle = self.folder / pdb_id[1:3]
         names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
         return next((path for path in names if path.is_file()), None)
 
     def _read(self, pdb_id: str) -> Entry | TemplateSkipped:
-        """The entry, or why it cannot be used."""
+        """Read the entry, or return the reason why it is invalid."""
         path = self._path(pdb_id)
         if path is None:
             return TemplateSkipped(
-                "missing file", f"there is no {pdb_id}.cif or {pdb_id}.cif.gz in {self.folder}"
+                "missing file", f"{pdb_id}.cif and {pdb_id}.cif.gz are missing in {self.folder}"
             )
         try:
             lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
@@ -132,7 +131,7 @@ class MmcifFolder:
 
 
 def _date_at_the_top(path: Path) -> str | None:
-    """An entry's oldest revision, if a look at the beginning of its file tells it; the PDB's files have it there."""
+    """Return an entry's oldest revision if the beginning of its file contains it, as in the PDB's files."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             lines = split_lines(file.read(_TOP).decode("latin-1"))
@@ -141,20 +140,20 @@ def _date_at_the_top(path: Path) -> str | None:
         tables = read_cif_tables(lines[:end], (_REVISIONS,), path=path)[0]
         return min(text for text in tables[_REVISIONS].column("revision_date") if text)
     except (OSError, EOFError, zlib.error, StopIteration, ValueError, KeyError, InputError):
-        return None  # reading all of it says what is wrong, or finds it farther down
+        return None  # reading the whole file explains the problem, or finds the date
 
 
 def read_obsolete(path: PathLike) -> dict[str, str | None]:
-    """Reads the PDB's list of obsolete entries.
+    """Read the PDB's list of obsolete entries.
 
     Args:
         path: Lines such as ``OBSLTE    31-JUL-94 116L     216L``.
 
     Returns:
-        For each obsolete id in lower case, its first successor, or None if it has none.
+        By obsolete id in lower case, the first successor, or None.
 
     Raises:
-        InputError: The file cannot be read, or has no such line.
+        InputError: The file cannot be read, or lacks such lines.
     """
     found: dict[str, str | None] = {}
     lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
@@ -163,22 +162,22 @@ def read_obsolete(path: PathLike) -> dict[str, str | None]:
         if words[:1] == ["OBSLTE"] and len(words) > 2:
             found[words[2].lower()] = words[3].lower() if len(words) > 3 else None
     if not found and any(line.strip() for line in lines):
-        raise InputError("is not the PDB's list of obsolete entries (no line 'OBSLTE')", path=path)
+        raise InputError("expected the PDB's list of obsolete entries (lines 'OBSLTE')", path=path)
     return found
 
 
 def read_release_dates(path: PathLike) -> dict[str, date]:
-    """Reads release dates.
+    """Read release dates.
 
     Args:
-        path: Lines such as ``1abc:2001-02-03``; or, where the name ends in ``.json``, a JSON object of objects with
+        path: Lines such as ``1abc:2001-02-03``; or, with suffix ``.json``, a JSON object of objects with
             ``release_date`` by id (OpenFold's ``mmcif_cache.json``).
 
     Returns:
-        The dates by id in lower case.
+        Dates by id in lower case.
 
     Raises:
-        InputError: The file cannot be read, or a line or an object is none of these.
+        InputError: The file cannot be read, or a line or an object is invalid.
     """
     if os.fspath(path).lower().removesuffix(".gz").endswith(".json"):
         return _dates_of_json(path)
@@ -190,7 +189,7 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
         name, _, text = line.partition(":")
         released = parse_date(text)
         if released is None:
-            raise InputError("not a line such as 1abc:2001-02-03", path=path, line=number)
+            raise InputError("expected a line such as 1abc:2001-02-03", path=path, line=number)
         found[name.strip().lower()] = released
     return found
 
@@ -201,13 +200,13 @@ def _dates_of_json(path: PathLike) -> dict[str, date]:
     for name, data in table.items():
         released = parse_date(str(data.get("release_date"))) if isinstance(data, dict) else None
         if released is None:
-            raise InputError("has no release_date such as 2001-02-03", path=path, record=name)
+            raise InputError("lacks a release_date such as 2001-02-03", path=path, record=name)
         found[name.lower()] = released
     return found
 
 
 def parse_date(text: str) -> date | None:
-    """A date written as ``YYYY-MM-DD``, None if it is not one."""
+    """Parse a date written as ``YYYY-MM-DD``; return None for other text."""
     match = _DATE.match(text.strip())
     try:
         return None if match is None else date(*map(int, match.groups()))

@@ -1,9 +1,9 @@
-"""A PDB entry as templates are taken from it: sequences of its protein chains and where their atoms are.
+"""PDB entry for templates: sequences of its protein chains, and their atoms.
 
-The decisions are those of AlphaFold's template pipeline, which differ from those of
-:func:`fastfold.protein.io.read.read_structure`, made for training: every atom that atom37 has a place for is taken,
-whatever the type of its residue; of alternate locations the best of each atom; and an entry whose polymers have atoms
-without a place in the sequence is not used at all.
+The decisions are those of AlphaFold's template pipeline, and differ from
+:func:`fastfold.protein.io.read.read_structure`, which is for training. Every atom of atom37 is used, regardless of its
+residue's type. Alternate locations are chosen for each atom. An entry is not used if atoms of a polymer lack a place
+in its sequence.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MAX_COORDINATE = 1e6
 
 @dataclass(frozen=True, eq=False)
 class EntryChain:
-    """One protein chain of an entry, ``N`` residues of its sequence, observed or not.
+    """Protein chain of an entry, with ``N`` residues of its sequence, observed or not.
 
     Attributes:
-        sequence: ``N`` letters, ``X`` for residues that have none.
+        sequence: ``N`` letters, ``X`` for unknown residues.
         positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
         mask: ``[N, 37]`` float32.
     """
@@ -50,28 +50,28 @@ class EntryChain:
 
 @dataclass(frozen=True)
 class _Polymer:
-    """A protein of the entry: its letters, and the lowest number in its sequence."""
+    """Protein of the entry: its letters, and the lowest number in its sequence."""
 
     sequence: str
     first: int
 
 
 class Entry:
-    """The protein chains of an mmCIF file.
+    """Protein chains of an mmCIF file.
 
     Args:
-        lines: The file's lines.
-        path: The file, for messages.
-        alternatives_count: Whether each of several residue types that share a place in the sequence
-            (microheterogeneity) counts as a residue of its own, as AlphaFold has it, which puts the atoms behind that
-            place one residue too early; else the first one counts.
+        lines: Lines of the file.
+        path: Path in messages.
+        alternatives_count: True to count each of several residue types at one place in the sequence
+            (microheterogeneity) as a residue, as AlphaFold does, which shifts later atoms by one residue. False to use
+            the first one.
 
     Attributes:
-        release_date: Oldest revision, ``YYYY-MM-DD``; empty if the file has none.
-        sequences: Letters of each chain by the author's name of it, in the order of the file.
+        release_date: Oldest revision, ``YYYY-MM-DD``; empty if unknown.
+        sequences: Letters of each chain by the author's chain name, in the order of the file.
 
     Raises:
-        InputError: The file is damaged, or an atom of a protein has no place in its sequence.
+        InputError: The file is damaged, or an atom of a protein lacks a place in its sequence.
     """
 
     def __init__(self, lines: Sequence[str], *, path: PathLike, alternatives_count: bool = False) -> None:
@@ -87,7 +87,7 @@ class Entry:
         self.sequences = {chain_id: polymer.sequence for chain_id, polymer in self._polymers.items()}
 
     def _read_atoms(self, table: CifTable, polymers: dict[str, _Polymer]) -> None:
-        """Sorts the first model's atoms by chain, in the order of the polymers."""
+        """Sort the first model's atoms by chain, in the order of the polymers."""
         models = table.column("pdbx_pdb_model_num")
         columns = [table.column(item) for item in _ITEMS]
         names: dict[str, str] = {}
@@ -99,12 +99,12 @@ class Entry:
                 continue
             if not place.isdecimal():
                 raise InputError(
-                    "an atom of a protein has no place in its sequence (label_seq_id)",
+                    "an atom of a protein lacks a place in its sequence (label_seq_id)",
                     path=self._path,
                     line=table.line(i),
                 )
             if asym not in names:
-                # Where two polymers share an author's name the last one has it.
+                # If two polymers share an author's name, the last one has it.
                 names[asym] = author
                 self._atoms[author] = []
             self._atoms[names[asym]].append(row[2:])
@@ -113,7 +113,7 @@ class Entry:
                 self._polymers[names[asym]] = polymer
 
     def chain(self, chain_id: str) -> EntryChain:
-        """The atoms of a chain.
+        """Read the atoms of a chain.
 
         Args:
             chain_id: One of :attr:`sequences`.
@@ -136,7 +136,7 @@ class Entry:
         return EntryChain(polymer.sequence, positions, mask)
 
     def _residue(self, rows: list[tuple[str, ...]]) -> dict[int, np.ndarray]:
-        """Positions of one residue's atoms by their atom37 place."""
+        """Return the positions of one residue's atoms by their atom37 place."""
         best: dict[str, tuple[float, tuple[str, ...]]] = {}
         totals: dict[str, float] = {}
         for row in rows:
@@ -163,13 +163,13 @@ class Entry:
 def _proteins(
     tables: dict[str, CifTable], path: PathLike, *, alternatives_count: bool
 ) -> dict[str, _Polymer]:
-    """Proteins by the file's own name of their chains."""
+    """Return the proteins by the file's own chain name."""
     listed = tables.get("_entity_poly_seq", CifTable())
     rows = zip(listed.column("entity_id"), listed.column("num"), listed.column("mon_id"), strict=True)
     monomers: dict[str, list[tuple[int, str]]] = {}
     for i, (entity, number, name) in enumerate(rows):
         if not number.isdecimal():
-            raise InputError("a residue of the sequence has no number", path=path, line=listed.line(i))
+            raise InputError("a residue of the sequence lacks a number", path=path, line=listed.line(i))
         monomers.setdefault(entity, []).append((int(number), name))
     components = tables.get("_chem_comp", CifTable())
     peptides = {
@@ -193,7 +193,7 @@ def _proteins(
 
 
 def _first_of_each(members: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """The first residue name of each number, in the order of the numbers' first appearance."""
+    """Return the first residue name of each number, in order of first occurrence."""
     found: dict[int, str] = {}
     for number, name in members:
         found.setdefault(number, name)
@@ -202,7 +202,7 @@ def _first_of_each(members: Sequence[tuple[int, str]]) -> dict[int, str]:
 
 @cache
 def _letters() -> dict[str, str]:
-    """One-letter codes of all residue names that Biopython knows."""
+    """Return one-letter codes of all residue names known to Biopython."""
     from Bio.Data.PDBData import protein_letters_3to1_extended
 
     return {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
@@ -214,18 +214,18 @@ def _letter(name: str) -> str:
 
 
 def _number(text: str, path: PathLike) -> float:
-    """A coordinate or an occupancy."""
+    """Parse a coordinate or an occupancy."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not abs(value) < _MAX_COORDINATE:
-        raise InputError(f"an atom has {text[:20]!r} where a number is expected", path=path)
+        raise InputError(f"expected a number for an atom, found {text[:20]!r}", path=path)
     return value
 
 
 def _name_arginine_nitrogens(atoms: dict[int, np.ndarray]) -> None:
-    """Swaps NH1 and NH2 where NH2 is nearer to CD (AlphaFold's supplement, section 1.2.1)."""
+    """Swap NH1 and NH2 if NH2 is nearer to CD (AlphaFold's supplement, section 1.2.1)."""
     cd, first, second = (rc.atom_order[name] for name in ("CD", "NH1", "NH2"))
     if not {cd, first, second} <= set(atoms):
         return

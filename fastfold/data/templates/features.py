@@ -1,4 +1,4 @@
-"""The features of one template: its atoms at the residues of the query that they are aligned with."""
+"""Features of one template: atoms at the residues of the query that they are aligned with."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
 MAX_CA_DISTANCE = 150.0
-"""A chain in which the CA atoms of two neighbours lie farther apart than this, in Å, is left out."""
+"""Largest distance in Å of CA atoms of two neighbours; a chain with a larger one is left out."""
 MIN_ATOMS = 5
-"""A template with fewer atoms is left out: alanine alone has five."""
+"""Smallest number of atoms of a template; alanine has five."""
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """One template at the ``N`` residues of the query.
+    """Template at the ``N`` residues of the query.
 
     Attributes:
-        name: ``<PDB id>_<chain>``, or what a structure of the user's is called.
-        sequence: ``N`` letters of the template, ``-`` where the query's residue has none.
+        name: ``<PDB id>_<chain>``, or the name of a user's structure.
+        sequence: ``N`` letters of the template, ``-`` for a gap.
         positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
         mask: ``[N, 37]`` float32.
         sum_probs: HHsearch's sum of posterior probabilities, 0 for other searches.
-        mapping: For each aligned residue of the query its place in the chain's whole sequence.
-        exact: Whether the chain has the listed sequence, to the letter or but for ``X``; else it was aligned anew.
+        mapping: Place in the chain's whole sequence for each aligned residue of the query.
+        exact: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned.
     """
 
     name: str
@@ -49,26 +49,26 @@ class Template:
 def template_of_hit(
     hit: TemplateHit, pdb_id: str, query: str, database: MmcifFolder, *, limit: date | None = None
 ) -> Template:
-    """Reads the structure of a hit.
+    """Read the structure of a hit.
 
-    The chain is looked for by name and sequence, then by sequence alone, then with ``X`` for any letter; if no chain
-    has the listed sequence, the hit is aligned anew with the sequence of the chain of its name.
+    The chain is searched by name and sequence, then by sequence, then with ``X`` for any letter. If no chain has the
+    listed sequence, the hit is realigned with the sequence of the chain of its name.
 
     Args:
         hit: The hit.
-        pdb_id: Id of the entry to read, the hit's or that of its successor.
-        query: The query's sequence, ``N`` letters.
+        pdb_id: Id of the entry to read: the hit's, or that of its successor.
+        query: Sequence of the query, ``N`` letters.
         database: The entries.
-        limit: Newest date allowed, None for any.
+        limit: Latest release date, None for any.
 
     Raises:
-        TemplateSkipped: It cannot be a template; says why.
+        TemplateSkipped: The hit cannot be a template; has the reason.
     """
     assert hit.pdb_chain is not None
     listed_chain = hit.pdb_chain[1]
     entry = database.entry(pdb_id)
     if not entry.sequences:
-        raise TemplateSkipped("no chains", "its file has no protein chain")
+        raise TemplateSkipped("no chains", "its file contains no protein chain")
     _check_date(entry, limit)
     mapping, letters, exact = hit.mapping(), hit.letters, True
     found = find_chain(entry, listed_chain, letters)
@@ -80,14 +80,14 @@ def template_of_hit(
         if listed_chain not in entry.sequences:
             names = ", ".join(entry.sequences)
             raise TemplateSkipped(
-                "not found", f"its file has no protein chain {listed_chain!r}, only {names}"
+                "not found", f"its file lacks the protein chain {listed_chain!r}, and has {names}"
             )
         chain_id, exact = listed_chain, False
         sequence = entry.sequences[chain_id]
-        anew = map_to_sequence(letters, sequence, name=f"{pdb_id}_{chain_id}")
-        places = {mine: anew[theirs] for mine, theirs in mapping.items() if theirs in anew}
+        realigned = map_to_sequence(letters, sequence, name=f"{pdb_id}_{chain_id}")
+        places = {mine: realigned[theirs] for mine, theirs in mapping.items() if theirs in realigned}
         if database.official_errors:
-            places |= {mine: len(sequence) - 1 for mine, theirs in mapping.items() if theirs not in anew}
+            places |= {mine: len(sequence) - 1 for mine, theirs in mapping.items() if theirs not in realigned}
         shown = {mine: sequence[place] for mine, place in places.items()}
     try:
         chain = entry.chain(chain_id)
@@ -114,19 +114,19 @@ def place_template(
     sum_probs: float = 0.0,
     exact: bool = True,
 ) -> Template:
-    """Puts a chain's atoms at the residues of the query.
+    """Assign a chain's atoms to the residues of the query.
 
     Args:
         chain: The chain, ``M`` residues.
-        places: For each aligned residue of the query, the chain's residue.
-        letters: For each of them, the letter that the template shows.
-        length: Number of the query's residues, ``N``.
-        name: What the template is called.
+        places: Residue of the chain for each aligned residue of the query.
+        letters: Letter of the template for each of them.
+        length: Number of residues of the query, ``N``.
+        name: Name of the template.
         sum_probs: HHsearch's sum of posterior probabilities.
         exact: See :class:`Template`.
 
     Raises:
-        TemplateSkipped: Neighbours in the chain lie too far apart, or there are too few atoms.
+        TemplateSkipped: Neighbours in the chain are too far apart, or there are too few atoms.
     """
     check_distances(chain)
     positions = np.zeros((length, rc.atom_type_num, 3), np.float32)
@@ -142,12 +142,12 @@ def place_template(
 
 
 def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | None:
-    """The chain that has these letters, and where they begin in it; None if there is none.
+    """Return the chain with these letters, and their first place in it; None if there is none.
 
     Args:
         entry: The entry.
-        chain_id: Name of the chain, which is looked at first.
-        letters: The hit's letters without gaps; ``X``, on either side, is any letter if no chain has them as they are.
+        chain_id: Name of the chain to check first.
+        letters: Letters of the hit without gaps. If no chain matches exactly, ``X`` on either side matches any letter.
     """
     sequences = entry.sequences
     names = [chain_id] if chain_id in sequences else []
@@ -162,7 +162,11 @@ def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | N
 
 
 def check_distances(chain: EntryChain) -> None:
-    """Raises :class:`TemplateSkipped` if the CA atoms of two neighbours lie more than 150 Å apart."""
+    """Check that CA atoms of neighbours are at most 150 Å apart.
+
+    Raises:
+        TemplateSkipped: Two neighbours are farther apart.
+    """
     ca = rc.atom_order["CA"]
     there = chain.mask[:, ca] > 0
     positions = chain.positions[:, ca].astype(np.float64)
@@ -172,18 +176,16 @@ def check_distances(chain: EntryChain) -> None:
         at = int(far[0])
         raise TemplateSkipped(
             "broken",
-            f"residues {at + 1} and {at + 2} of its chain lie {steps[at]:.0f} Å apart, more than {MAX_CA_DISTANCE:.0f}",
+            f"residues {at + 1} and {at + 2} of its chain are {steps[at]:.0f} Å apart, more than {MAX_CA_DISTANCE:.0f}",
         )
 
 
 def _check_date(entry: Entry, limit: date | None) -> None:
-    """The file's own date, which is needed only if there is a limit."""
+    """Check the file's own date, which is needed only with a limit."""
     if limit is None:
         return
     released = parse_date(entry.release_date)
     if released is None:
-        raise TemplateSkipped(
-            "no date", "its file has no release date, and only templates up to a date are allowed"
-        )
+        raise TemplateSkipped("no date", "its file has no release date, which the limit of dates needs")
     if released > limit:
         raise TemplateSkipped("late", f"released on {released}, after {limit}")

@@ -1,8 +1,8 @@
-"""HHsearch's output (``.hhr``): a table, then a paragraph for each hit.
+"""Parse HHsearch's output (``.hhr``): a table, then a paragraph for each hit.
 
 A paragraph begins with ``No <number>``, the hit's name after ``>``, and a line of scores. Blocks of the alignment
-follow, in which rows start with the template's or the query's first residue, counted from 1 (HH-suite user guide,
-"Output alignment format")::
+follow, whose rows start with the first residue of template or query, counted from 1 (HH-suite user guide, "Output
+alignment format")::
 
     Q query             1 KELRC-QCIK   10 (70)
     T 4XDX_A            1 KELRCAQCIK   11 (70)
@@ -28,46 +28,46 @@ _ANNOTATIONS = ("Consensus", "ss_dssp", "ss_pred", "ss_conf")
 
 @dataclass
 class _Rows:
-    """The rows of one sequence in a hit, joined over its blocks."""
+    """Rows of one sequence in a hit, joined over its blocks."""
 
     letters: str = ""
     indices: list[int] = field(default_factory=list)
 
 
 def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
-    """Parses HHsearch's output.
+    """Parse HHsearch's output.
 
     Args:
-        text: The file's content.
-        query: The sequence that was searched with.
-        path: Where the text came from, for error messages.
+        text: Content of the file.
+        query: Sequence of the search.
+        path: Path in error messages.
 
     Returns:
-        The hits in the order of the file.
+        Hits in the order of the file.
 
     Raises:
-        InputError: The text is not such a file, is damaged or cut off, or comes from a search with another sequence.
+        InputError: The text is not such a file, is damaged or truncated, or belongs to another sequence.
     """
     lines = split_lines(text)
     if not any(line.startswith("Query ") for line in lines[:20]):
-        raise InputError("is not HHsearch's output (no line 'Query'); search again", path=path)
+        raise InputError("expected HHsearch's output (with a line 'Query'); search again", path=path)
     starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
     ends = [*starts[1:], len(lines)][: len(starts)]
     return [_parse_hit(lines, start, end, query, path) for start, end in zip(starts, ends, strict=True)]
 
 
 def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: PathLike | None) -> TemplateHit:
-    """The hit whose paragraph is ``lines[start:end]``."""
+    """Parse the hit in ``lines[start:end]``."""
 
     def fail(message: str, line: int) -> InputError:
-        return InputError(f"{message}; is the file cut off? Search again", path=path, line=line + 1)
+        return InputError(f"{message}; is the file truncated? Search again", path=path, line=line + 1)
 
     number = _START.match(lines[start])
     if number is None or end - start < 3 or not lines[start + 1].startswith(">"):
         raise fail("a hit without number, name and scores", start)
     aligned_cols, sum_probs = _scores(lines[start + 2])
     if aligned_cols is None or sum_probs is None:
-        raise fail("the line of scores has no Aligned_cols and Sum_probs", start + 2)
+        raise fail("the line of scores lacks Aligned_cols and Sum_probs", start + 2)
     rows = {"Q": _Rows(), "T": _Rows()}
     for at in range(start + 3, end):
         line = lines[at]
@@ -78,7 +78,7 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
             raise fail(f"not a row of an alignment: {line[:60]!r}", at)
         last = max(rows[line[0]].indices, default=-1)
         if last >= 0 and found[2].strip("-") and int(found[1]) != last + 2:
-            raise fail("a row does not go on where the one before ended", at)
+            raise fail("a row does not continue at the end of the previous one", at)
         _add_block(rows[line[0]], int(found[1]) - 1, found[2])
         if rows[line[0]].indices and int(found[3]) - int(found[1]) + 1 != sum(c != "-" for c in found[2]):
             raise fail("a row has more or fewer residues than its numbers say", at)
@@ -94,8 +94,8 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
             place >= 0 and "X" not in (letter, query[place]) and letter != query[place]
         ):
             raise InputError(
-                f"the hits are those of another sequence: residue {place + 1} of the query is {letter!r} there; "
-                "search with this sequence, or remove the file",
+                f"the hits belong to another sequence, whose residue {place + 1} is {letter!r}; search with this "
+                "sequence, or remove the file",
                 path=path,
                 line=start + 1,
             )
@@ -112,7 +112,7 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
 
 
 def _add_block(row: _Rows, first: int, letters: str) -> None:
-    """Appends one block's letters, the first residue of which has this place."""
+    """Append one block's letters, whose first residue has this place."""
     row.letters += letters
     place = first
     for letter in letters:
@@ -121,7 +121,7 @@ def _add_block(row: _Rows, first: int, letters: str) -> None:
 
 
 def _scores(line: str) -> tuple[int | None, float | None]:
-    """Aligned columns and the sum of probabilities, None for what is not there or not a number."""
+    """Return aligned columns and the sum of probabilities; None if missing or not a number."""
     values = dict(part.partition("=")[::2] for part in line.split())
     try:
         columns, total = float(values["Aligned_cols"]), float(values["Sum_probs"])

@@ -1,6 +1,6 @@
-"""Hits that hmmsearch found in the PDB's sequences, from the alignment that it writes (``-A``, Stockholm).
+"""Parse hits of hmmsearch in the PDB's sequences, from its alignment (``-A``, Stockholm).
 
-Rows are called ``<PDB id>_<chain>/<first>-<last>``; their ``#=GS … DE`` lines have the header of ``pdb_seqres.txt``
+Rows are named ``<PDB id>_<chain>/<first>-<last>``; their ``#=GS … DE`` lines have the header of ``pdb_seqres.txt``
 (``mol:protein length:108  …``). Match states, one for each residue of the query, are upper case or ``-``; insertions
 are lower case or ``.`` (HMMER user guide).
 """
@@ -18,26 +18,26 @@ _ROW = re.compile(r"[A-Za-z.-]+")
 
 
 def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
-    """Parses an alignment of hits.
+    """Parse an alignment of hits.
 
     Args:
-        text: The file's content; nothing at all is a search without hits.
-        query: The sequence whose profile was searched with.
-        path: Where the text came from, for error messages.
+        text: Content of the file; empty for a search without hits.
+        query: Sequence of the searched profile.
+        path: Path in error messages.
 
     Returns:
-        The hits in the order of the rows; those that are not proteins are left out, but counted in ``index``.
+        Hits in the order of the rows; other molecules than proteins are left out, but counted in ``index``.
 
     Raises:
-        InputError: The text is not such an alignment, is cut off, or comes from a search with another sequence.
+        InputError: The text is not such an alignment, is truncated, or belongs to another sequence.
     """
     lines = split_lines(text)
     if not text.strip():
         return []
     if not lines[0].startswith("# STOCKHOLM"):
-        raise InputError("is not an alignment of hmmsearch (no line '# STOCKHOLM')", path=path, line=1)
+        raise InputError("expected an alignment of hmmsearch (with a line '# STOCKHOLM')", path=path, line=1)
     if not any(line.startswith("//") for line in lines):
-        raise InputError("is cut off (no line '//'); search again", path=path)
+        raise InputError("is truncated (no line '//'); search again", path=path)
     descriptions: dict[str, str] = {}
     rows: dict[str, list[str]] = {}
     where: dict[str, int] = {}
@@ -61,11 +61,11 @@ def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> l
 
 
 def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, line: int) -> TemplateHit:
-    """The hit of one row, columns of insertions being free of ``.``."""
+    """Parse the hit of one row, whose columns of insertions are free of ``.``."""
     found = _NAME.match(name)
     if found is None:
         raise InputError(
-            "a hit is not called <PDB id>_<chain>/<first>-<last>; search pdb_seqres.txt",
+            "expected a hit named <PDB id>_<chain>/<first>-<last>; search pdb_seqres.txt",
             path=path,
             line=line,
             record=name,
@@ -73,15 +73,15 @@ def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, lin
     columns = sum(letter == "-" or letter.isupper() for letter in row)
     if columns != len(query):
         raise InputError(
-            f"the hits are those of another sequence: its profile has {columns} columns, the query {len(query)} "
+            f"the hits belong to another sequence: its profile has {columns} columns, the query {len(query)} "
             "residues; search with this sequence, or remove the file",
             path=path,
             line=line,
             record=name,
         )
     if not any(letter.isupper() for letter in row):
-        raise InputError("a row without an aligned residue", path=path, line=line, record=name)
-    # An insertion before the first aligned residue belongs to no part of the hit.
+        raise InputError("the row lacks an aligned residue", path=path, line=line, record=name)
+    # An insertion before the first aligned residue does not belong to the hit.
     aligned = next(i for i, letter in enumerate(row) if letter.isupper())
     place = int(found[3]) - 1 + sum(letter.islower() for letter in row[:aligned])
     row = "-" * row[:aligned].count("-") + row[aligned:]

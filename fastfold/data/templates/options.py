@@ -1,4 +1,4 @@
-"""``TemplateOptions``: where the templates of a run come from, light enough for the command line's help."""
+"""``TemplateOptions``: sources of templates, light enough for the command line's help."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from fastfold.errors import ConfigError
 
 MAX_TEMPLATES = 4
-"""Templates that the networks of AlphaFold take."""
+"""Number of templates used by AlphaFold's networks."""
 
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """Where templates come from.
+    """Sources of templates.
 
     Attributes:
         structures: Structures of the user, mmCIF and PDB files or folders of them.
-        alignments: How the user aligned them, see :func:`fastfold.data.templates.custom.read_custom_alignment`.
-        database: What is searched: ``pdb_seqres.txt`` (or ``.gz``), or the common beginning of the names of an HH-suite
-            database's files.
-        mmcif_dir: Folder of the PDB's mmCIF files, from which hits get their atoms.
+        alignments: Alignments of the user, see :func:`fastfold.data.templates.custom.read_custom_alignment`.
+        database: Searched database: ``pdb_seqres.txt`` (or ``.gz``), or the common prefix of an HH-suite database's
+            files.
+        mmcif_dir: Folder of the PDB's mmCIF files, for the atoms of hits.
         obsolete: The PDB's list of obsolete entries, see :class:`fastfold.data.templates.database.MmcifFolder`.
-        max_date: Newest release date of a hit, None for any.
-        max_templates: Templates of a chain at most.
+        max_date: Latest release date of a hit, None for any.
+        max_templates: Largest number of templates of a chain.
 
     Raises:
-        ConfigError: One is given without another that it needs, or there are more templates than networks take.
+        ConfigError: An option lacks another that it needs, or there are more templates than networks use.
     """
 
     structures: tuple[Path, ...] = ()
@@ -41,19 +41,18 @@ class TemplateOptions:
     def __post_init__(self) -> None:
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
-                "--template-db finds which structures are templates; --template-mmcif-dir DIR must say where their "
-                "mmCIF files lie"
+                "--template-db needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"
             )
         if self.alignments and not self.structures:
-            raise ConfigError("--template-alignment says how --templates are aligned; give these too")
+            raise ConfigError("--template-alignment needs --templates, the aligned structures")
         if self.obsolete is not None and self.mmcif_dir is None:
             raise ConfigError("--obsolete-pdbs needs --template-mmcif-dir, the folder of the entries' files")
         if not 1 <= self.max_templates <= MAX_TEMPLATES:
             raise ConfigError(
-                f"--max-templates must be from 1 to {MAX_TEMPLATES}, as many as the networks take"
+                f"--max-templates must be from 1 to {MAX_TEMPLATES}, the number that the networks use"
             )
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody asked for templates."""
+        """True if templates are requested."""
         return bool(self.structures) or self.mmcif_dir is not None

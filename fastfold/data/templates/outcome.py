@@ -1,4 +1,4 @@
-"""What became of a hit or a structure that could have been a template, and why."""
+"""Outcome of a hit or structure in the choice of templates."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ Reason = Literal[
     "no atoms",
     "broken",
 ]
-"""``used``, or why not:
+"""``used``, or the reason why not:
 
-- there are enough templates without it (``not needed``);
-- the search says so: it covers too little of the query (``coverage``), is the query itself (``duplicate``), too short
-  (``short``), repeats a template (``repeated``), or is no PDB chain by its name (``name``);
+- there are enough templates already (``not needed``);
+- the search shows that it covers too little of the query (``coverage``), is the query itself (``duplicate``), is too
+  short (``short``), repeats a template (``repeated``), or has a name other than a PDB chain (``name``);
 - the PDB has withdrawn it (``withdrawn``), or it is too new by the list of release dates (``date``) or by its file
-  (``late``), or that has no date (``no date``);
-- its file is not there (``missing file``), is damaged (``unreadable``), or has no protein (``no chains``);
-- the chain is not in the file (``not found``), has another sequence there (``other sequence``), too few atoms (``no
-  atoms``), or neighbours that lie too far apart (``broken``).
+  (``late``), or has no date there (``no date``);
+- its file is missing (``missing file``), damaged (``unreadable``), or without a protein (``no chains``);
+- the chain is missing in the file (``not found``), has another sequence there (``other sequence``), too few atoms
+  (``no atoms``), or neighbours that are too far apart (``broken``).
 """
 
 
 class TemplateSkipped(Exception):
-    """A hit or structure that cannot be a template; caught where templates are chosen.
+    """Hit or structure that cannot be a template; caught where templates are chosen.
 
     Args:
-        reason: Why, in short.
-        message: Why, for people.
+        reason: Short reason.
+        message: Reason for users.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -53,14 +53,14 @@ class TemplateSkipped(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one hit or structure.
+    """Outcome of one hit or structure.
 
     Attributes:
-        name: What it is called: a hit's ``<PDB id>_<chain>``, or a file's name and chain.
-        reason: ``used``, or why not, in short.
-        message: Why not, for people; empty if it is used without remarks.
-        index: Number of the hit in its search, from 1; 0 for a structure that was given.
-        aligned: Residues of the query that have a residue of the template.
+        name: ``<PDB id>_<chain>`` of a hit, or a file's name and chain.
+        reason: ``used``, or the short reason why not.
+        message: Reason for users; empty if it is used without remarks.
+        index: Number of the hit in its search, from 1; 0 for a user's structure.
+        aligned: Number of aligned residues of the query.
     """
 
     name: str
@@ -71,5 +71,5 @@ class Outcome:
 
     @property
     def used(self) -> bool:
-        """Whether it is a template."""
+        """True if it is a template."""
         return self.reason == "used"

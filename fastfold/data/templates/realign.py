@@ -1,4 +1,4 @@
-"""Kalign aligns a hit anew whose listed sequence is not the one of its file (AlphaFold's supplement, 1.2.3)."""
+"""Realign a hit with Kalign if its file has another sequence (AlphaFold's supplement, section 1.2.3)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.utils.packages import require_package
 
 MIN_IDENTITY = 0.9
-"""Share of the shorter sequence that must be equal."""
+"""Smallest share of equal residues in the shorter sequence."""
 
 
 def align_pair(first: str, second: str) -> tuple[str, str]:
-    """Two sequences aligned by Kalign 3, ``-`` for gaps."""
+    """Align two sequences with Kalign 3; gaps are ``-``."""
     require_package("kalign-python", "aligning a template whose file has another sequence")
     import kalign
 
@@ -19,15 +19,15 @@ def align_pair(first: str, second: str) -> tuple[str, str]:
 
 
 def map_to_sequence(listed: str, actual: str, *, name: str) -> dict[int, int]:
-    """Places of a listed sequence's residues in the actual one.
+    """Map a listed sequence's residues to the actual sequence.
 
     Args:
         listed: Letters of the hit.
         actual: Letters of the whole chain in its file.
-        name: The hit's name, for the message.
+        name: Name of the hit in the message.
 
     Returns:
-        For each residue of ``listed`` that is aligned, its place in ``actual``.
+        Place in ``actual`` for each aligned residue of ``listed``.
 
     Raises:
         TemplateSkipped: Fewer than 90% of the shorter one's residues are equal.
@@ -44,7 +44,7 @@ def map_to_sequence(listed: str, actual: str, *, name: str) -> dict[int, int]:
     if share < MIN_IDENTITY:
         raise TemplateSkipped(
             "other sequence",
-            f"the sequence of {name} in its file is another one: {share:.0%} of the residues are equal, at least "
-            f"{MIN_IDENTITY:.0%} must be",
+            f"the sequence of {name} in its file differs: {share:.0%} of the residues are equal, expected at least "
+            f"{MIN_IDENTITY:.0%}",
         )
     return mapping

@@ -1,7 +1,7 @@
-"""Searches for templates: hmmsearch in the PDB's sequences, hhsearch in a database of profiles such as PDB70.
+"""Search for templates: hmmsearch in the PDB's sequences, hhsearch in a profile database such as PDB70.
 
-Both start from the alignment of the chain's UniRef90 search, without rows that repeat another, as AlphaFold-Multimer
-and AlphaFold have it.
+Both start from the alignment of the chain's UniRef90 search without repeated rows, as in AlphaFold-Multimer and
+AlphaFold.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _FILTER = 0.1
 """P-value up to which a sequence passes each of HMMER's three filters."""
 _MAX_E_VALUE = 100.0
-"""E-value of sequences and of their domains up to which they are reported, and included."""
+"""E-value up to which sequences and their domains are reported and included."""
 _MAX_OWN_E_VALUE = 0.1
-"""The same where the sequences are few and given by the user: an unrelated one has about 1."""
+"""The same limit for a few sequences of the user; an unrelated one has about 1."""
 _PART_BYTES = 16 << 20
-"""Of a database, compared at a time."""
+"""Number of a database's sequences that are compared at a time."""
 _HHM = "_hhm.ffdata"
 
 
 def without_repeats(msa: Msa) -> list[int]:
-    """Indices of the rows that do not repeat an earlier one in the query's columns."""
+    """Return the indices of rows that do not repeat an earlier one in the query's columns."""
     first: dict[str, int] = {}
     for index, row in enumerate(msa.sequences):
         first.setdefault(row, index)
@@ -45,16 +45,16 @@ def without_repeats(msa: Msa) -> list[int]:
 
 
 def to_stockholm(msa: Msa) -> str:
-    """An alignment as hmmbuild reads it.
+    """Format an alignment for hmmbuild.
 
-    The columns of the query are match states (``#=GC RF``). An inserted residue is written as ``x``: a profile depends
-    on how many there are, not on which.
+    The columns of the query are match states (``#=GC RF``). Inserted residues are written as ``x``, because a profile
+    depends only on their number.
 
     Args:
         msa: The alignment.
 
     Returns:
-        Text in Stockholm format, each row in one line.
+        Text in Stockholm format, one line per row.
     """
     kept = without_repeats(msa)
     deletions = np.asarray(msa.deletions)[kept]
@@ -69,7 +69,7 @@ def to_stockholm(msa: Msa) -> str:
 
 
 def to_a3m(msa: Msa) -> str:
-    """An alignment as hhsearch reads it, the query first; inserted residues are written as ``x``."""
+    """Format an alignment for hhsearch, the query first; inserted residues are written as ``x``."""
     pieces = []
     for number, index in enumerate(without_repeats(msa)):
         row = zip(msa.sequences[index], msa.deletions[index], strict=True)
@@ -79,22 +79,22 @@ def to_a3m(msa: Msa) -> str:
 
 
 def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lambda line: None) -> str:
-    """Search the PDB's sequences with the profile of an alignment, by AlphaFold-Multimer's settings.
+    """Search the PDB's sequences with the profile of an alignment, with AlphaFold-Multimer's settings.
 
-    Nucleic acids that HMMER can read are compared too, as there: E-values depend on the number of records. Those that
-    it cannot read are left out.
+    Nucleic acids that HMMER can read are compared too, because E-values depend on the number of records. Those that it
+    cannot read are left out.
 
     Args:
-        msa: The alignment; its first row is the query.
-        database: FASTA of the PDB's chains, with the headers of ``pdb_seqres.txt``; plain or with ``.gz``.
-        say: Told how many records are no proteins, or cannot be read.
+        msa: Alignment whose first row is the query.
+        database: FASTA of the PDB's chains, with the headers of ``pdb_seqres.txt``; plain or ``.gz``.
+        say: Called with a line about records that are not proteins, or cannot be read.
 
     Returns:
-        The alignment of all hits that hmmsearch writes with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`);
-        empty text if there is none.
+        Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`); empty
+        without hits.
 
     Raises:
-        InputError: The database cannot be read, or no record of it.
+        InputError: The database, or all of its records, cannot be read.
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
     from fastfold.data.search.chunks import split_database
@@ -114,7 +114,7 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     if any(skipped):
         say(f"{path.name}: {skipped}")
     if not found_in:
-        raise InputError("cannot be searched for templates: no record of it is a protein", path=database)
+        raise InputError("cannot be searched for templates: it contains no protein", path=database)
     hits = found_in[0].merge(*found_in[1:]) if len(found_in) > 1 else found_in[0]
     if not len(hits.included):
         return ""
@@ -126,19 +126,19 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
 
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
-    """Aligns sequences with the profile of an alignment.
+    """Align sequences with the profile of an alignment.
 
     Args:
-        msa: The alignment; its first row is the query.
-        sequences: The sequences.
+        msa: Alignment whose first row is the query.
+        sequences: Sequences to align.
 
     Returns:
-        For each sequence, where the query's residues stand in it: those of its largest domain, and of others that lie
-        in the same order in both; empty if no part of it is related to the query.
+        Per sequence, the places of the query's residues: those of its largest domain, and of others in the same order
+        in both; empty for an unrelated sequence.
     """
     if not sequences:
         return []
-    require_package("pyhmmer", "the alignment of your own templates")
+    require_package("pyhmmer", "the alignment of user templates")
     from pyhmmer import easel
 
     profile, pipeline = _profile(msa), _pipeline(filtered=False)
@@ -161,7 +161,7 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
 
 
 def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
-    """The largest domain, and those that stand before or behind what is taken in both sequences."""
+    """Join the largest domain and those before or after it in both sequences."""
     taken: list[dict[int, int]] = []
     for domain in sorted(domains, key=len, reverse=True):
         if all(_is_before(domain, other) or _is_before(other, domain) for other in taken):
@@ -174,7 +174,7 @@ def _is_before(first: dict[int, int], second: dict[int, int]) -> bool:
 
 
 def _profile(msa: Msa) -> HMM:
-    """The profile of an alignment, whose match states are the residues of the query."""
+    """Build the profile of an alignment, whose match states are the residues of the query."""
     from pyhmmer import easel, plan7
 
     alphabet = easel.Alphabet.amino()
@@ -190,7 +190,7 @@ def _profile(msa: Msa) -> HMM:
 
 
 def _pipeline(*, filtered: bool = True) -> Pipeline:
-    """hmmsearch with AlphaFold-Multimer's settings; or without filters, for a few sequences."""
+    """Build hmmsearch's pipeline with AlphaFold-Multimer's settings, or without filters for a few sequences."""
     from pyhmmer import easel, plan7
 
     alphabet = easel.Alphabet.amino()
@@ -210,12 +210,12 @@ def _pipeline(*, filtered: bool = True) -> Pipeline:
 
 
 def is_profile_database(database: PathLike) -> bool:
-    """Whether this is the common beginning of the names of an HH-suite database's files (``…/pdb70``)."""
+    """Return True for the common prefix of an HH-suite database's files (``…/pdb70``)."""
     return Path(f"{database}{_HHM}").is_file()
 
 
 def find_hhsearch() -> str | None:
-    """The hhsearch program: on the PATH, or of the Python package ``colabfold-binaries``; None if there is none."""
+    """Find hhsearch on the PATH or in the package ``colabfold-binaries``; return None if missing."""
     found = shutil.which("hhsearch")
     if found is not None:
         return found
@@ -230,26 +230,26 @@ def find_hhsearch() -> str | None:
 
 
 def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:
-    """Searches databases of profiles, by AlphaFold's settings.
+    """Search profile databases with AlphaFold's settings.
 
     Args:
-        msa: The alignment; its first row is the query.
-        databases: Each the common beginning of the names of a database's files.
-        program: The program; by default :func:`find_hhsearch`.
-        threads: Threads that it may use.
+        msa: Alignment whose first row is the query.
+        databases: Common prefix of each database's files.
+        program: Path of the program; None for :func:`find_hhsearch`.
+        threads: Number of threads.
 
     Returns:
-        Its output (:mod:`fastfold.data.templates.hhr`).
+        Output of the program (:mod:`fastfold.data.templates.hhr`).
 
     Raises:
-        ConfigError: There is no such program.
-        InputError: It fails.
+        ConfigError: The program is missing.
+        InputError: The program fails.
     """
     program = program or find_hhsearch()
     if program is None:
         raise ConfigError(
             "hhsearch is not installed: install HH-suite or the Python package colabfold-binaries, or search "
-            "pdb_seqres.txt instead, for which FastFold needs no other program"
+            "pdb_seqres.txt instead, for which FastFold needs no external program"
         )
     with tempfile.TemporaryDirectory() as folder:
         query, output = Path(folder) / "query.a3m", Path(folder) / "output.hhr"

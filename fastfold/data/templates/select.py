@@ -1,4 +1,4 @@
-"""From the hits of a search to the templates of one chain, with what became of every hit that was looked at."""
+"""Choose the templates of one chain from the hits of a search, with the outcome of every hit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fastfold.data.templates.prefilter import check_hit
 from fastfold.protein import residue_constants as rc
 
 _SHOWN = 3
-"""Hits that are named with the reason why they are no templates."""
+"""Number of left-out hits that are named with a reason."""
 
 
 @dataclass(frozen=True)
 class ChainTemplates:
-    """The templates of one chain.
+    """Templates of one chain.
 
     Attributes:
-        templates: They, the best first.
-        outcomes: What became of each hit and structure that was looked at, in that order.
-        found: Number of hits and structures there were.
-        sources: Where they come from, a file's name for example.
+        templates: Templates, the best first.
+        outcomes: Outcome of each examined hit and structure, in that order.
+        found: Number of hits and structures.
+        sources: Sources of the templates, for example a file's name.
     """
 
     templates: tuple[Template, ...] = ()
@@ -38,7 +38,7 @@ class ChainTemplates:
     sources: tuple[str, ...] = ()
 
     def __add__(self, other: ChainTemplates) -> ChainTemplates:
-        """These templates, then others."""
+        """Concatenate with other templates."""
         return ChainTemplates(
             self.templates + other.templates,
             self.outcomes + other.outcomes,
@@ -47,7 +47,7 @@ class ChainTemplates:
         )
 
     def report(self) -> dict[str, Any]:
-        """How many were found and used, and why others were not, in JSON's types."""
+        """Return numbers of found and used templates, and reasons for others, in JSON's types."""
         used = {outcome.name: outcome for outcome in self.outcomes if outcome.used}
         return {
             "sources": list(self.sources),
@@ -60,7 +60,7 @@ class ChainTemplates:
         }
 
     def describe(self) -> str:
-        """One line for people: how many were found and used, and why others were not."""
+        """Return one line about found, used and left-out templates."""
         found = f"{self.found:,} found" if self.found else "none found"
         where = f" in {' and '.join(self.sources)}" if self.sources else ""
         names = f": {', '.join(one.name for one in self.templates)}" if self.templates else ""
@@ -73,7 +73,7 @@ class ChainTemplates:
         return line
 
     def features(self) -> dict[str, np.ndarray]:
-        """Raw template features, as :func:`fastfold.data.features.raw.template_features` describes them.
+        """Return raw template features, see :func:`fastfold.data.features.raw.template_features`.
 
         Returns:
             With ``T`` templates, ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids,
@@ -106,19 +106,19 @@ def choose_templates(
     source: str = "",
     taken: Sequence[Template] = (),
 ) -> ChainTemplates:
-    """Takes templates from a search's hits until there are enough.
+    """Choose templates from a search's hits until there are enough.
 
-    HHsearch's hits are taken by their ``sum_probs``, hmmsearch's in their order; of the latter those that repeat the
-    letters of a template are left out (AlphaFold and AlphaFold-Multimer).
+    HHsearch's hits are ordered by ``sum_probs``, hmmsearch's are in the search's order. Hits of hmmsearch that repeat
+    the letters of a template are left out (as in AlphaFold and AlphaFold-Multimer).
 
     Args:
         hits: The hits.
-        query: The chain's sequence.
+        query: Sequence of the chain.
         database: The PDB's entries.
-        max_templates: Templates wanted.
-        max_date: Newest release date allowed, None for any.
-        source: Where the hits come from.
-        taken: Templates that the chain has before; a hit with the same letters repeats them.
+        max_templates: Largest number of templates.
+        max_date: Latest release date, None for any.
+        source: Name of the hits' source.
+        taken: Earlier templates of the chain; a hit with the same letters repeats them.
     """
     return take_templates(
         best_first(hits),
@@ -132,7 +132,7 @@ def choose_templates(
 
 
 def best_first(hits: Sequence[TemplateHit]) -> list[TemplateHit]:
-    """HHsearch's hits by their ``sum_probs``, hmmsearch's as they are."""
+    """Sort HHsearch's hits by ``sum_probs``; keep the order of hmmsearch's."""
     return sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if is_ranked(hits) else list(hits)
 
 
@@ -146,7 +146,7 @@ def take_templates(
     source: str = "",
     taken: Sequence[Template] = (),
 ) -> ChainTemplates:
-    """As :func:`choose_templates`, but in the order in which the hits are given."""
+    """Choose templates like :func:`choose_templates`, in the given order of the hits."""
     ranked = is_ranked(hits)
     chosen: list[Template] = []
     outcomes: list[Outcome] = []
@@ -165,15 +165,13 @@ def take_templates(
             )
             continue
         chosen.append(template)
-        remark = (
-            "" if template.exact else "aligned anew, because its file has another sequence than was listed"
-        )
+        remark = "" if template.exact else "realigned, because its file has another sequence than was listed"
         outcomes.append(Outcome(template.name, "used", remark, hit.index, len(template.mapping)))
     return ChainTemplates(tuple(chosen), tuple(outcomes), len(hits), (source,) if source else ())
 
 
 def _template(hit: TemplateHit, query: str, database: MmcifFolder, max_date: date | None) -> Template:
-    """The template of a hit, or why it has none."""
+    """Return the template of a hit."""
     if hit.pdb_chain is None:
         raise TemplateSkipped("name", "its name does not begin with a PDB id and a chain, such as 1abc_A")
     pdb_id = database.current_id(hit.pdb_chain[0])

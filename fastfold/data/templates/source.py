@@ -1,4 +1,4 @@
-"""Where the templates of a run come from, and the templates of each of its targets."""
+"""Find the templates of a run's targets in its sources."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _log = logging.getLogger(__name__)
 
 MAX_HITS_BYTES = 1 << 30
 _KEPT = 32
-"""Chains whose templates are kept in memory: a chain is often in several targets of a run."""
+"""Number of chains whose templates are kept in memory, because targets of a run often share chains."""
 
 
 class TemplateFinder:
-    """Finds the templates of targets.
+    """Finder of templates.
 
-    What is given must be there: it is read, or looked at, when the finder is made.
+    The constructor checks or reads all given files.
 
     Args:
-        options: Where they come from.
+        options: Sources of templates.
 
     Raises:
         ConfigError: hhsearch is needed and not installed.
-        InputError: A structure, an alignment or a folder is missing or cannot be used.
+        InputError: A structure, an alignment or a folder is missing or invalid.
     """
 
     def __init__(self, options: TemplateOptions) -> None:
@@ -64,13 +64,13 @@ class TemplateFinder:
             if is_profile_database(options.database):
                 if find_hhsearch() is None:
                     raise ConfigError(
-                        f"{options.database} is a database of HH-suite, and hhsearch is not installed: install "
-                        "HH-suite or the Python package colabfold-binaries, or give pdb_seqres.txt, which needs neither"
+                        f"{options.database} is an HH-suite database, and hhsearch is not installed: install "
+                        "HH-suite or the Python package colabfold-binaries, or give pdb_seqres.txt, which needs "
+                        "neither"
                     )
             elif not options.database.is_file():
                 raise InputError(
-                    "no such file; give pdb_seqres.txt, or the common beginning of the names of an HH-suite database's "
-                    "files (…/pdb70)",
+                    "no such file; give pdb_seqres.txt, or the common prefix of an HH-suite database's files (…/pdb70)",
                     path=options.database,
                 )
             else:
@@ -84,17 +84,17 @@ class TemplateFinder:
     def find(
         self, target: Target, alignments: Sequence[ChainMsas], msa_dir: Path | None = None
     ) -> list[ChainTemplates]:
-        """The templates of each chain of a target: the user's structures, then hits.
+        """Find the templates of each chain of a target: the user's structures, then hits.
 
-        Hits that lie among the target's alignments are used; where there are none, the database is searched.
+        Hits among the target's alignments are used; otherwise the database is searched.
 
         Args:
             target: The target.
-            alignments: Of each chain.
-            msa_dir: Folder of alignments, in which hits may lie.
+            alignments: Alignments of each chain.
+            msa_dir: Folder of alignments, which may contain hits.
 
         Raises:
-            InputError: Hits, the database, or an alignment of the user's cannot be used.
+            InputError: Hits, the database, or an alignment of the user are invalid.
         """
         with_files = self.options.mmcif_dir is not None and msa_dir is not None and target.alignments is None
         files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
@@ -111,7 +111,7 @@ class TemplateFinder:
         return found
 
     def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
-        """The templates of one chain."""
+        """Find the templates of one chain."""
         options = self.options
         own = ChainTemplates()
         if self.structures:
@@ -145,7 +145,7 @@ class TemplateFinder:
         return own + more
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
-        """Hits of a search in the database."""
+        """Search the database."""
         if is_profile_database(database):
             return parse_hhr(hhsearch(msa, [database]), query, path=database)
         return parse_hmmsearch(hmmsearch(msa, database, say=self._say_once), query, path=database)
@@ -157,12 +157,12 @@ class TemplateFinder:
 
 
 def profile_msa(query: str, msas: ChainMsas) -> Msa:
-    """The alignment that templates are searched with: the first of a chain's (UniRef90's), or the query alone.
+    """Return the alignment for template searches: a chain's first (UniRef90), or the query alone.
 
-    Rows without a residue are left out, and the query stands first, whatever the alignment has there.
+    Rows without a residue are left out, and the first row is the query.
 
     Args:
-        query: The chain's sequence.
+        query: Sequence of the chain.
         msas: Its alignments.
     """
     alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
@@ -182,17 +182,17 @@ def profile_msa(query: str, msas: ChainMsas) -> Msa:
 
 
 def read_hits(path: PathLike, query: str) -> list[TemplateHit]:
-    """Reads the hits of a search.
+    """Read the hits of a search.
 
     Args:
-        path: HHsearch's output (``.hhr``) or an alignment that hmmsearch wrote (``.sto``), plain or with ``.gz``.
-        query: The sequence that was searched with.
+        path: HHsearch's output (``.hhr``) or an alignment of hmmsearch (``.sto``), plain or ``.gz``.
+        query: Sequence of the search.
 
     Returns:
-        The hits in the order of the file, only those of proteins.
+        Hits of proteins in the order of the file.
 
     Raises:
-        InputError: The file cannot be read, is damaged, or comes from a search with another sequence.
+        InputError: The file cannot be read, is damaged, or belongs to another sequence.
     """
     name = os.fspath(path).lower().removesuffix(".gz")
     if not name.endswith((".hhr", ".sto")):

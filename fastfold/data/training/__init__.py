@@ -1,1 +1,1 @@
-"""Training sets: entries, samples with their labels, and the cache of parsed files."""
+"""Training sets: entries, samples with labels, and the cache of parsed files."""

@@ -1,4 +1,4 @@
-"""What training draws per sample in addition to the crop: rows of the alignment to leave out, the FAPE's clamping."""
+"""Random augmentation of samples in addition to the crop: deleted alignment rows, and FAPE clamping."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ def rows_left(
     num_blocks: int = 5,
     randomize_num_blocks: bool = False,
 ) -> np.ndarray:
-    """Rows of an alignment that stay when blocks are deleted (supplement, section 1.2.6, Algorithm 1).
+    """Return the rows of an alignment that remain after block deletion (supplement, Algorithm 1).
 
-    Similar sequences stand together in an alignment: to delete blocks removes whole branches of the family, and
-    the network learns to do with less. Blocks may overlap and hang over the end.
+    Similar sequences are adjacent in an alignment. Deleting blocks removes whole branches of the family, so that the
+    network learns from less data. Blocks may overlap and extend over the end.
 
     Args:
         rows: Number of rows ``S``.
-        rng: Source of randomness.
-        fraction: Size of a block in rows, as a part of all; in [0, 1].
+        rng: Random generator.
+        fraction: Size of a block relative to all rows; in [0, 1].
         num_blocks: Number of blocks.
-        randomize_num_blocks: Draw the number of blocks from 1 to ``num_blocks`` instead.
+        randomize_num_blocks: Draw the number of blocks from 1 to ``num_blocks``.
 
     Returns:
-        Sorted int64 indices; row 0, the query, always stays.
+        Sorted int64 indices; row 0, the query, always remains.
 
     Raises:
-        ConfigError: A fraction outside of [0, 1], or no sensible number of blocks.
+        ConfigError: A fraction outside of [0, 1], or an invalid number of blocks.
     """
     if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(f"the fraction of the alignment in a deleted block must be 0 to 1, got {fraction}")
-    if num_blocks < int(randomize_num_blocks):
-        raise ConfigError(f"the number of deleted blocks must not be {num_blocks}")
+        raise ConfigError(
+            f"the fraction of the alignment in a deleted block must be 0 to 1, found {fraction}"
+        )
+    if num_blocks < (least := int(randomize_num_blocks)):
+        raise ConfigError(f"expected at least {least} deleted blocks, found {num_blocks}")
     number = int(rng.integers(1, num_blocks + 1)) if randomize_num_blocks else num_blocks
     stays = np.ones(rows, bool)
     for start in rng.integers(rows, size=number):
@@ -59,23 +61,23 @@ def delete_blocks(
     num_blocks: int = 5,
     randomize_num_blocks: bool = False,
 ) -> dict[str, np.ndarray]:
-    """A chain's raw features after blocks of its alignment were deleted.
+    """Delete blocks of a chain's alignment in its raw features.
 
-    The copies of a chain in a complex must go on sharing one alignment: delete once and give all of them the result.
+    The copies of a chain in a complex must share one alignment: delete once and use the result for all.
 
     Args:
-        raw: What :mod:`fastfold.data.features.raw` makes; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
-        rng: Source of randomness.
+        raw: Raw features of :mod:`fastfold.data.features.raw`; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
+        rng: Random generator.
         fraction: See :func:`rows_left`.
         num_blocks: See :func:`rows_left`.
         randomize_num_blocks: See :func:`rows_left`.
 
     Returns:
-        All raw features; those by row have the rows that stay, and ``num_alignments`` says how many.
+        All raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
 
     Raises:
-        InputError: There is no alignment, or it is malformed.
-        ConfigError: As :func:`rows_left`.
+        InputError: The alignment is missing or malformed.
+        ConfigError: See :func:`rows_left`.
     """
     rows = check_layout(raw, MSA_LAYOUT)["S"]
     kept = rows_left(
@@ -87,20 +89,20 @@ def delete_blocks(
 def subsample_rows(
     raw: Mapping[str, np.ndarray], most: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """A chain's raw features with a random part of its alignment, drawn evenly without replacement.
+    """Draw rows of a chain's alignment in its raw features, uniformly without replacement.
 
-    The paper takes 1,000 rows so of the alignments of predicted structures (supplement, section 1.3).
+    The paper draws 1,000 rows of the alignments of predicted structures in this way (supplement, section 1.3).
 
     Args:
         raw: See :func:`delete_blocks`.
-        most: Rows to keep, the query, which always stays, included; a shallower alignment is kept whole.
-        rng: Source of randomness.
+        most: Number of rows to keep, including the query, which always remains; a shallower alignment is kept whole.
+        rng: Random generator.
 
     Returns:
-        All raw features; the rows that stay keep their order.
+        All raw features; the remaining rows keep their order.
 
     Raises:
-        InputError: There is no alignment, or it is malformed.
+        InputError: The alignment is missing or malformed.
     """
     rows = check_layout(raw, MSA_LAYOUT)["S"]
     if rows <= most:
@@ -118,19 +120,19 @@ def _take_rows(raw: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, np.
 
 
 def sample_fape_clamp(rng: np.random.Generator, *, unclamped: float = 0.1) -> np.ndarray:
-    """Whether a sample's backbone FAPE is clamped: the feature ``use_clamped_fape`` (supplement, section 1.11.5).
+    """Draw the feature ``use_clamped_fape``: 1 if backbone FAPE is clamped (supplement, section 1.11.5).
 
     Args:
-        rng: Source of randomness. The paper throws one coin per batch; give each sample of a batch a generator in
-            the same state for that.
+        rng: Random generator. The paper draws once per batch; for that, give each sample of a batch a generator in the
+            same state.
         unclamped: Probability of no clamping.
 
     Returns:
-        A float32 scalar, 1 for clamped and 0 for not.
+        Float32 scalar, 1 for clamped and 0 for unclamped.
 
     Raises:
         ConfigError: A probability outside of [0, 1].
     """
     if not 0.0 <= unclamped <= 1.0:
-        raise ConfigError(f"the probability of an unclamped FAPE must be 0 to 1, got {unclamped}")
+        raise ConfigError(f"the probability of an unclamped FAPE must be 0 to 1, found {unclamped}")
     return np.array(rng.random() >= unclamped, np.float32)

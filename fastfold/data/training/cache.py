@@ -1,13 +1,13 @@
-"""A folder that remembers parsed structures and alignments, so that each file is parsed once.
+"""Cache folder of parsed structures and alignments.
 
-An entry's file is named after a hash of the bytes that it was made from, so that a changed source is another
-entry. It holds the version of the parsers too: a fingerprint of their code, so that no old entry survives a
-change of theirs. Entries (:mod:`fastfold.data.training.cache_format`) are written next to their place and renamed: two
-writers of one entry write the same, and a killed one leaves nothing but a temporary file, which is removed
-later. A cache that cannot be written costs time, never a sample.
+An entry's file is named after a hash of the bytes of its sources, so a changed source has another entry. It also
+contains the version of the parsers, a fingerprint of their code, so that a change of the parsers invalidates entries.
+Entries (:mod:`fastfold.data.training.cache_format`) are written atomically: two writers of one entry write the same,
+and a killed one leaves only a temporary file, which is removed later. A cache that cannot be written costs time, but
+never a sample.
 
-A chain's entry holds its structure and its alignments. Of complexes the structure file and each alignment have
-entries of their own, since which alignments there are is only known once the structure has been read.
+A chain's entry contains its structure and its alignments. For complexes, the structure file and each alignment have
+separate entries, because the alignments are only known after the structure is read.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _PARSERS = (
     "fastfold.data.training.cache_format",
     "fastfold.data.training.templates",
 )
-"""Modules that decide what a parsed file looks like."""
+"""Modules that determine the result of parsing a file."""
 _TABLES = ("residue_constants.json",)
-"""Tables of :mod:`fastfold.protein` that they read."""
+"""Tables of :mod:`fastfold.protein` that these modules read."""
 
 T = TypeVar("T")
 
@@ -97,18 +97,18 @@ class CacheReport:
 
 
 class FeatureCache:
-    """Reads entries through a cache folder; safe with any number of processes, and picklable.
+    """Reader of entries through a cache folder; picklable and safe with any number of processes.
 
     Args:
-        directory: The folder; made if it does not exist.
-        version: Version of the parsers; their fingerprint by default.
+        directory: The folder; created if missing.
+        version: Version of the parsers; None for their fingerprint.
 
     Attributes:
-        hits: Entries that this object has found.
-        misses: Entries that it had to make.
+        hits: Number of entries found.
+        misses: Number of entries made.
 
     Raises:
-        OutputError: The folder cannot be made.
+        OutputError: The folder cannot be created.
     """
 
     def __init__(self, directory: PathLike, *, version: str | None = None) -> None:
@@ -126,10 +126,10 @@ class FeatureCache:
         self._remove_stale()
 
     def read(self, entry: Entry) -> EntryData:
-        """What :func:`fastfold.data.training.entry.read_entry` returns, from the cache where it is there.
+        """Return :func:`fastfold.data.training.entry.read_entry` of an entry, from the cache if present.
 
         Raises:
-            InputError: The entry has to be read and cannot be.
+            InputError: The entry is not in the cache and invalid.
         """
         data = self._cached(
             entry.id,
@@ -144,10 +144,10 @@ class FeatureCache:
         return replace(data, release_date=entry.release_date) if entry.release_date else data
 
     def template_hits(self, path: AlignmentFile, query: str) -> list[TemplateHit]:
-        """As :func:`fastfold.data.training.templates.read_candidates`, from the cache where they are there.
+        """Return :func:`fastfold.data.training.templates.read_candidates`, from the cache if present.
 
         Raises:
-            InputError: The hits have to be read and cannot be.
+            InputError: The hits are not in the cache and invalid.
         """
         return self._cached(
             path.name,
@@ -159,7 +159,7 @@ class FeatureCache:
         )
 
     def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
-        """The coevolution of a subset of an entry's alignment, from the cache where it is there.
+        """Return the coevolution of a subset of an entry's alignment, from the cache if present.
 
         Args:
             entry: The chain.
@@ -176,15 +176,15 @@ class FeatureCache:
         )
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """As :func:`fastfold.data.training.complex_entry.read_complex`, its files from the cache where they are there.
+        """Return :func:`fastfold.data.training.complex_entry.read_complex`, with files from the cache if present.
 
         Raises:
-            InputError: A file has to be read and cannot be.
+            InputError: A file is not in the cache and invalid.
         """
         return read_complex(entry, structure_reader=self._structure, msa_reader=self._msa)
 
     def _structure(self, path: Path) -> Structure:
-        """All chains of a file, its resolution and its date; nothing else of it is remembered."""
+        """Return all chains of a file, its resolution and its date; other data are not cached."""
         return self._cached(
             path.name,
             (path,),
@@ -214,15 +214,15 @@ class FeatureCache:
         pack: Callable[[T], Arrays],
         unpack: Callable[[Arrays], T],
     ) -> T:
-        """What is made of files, from the cache where it is there.
+        """Return an object made from files, from the cache if present.
 
         Args:
-            name: The entry's; serves people alone.
-            sources: The files.
-            asked: What is asked of them, told apart by its ``repr``.
-            make: Makes it.
-            pack: Turns it into arrays.
-            unpack: The inverse.
+            name: Name of the entry, for readers of the folder.
+            sources: Source files.
+            asked: Parameters of the object, distinguished by ``repr``.
+            make: Makes the object.
+            pack: Converts it to arrays.
+            unpack: Converts arrays to it.
         """
         digest = _digest(sources, asked)
         path = self.directory / digest[:2] / f"{safe_stem(name)}-{digest[:32]}.npz"
@@ -232,30 +232,30 @@ class FeatureCache:
             return unpack(arrays)
         self.misses += 1
         made = make()
-        if digest == _digest(sources, asked):  # else a source changed while it was read
+        if digest == _digest(sources, asked):  # otherwise a source changed while it was read
             self._save(path, cache_format.to_bytes(pack(made), self.version, digest))
         return made
 
     def report(self) -> CacheReport:
-        """Counts what is in the folder."""
+        """Count the entries of the folder."""
         sizes = [path.stat().st_size for path in self.directory.glob("??/*.npz")]
         return CacheReport(len(sizes), sum(sizes))
 
     def _load(self, path: Path, digest: str) -> Arrays | None:
-        """An entry's arrays; None where it is not there or has to be made again."""
+        """Load an entry's arrays; return None if it is missing or outdated."""
         try:
             return cache_format.from_bytes(path.read_bytes(), self.version, digest)
         except FileNotFoundError:
             return None
         except cache_format.OtherVersion:
-            # Which of many processes says so is decided by who makes this file.
+            # The process that creates this file logs the change.
             with contextlib.suppress(OSError):
                 (self.directory / _TEMPORARY / f"told-{self.version}").touch(exist_ok=False)
                 _log.warning(
                     "the cache %s was written by another version; its entries are made again", self.directory
                 )
         except (OSError, cache_format.Unusable) as error:
-            _log.warning("the cache entry %s cannot be read (%s) and is made again", path, error)
+            _log.warning("the cache entry %s cannot be read (%s); it is made again", path, error)
         return None
 
     def _save(self, path: Path, data: bytes) -> None:
@@ -270,13 +270,13 @@ class FeatureCache:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "the cache %s cannot be written (%s); what is missing there is parsed each time",
+                    "the cache %s cannot be written (%s); missing entries are parsed each time",
                     self.directory,
                     error.strerror or error,
                 )
 
     def _remove_stale(self) -> None:
-        """Removes what killed writers left; writing takes seconds, so that an hour is safe."""
+        """Remove files of killed writers; writing takes seconds, so those older than an hour are safe to remove."""
         for path in (self.directory / _TEMPORARY).iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -285,7 +285,7 @@ class FeatureCache:
 
 @functools.cache
 def parser_version() -> str:
-    """Fingerprint of the code and tables that decide what a parsed file looks like."""
+    """Return the fingerprint of the code and tables that determine the result of parsing."""
     digest = hashlib.sha256(str(cache_format.LAYOUT_VERSION).encode())
     for path in _parser_files():
         digest.update(path.name.encode() + path.read_bytes())
@@ -293,22 +293,22 @@ def parser_version() -> str:
 
 
 def _parser_files() -> list[Path]:
-    """Sources of the parsers, and the tables that they read; a module or a table that is missing is an error."""
+    """Return the sources of the parsers and their tables; a missing one is an error."""
     found = [importlib.import_module(name).__file__ for name in _PARSERS]
     tables = [str(resources.files("fastfold.protein").joinpath(name)) for name in _TABLES]
     paths = [Path(file) for file in (*found, *tables) if file is not None]
-    assert len(paths) == len(_PARSERS) + len(_TABLES), "a parser has no source"
+    assert len(paths) == len(_PARSERS) + len(_TABLES), "the source of a parser is missing"
     return paths
 
 
 def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
-    """Hash of the content and the kinds of files, and of what is read from them."""
+    """Hash the content and kinds of files, and the parameters of the object made from them."""
     digest = hashlib.sha256(repr((asked, [path.suffixes[-2:] for path in sources])).encode())
     for path in sources:
         try:
             content = path.read_bytes()
         except OSError:
-            content = b""  # parsing it gives an error with all that there is to say
+            content = b""  # parsing it raises an error with all details
         digest.update(len(content).to_bytes(8, "big"))
         digest.update(content)
     return digest.hexdigest()

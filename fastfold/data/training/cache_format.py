@@ -1,6 +1,6 @@
-"""What an entry of the cache looks like: an npz file without pickles, with its version and its sources' hash.
+"""File format of cache entries: npz without pickles, with a version and a hash of the sources.
 
-The zip's checksums tell damage. Atoms that are not there and columns without deletions take no space.
+The zip's checksums detect damage. Missing atoms and columns without deletions take no space.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.protein.structure import ChainStructure
 
-LAYOUT_VERSION = 1  # of the arrays below
+LAYOUT_VERSION = 1  # version of the arrays below
 
 Arrays = dict[str, np.ndarray]
 
 
 class Unusable(Exception):
-    """An entry that has to be made again."""
+    """Entry that must be made again."""
 
 
 class OtherVersion(Unusable):
-    """An entry that another version of the parsers made."""
+    """Entry of another version of the parsers."""
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], version: str, digest: str) -> bytes:
-    """A file of arrays that :func:`from_bytes` reads.
+    """Serialise arrays to a file for :func:`from_bytes`.
 
     Args:
-        arrays: Arrays by name, none of them ``version``.
+        arrays: Arrays by name, without ``version``.
         version: Version of the parsers.
-        digest: Digest of the sources.
+        digest: Hash of the sources.
     """
     buffer = io.BytesIO()
     np.savez(buffer, version=np.array([version, digest]), **dict(arrays))  # type: ignore[arg-type]
@@ -43,11 +43,11 @@ def to_bytes(arrays: Mapping[str, np.ndarray], version: str, digest: str) -> byt
 
 
 def from_bytes(content: bytes, version: str, digest: str) -> Arrays:
-    """The arrays of a file.
+    """Read the arrays of a file.
 
     Raises:
         OtherVersion: The entry was made by another version.
-        Unusable: The entry is damaged, or an entry of other sources.
+        Unusable: The entry is damaged, or belongs to other sources.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -59,16 +59,16 @@ def from_bytes(content: bytes, version: str, digest: str) -> Arrays:
                 raise OtherVersion
             arrays = dict(file)
         if arrays["version"][1] != digest:
-            raise Unusable("it is that of another chain")
+            raise Unusable("it belongs to another chain")
         return arrays
     except Unusable:
         raise
-    except Exception as error:  # whatever damage makes the zip and npy readers raise
+    except Exception as error:  # any error of the zip and npy readers
         raise Unusable(f"{type(error).__name__}: {error}") from None
 
 
 def chain_arrays(chain: ChainStructure) -> Arrays:
-    """Arrays of a chain."""
+    """Convert a chain to arrays."""
     observed = chain.mask > 0
     return {
         "chain_id": text_array(chain.chain_id),
@@ -81,7 +81,7 @@ def chain_arrays(chain: ChainStructure) -> Arrays:
 
 
 def chain_of(arrays: Mapping[str, np.ndarray]) -> ChainStructure:
-    """The inverse of :func:`chain_arrays`."""
+    """Convert arrays to a chain; inverse of :func:`chain_arrays`."""
     sequence = string_of(arrays["sequence"])
     length = len(sequence)
     observed = np.unpackbits(arrays["observed"], count=length * 37).reshape(length, 37).astype(bool)
@@ -100,7 +100,7 @@ def chain_of(arrays: Mapping[str, np.ndarray]) -> ChainStructure:
 
 
 def msa_arrays(msa: Msa) -> Arrays:
-    """Arrays of an alignment."""
+    """Convert an alignment to arrays."""
     where = np.flatnonzero(msa.deletions)
     return {
         "columns": np.array(msa.deletions.shape[1]),
@@ -111,7 +111,7 @@ def msa_arrays(msa: Msa) -> Arrays:
 
 
 def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
-    """The inverse of :func:`msa_arrays`."""
+    """Convert arrays to an alignment; inverse of :func:`msa_arrays`."""
     rows, length = string_of(arrays["rows"]), int(arrays["columns"])
     sequences = tuple(rows[start : start + length] for start in range(0, len(rows), length))
     deletions = np.zeros(len(rows), np.int32)
@@ -122,7 +122,7 @@ def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
 
 
 def coevolution_arrays(found: Coevolution) -> Arrays:
-    """Arrays of the coevolution of an alignment; scores keep eleven bits."""
+    """Convert the coevolution of an alignment to arrays; scores keep eleven bits."""
     scores = {} if found.scores is None else {"scores": found.scores.astype(np.float16)}
     return {
         "profile": found.profile,
@@ -133,7 +133,7 @@ def coevolution_arrays(found: Coevolution) -> Arrays:
 
 
 def coevolution_of(arrays: Mapping[str, np.ndarray]) -> Coevolution:
-    """The inverse of :func:`coevolution_arrays`."""
+    """Convert arrays to coevolution; inverse of :func:`coevolution_arrays`."""
     scores = arrays.get("scores")
     return Coevolution(
         None if scores is None else scores.astype(np.float32),
@@ -144,7 +144,7 @@ def coevolution_of(arrays: Mapping[str, np.ndarray]) -> Coevolution:
 
 
 def hits_arrays(hits: Sequence[TemplateHit]) -> Arrays:
-    """Arrays of the hits of a search for templates."""
+    """Convert template hits to arrays."""
     places = [place for hit in hits for place in (*hit.indices_query, *hit.indices_hit)]
     return {
         "names": text_array("\n".join(hit.name for hit in hits)),
@@ -158,7 +158,7 @@ def hits_arrays(hits: Sequence[TemplateHit]) -> Arrays:
 
 
 def hits_of(arrays: Mapping[str, np.ndarray]) -> list[TemplateHit]:
-    """The inverse of :func:`hits_arrays`."""
+    """Convert arrays to template hits; inverse of :func:`hits_arrays`."""
     names, letters = (string_of(arrays[key]).split("\n") for key in ("names", "letters"))
     places, start = arrays["places"].tolist(), 0
     hits = []
@@ -182,23 +182,23 @@ def hits_of(arrays: Mapping[str, np.ndarray]) -> list[TemplateHit]:
 
 
 def optional(value: float | None) -> np.ndarray:
-    """``[1]`` float64 of a number, ``[0]`` of None."""
+    """Convert a number to ``[1]`` float64, and None to ``[0]``."""
     return np.array([] if value is None else [value], np.float64)
 
 
 def number_or_none(array: np.ndarray) -> float | None:
-    """The inverse of :func:`optional`."""
+    """Convert an array to a number or None; inverse of :func:`optional`."""
     return float(array[0]) if len(array) else None
 
 
 def many(name: str, parts: list[Arrays]) -> Arrays:
-    """Arrays of several parts, and how many there are."""
+    """Pack the arrays of several parts and their number."""
     found = {f"{name}{i}/{key}": array for i, part in enumerate(parts) for key, array in part.items()}
     return {name: np.array(len(parts)), **found}
 
 
 def parts_of(name: str, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
-    """The inverse of :func:`many`."""
+    """Split a packed array into its parts; inverse of :func:`many`."""
     return [
         {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
         for prefix in (f"{name}{i}/" for i in range(int(arrays[name])))
@@ -206,10 +206,10 @@ def parts_of(name: str, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
 
 
 def text_array(value: str) -> np.ndarray:
-    """``[L]`` uint8 of a text."""
+    """Convert text to ``[L]`` uint8."""
     return np.frombuffer(value.encode("utf-8"), np.uint8)
 
 
 def string_of(value: np.ndarray) -> str:
-    """The inverse of :func:`text_array`."""
+    """Convert an array to text; inverse of :func:`text_array`."""
     return value.tobytes().decode("utf-8")

@@ -1,4 +1,4 @@
-"""One complex to train on: all protein chains of a structure file, each with its alignments."""
+"""Complex to train on: all protein chains of a structure file, each with its alignments."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fastfold.protein.structure import ChainStructure, Structure
 
 
 class ComplexMsas(NamedTuple):
-    """Alignments of one chain of a complex; their first rows are the chain.
+    """Alignments of one chain of a complex, whose first rows are the chain.
 
     Attributes:
-        unpaired: Used as they are.
-        paired: Whose rows are paired with those of the other chains by species (UniProt).
+        unpaired: Alignments without pairing.
+        paired: Alignments whose rows are paired with those of other chains by species (UniProt).
     """
 
     unpaired: tuple[Msa, ...] = ()
@@ -39,17 +39,19 @@ class ComplexMsas(NamedTuple):
 
 @dataclass(frozen=True)
 class ComplexEntry(Entry):
-    """All protein chains of a structure file; an :class:`Entry` whose sequence is that of its members in a row.
+    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members.
 
     Attributes:
-        members: The chains that the training set lists; the file may have more, which belong to the complex too.
+        members: Chains listed by the training set; other chains of the file also belong to the complex.
     """
 
     members: tuple[Entry, ...] = ()
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
-        """As :meth:`fastfold.data.training.entry.Entry.template_hits`; of chains with one sequence the first that has
-        hits shares them."""
+        """Return template hits like :meth:`fastfold.data.training.entry.Entry.template_hits`.
+
+        Chains with equal sequences share the hits of the first that has any.
+        """
         found: dict[str, AlignmentFile] = {}
         for chain, member in zip(chains, _members_of(self, chains), strict=True):
             if chain.sequence not in found:
@@ -59,19 +61,20 @@ class ComplexEntry(Entry):
 
     @property
     def has_template_hits(self) -> bool:
-        """Whether such a file is there for a member."""
+        """Return True if a member has a file of template hits."""
         return any(_hits(self, member.chain_id or "", member.sequence, member) for member in self.members)
 
 
 @dataclass(frozen=True, eq=False)
 class ComplexData:
-    """What the files of a complex hold.
+    """Content of a complex's files.
 
     Attributes:
         chains: Chains in the order of the file.
-        alignments: Alignments of each chain; chains of one sequence share theirs.
-        resolution: The structure's, in Å, or None: what the entry says, else what the file says.
-        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
+        alignments: Alignments of each chain; chains of equal sequence share theirs.
+        resolution: Resolution of the structure in Å, or None; from the entry, otherwise from the file.
+        release_date: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from
+            the file.
         hits: See :class:`fastfold.data.training.entry.EntryData`.
     """
 
@@ -83,12 +86,12 @@ class ComplexData:
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
-    """The complexes that chains belong to: chains of one structure file make one.
+    """Group chains by structure file to complexes.
 
-    A complex is called as its file, or as its only chain. Its weight is the sum over its different sequences of
-    ``min(1, copies / cluster_size)`` times the chain's own factor: together, the complexes of a cluster of chains
-    come as often as one chain of which there is no other, and a ring of twelve equal chains not twelve times as often
-    as one of them.
+    A complex has the name of its file, or of its only chain. Its weight is the sum over its different sequences of
+    ``min(1, copies / cluster_size)`` times the chain's own factor. Therefore the complexes of a cluster of chains
+    together are drawn as often as a single chain without relatives. A ring of twelve equal chains is not drawn twelve
+    times as often as a single chain.
 
     Args:
         entries: Chains of one training set.
@@ -130,11 +133,11 @@ def read_complex(
     structure_reader: Callable[[Path], Structure] = read_structure,
     msa_reader: Callable[[AlignmentFile, str], Msa] = read_chain_msa,
 ) -> ComplexData:
-    """Reads the structure of a complex and the alignments of its chains.
+    """Read the structure of a complex and the alignments of its chains.
 
-    Those of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
-    :mod:`fastfold.data.msa.find`, and under the name that the training set has for the chain. Of chains with one
-    sequence the first that has any shares them with the others.
+    Alignments of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
+    :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share the
+    alignments of the first that has any.
 
     Args:
         entry: The complex.
@@ -142,7 +145,7 @@ def read_complex(
         msa_reader: Reads an alignment of a sequence.
 
     Raises:
-        InputError: A file cannot be used, or an alignment is of another chain.
+        InputError: A file is invalid, or an alignment belongs to another chain.
     """
     structure = structure_reader(entry.structure)
     files: dict[str, ChainAlignments] = {}
@@ -165,7 +168,7 @@ def read_complex(
 
 
 def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Entry | None]:
-    """What the training set lists for each chain of the file."""
+    """Return the training set's entry of each chain of the file."""
     listed: dict[str | None, Entry] = {member.chain_id: member for member in entry.members}
     if len(chains) == 1:
         listed.setdefault(chains[0].chain_id, entry.members[0])
@@ -173,7 +176,7 @@ def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[E
 
 
 def _asked(chain_id: str, sequence: str, member: Entry | None) -> Chain:
-    """A chain by the names under which its alignments are looked up."""
+    """Return a chain with the names under which its alignments are looked up."""
     return Chain(chain_id, sequence, record=(member.alignment_name or member.id) if member else "")
 
 
@@ -195,8 +198,10 @@ def _hits(entry: ComplexEntry, chain_id: str, sequence: str, member: Entry | Non
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
-    """A predicted complex without the residues under a pLDDT; see
-    :func:`fastfold.data.training.entry.mask_low_plddt`."""
+    """Remove the residues of a predicted complex under a pLDDT.
+
+    See :func:`fastfold.data.training.entry.mask_low_plddt`.
+    """
     return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
 
 

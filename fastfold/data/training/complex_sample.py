@@ -1,8 +1,7 @@
-"""One training sample of a complex: features of every recycling iteration and labels, cropped at an interface.
+"""Training sample of a complex: features of every recycling iteration and labels, cropped at an interface.
 
-Chains stand in the order of the multimer features throughout: copies of a sequence together. Which copy of the
-experiment is which one of the prediction is only known after the network has run, so a sample brings along what the
-labels of its copies can be exchanged with.
+Chains are in the order of the multimer features: copies of a sequence are adjacent. The assignment of experimental
+copies to predicted ones is known only after the network has run, so a sample contains the labels of all copies.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
 COPIES = "copies/"
-"""Prefix of what a sample brings along for the exchange of equal chains: see :func:`complex_sample`."""
+"""Prefix of the data for the exchange of equal chains: see :func:`complex_sample`."""
 
 _CA = rc.atom_order["CA"]
 _ROWS = ("msa", "deletion_matrix", "msa_mask", "bert_mask", "cluster_bias_mask")
@@ -42,27 +41,28 @@ def complex_sample(
     resolution: float | None = None,
     templates: Mapping[str, Candidates] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Features and labels of a complex for a multimer network (Evans et al. 2021, doi:10.1101/2021.10.04.463034).
+    """Compute features and labels of a complex for a multimer network (Evans et al. 2021).
 
-    The alignment is cropped before its rows are drawn, unlike in the paper: a complex of thousands of residues would
-    be clustered for a crop of a few hundred. Rows that say nothing of any residue in the crop are left out.
+    The alignment is cropped before its rows are drawn, unlike in the paper (doi:10.1101/2021.10.04.463034), because
+    clustering a complex of thousands of residues for a small crop is slow. Rows without any residue in the crop are
+    left out.
 
     Args:
-        chains: The chains and their structures, ``N`` residues together.
+        chains: Chains with their structures, ``N`` residues together.
         alignments: Alignments of each chain; those of equal chains must be equal.
-        config: Config tree of a multimer network.
-        settings: See there.
-        rng: All that is random comes from here.
-        resolution: The structure's, in Å, if known.
-        templates: By sequence what templates are drawn from, once for all copies of a chain.
+        config: Configuration tree of a multimer network.
+        settings: Settings of the sample.
+        rng: Random generator.
+        resolution: Resolution of the structure in Å, if known.
+        templates: Candidate templates by sequence, drawn once for all copies of a chain.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
         ``n = min(N, crop_size)`` residues: float32 and int32, names as in AlphaFold. If a sequence in the crop has
-        copies, also ``copies/*``: ``residue [n]``, each cropped residue's place in its chain from 0; and for the
-        ``M`` residues of all chains, in the crop or not, whose labels these could get: ``all_atom_positions [M, 37,
-        3]`` (Å), ``all_atom_mask [M, 37]``, ``asym_id``, ``entity_id`` and ``residue_index [M]``, the last being such
-        a place.
+        copies, also ``copies/*``: ``residue [n]``, each cropped residue's place in its chain from 0. And, for the ``M``
+        residues whose labels these could get, in the crop or not: ``all_atom_positions [M, 37, 3]`` (Å),
+        ``all_atom_mask [M, 37]``, ``asym_id``, ``entity_id`` and ``residue_index [M]``, the place of the residue in its
+        chain.
 
     Raises:
         InputError: An alignment belongs to another chain, or a chain has no backbone.
@@ -105,7 +105,7 @@ def complex_sample(
 def in_feature_order(
     chains: Sequence[ChainStructure], alignments: Sequence[ComplexMsas]
 ) -> tuple[list[ChainStructure], list[ComplexMsas]]:
-    """Chains and their alignments in the order of the multimer features: copies of a sequence together."""
+    """Reorder chains and alignments to the multimer features' order, with adjacent copies."""
     order = chain_order([chain.sequence for chain in chains])
     return [chains[i] for i in order], [alignments[i] for i in order]
 
@@ -117,12 +117,14 @@ def merged_features(
     *,
     templates: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Merged features of a complex (:func:`fastfold.data.features.merging.merge_chains`), numbered as its structure is.
+    """Merge the features of a complex (:func:`fastfold.data.features.merging.merge_chains`).
+
+    Residues have the numbers of the structure.
 
     Args:
         chains: Chains in the order of the features.
-        alignments: Alignments of each chain; of chains with one sequence those of the first count.
-        augment: Takes rows out of an alignment that is not paired, once for all copies of a chain; None for not.
+        alignments: Alignments of each chain; chains of equal sequence use those of the first.
+        augment: Removes rows of an unpaired alignment, once for all copies of a chain; None for no augmentation.
         templates: Raw template features by sequence.
 
     Raises:
@@ -152,16 +154,15 @@ def merged_features(
 def neighbouring_chains(
     chains: Sequence[ChainStructure], most: int, rng: np.random.Generator
 ) -> tuple[int, ...]:
-    """Chains of a large assembly that are trained on together: one at random, and those nearest to it.
+    """Choose chains of a large assembly: one at random, and its nearest neighbours.
 
     Args:
-        chains: All.
-        most: Chains to take; a smaller complex is taken whole.
-        rng: Source of randomness: decides for the chain in the middle.
+        chains: All chains.
+        most: Number of chains; a smaller complex is kept whole.
+        rng: Random generator, for the first chain.
 
     Returns:
-        Sorted indices. The distance of two chains is that of their nearest alpha carbons; chains without any come
-        last.
+        Sorted indices. The distance of two chains is that of their nearest alpha carbons; chains without any come last.
     """
     if len(chains) <= most:
         return tuple(range(len(chains)))
@@ -173,7 +174,7 @@ def neighbouring_chains(
 
 
 def _nearest(one: np.ndarray, other: np.ndarray) -> float:
-    """Smallest squared distance between points ``[A, 3]`` and ``[B, 3]``; infinite where there are none."""
+    """Compute the smallest squared distance between points ``[A, 3]`` and ``[B, 3]``; infinite if empty."""
     least = np.inf
     for rows in row_blocks(len(one)) if len(other) else ():
         apart = one[rows, None] - other
@@ -184,10 +185,10 @@ def _nearest(one: np.ndarray, other: np.ndarray) -> float:
 def copies_of_residues(
     merged: dict[str, np.ndarray], positions: np.ndarray, mask: np.ndarray, crop: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The atoms that cropped residues have in any copy of their chain; nothing if no chain has a copy.
+    """Return the atoms of cropped residues in all copies of their chain; empty without copies.
 
-    Residues of copies correspond by their place in the sequence, since without SEQRES two copies of a chain may be
-    numbered differently.
+    Residues of copies correspond by their place in the sequence, because copies may be numbered differently without
+    SEQRES.
 
     Args:
         merged: Merged features of the whole complex.
@@ -196,13 +197,13 @@ def copies_of_residues(
         crop: ``[n]`` residues of the sample.
 
     Returns:
-        See :func:`complex_sample`.
+        Data described in :func:`complex_sample`.
     """
     asym, entity = merged["asym_id"], merged["entity_id"]
     if (merged["sym_id"][np.isin(entity, entity[crop])] == 1).all():
         return {}
     place = (np.arange(len(asym)) - np.searchsorted(asym, asym)).astype(np.int32)
-    residue = entity.astype(np.int64) * len(asym) + place  # the same number in all copies
+    residue = entity.astype(np.int64) * len(asym) + place  # equal in all copies
     rows = np.flatnonzero(np.isin(residue, residue[crop]))
     return {
         "residue": place[crop],
@@ -227,7 +228,7 @@ def _draw_crop(
 
 
 def _cropped_rows(merged: dict[str, np.ndarray], crop: np.ndarray) -> dict[str, np.ndarray]:
-    """Merged features of the residues in a crop, and of the rows that belong to the chains of any of them."""
+    """Return merged features of a crop's residues, with the rows that belong to its chains."""
     cropped = crop_features(merged, crop)
     rows = cropped["bert_mask"].any(axis=1)
     return cropped | {name: cropped[name][rows] for name in _ROWS}

@@ -1,7 +1,7 @@
-"""Training crops: which residues to take, and taking them from every feature.
+"""Training crops: choose residues, and take them from every feature.
 
-A crop is a sorted array of residue indices. The functions that draw one know nothing of features;
-:func:`crop_features` knows nothing of how the crop was drawn.
+A crop is a sorted array of residue indices. Functions that draw a crop do not depend on features, and
+:func:`crop_features` does not depend on the way a crop is drawn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_RESIDUES = """
     resolution use_clamped_fape random_crop_to_size_seed
 """
 _PAIRS = ("coevolution_pair",)
-_CONSTANT = ("seq_length", "num_alignments")  # one number, which raw features repeat for every residue
+_CONSTANT = ("seq_length", "num_alignments")  # one number, repeated for every residue in raw features
 
 RESIDUE_AXIS: dict[str, int | None] = {
     **dict.fromkeys((_SEQUENCE + _LABELS).split(), 0),
@@ -47,21 +47,22 @@ RESIDUE_AXIS: dict[str, int | None] = {
     **dict.fromkeys((_ALIGNMENT + _TEMPLATES).split(), 1),
     **dict.fromkeys(_NO_RESIDUES.split(), None),
 }
-"""Feature name to the axis of residues, counted after any leading axes; None where there is none. Raw features,
-merged features of a complex, features of the networks and labels are all here. Features of pairs have a second such
-axis after it."""
+"""Axis of residues by feature name, counted after any leading axes; None for no such axis.
+
+The table contains raw features, merged features of a complex, features of the networks, and labels. Features of pairs
+have a second such axis after it.
+"""
 
 
 def contiguous_crop(length: int, size: int, rng: np.random.Generator, *, clamped: bool = True) -> np.ndarray:
-    """Residues of one chain without a gap (supplement, section 1.2.8).
+    """Draw contiguous residues of one chain (supplement, section 1.2.8).
 
     Args:
-        length: The chain's number of residues.
-        size: Residues to take; a shorter chain is taken whole.
-        rng: Source of randomness.
-        clamped: Whether the sample's FAPE is clamped. Then all starts are equally likely; the start of an
-            unclamped sample is drawn below an upper end that is itself drawn evenly, hence lies rather near the
-            chain's start.
+        length: Number of residues of the chain.
+        size: Number of residues to take; a shorter chain is taken whole.
+        rng: Random generator.
+        clamped: True if the sample's FAPE is clamped. Then the start is uniform. Otherwise the start is drawn below an
+            upper end that is itself drawn uniformly, and is therefore nearer to the chain's start.
 
     Returns:
         ``[min(length, size)]`` int64, sorted.
@@ -75,18 +76,18 @@ def contiguous_crop(length: int, size: int, rng: np.random.Generator, *, clamped
 
 
 def contiguous_crop_of_chains(asym_id: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """One piece without a gap from each of the chains of a complex (AlphaFold-Multimer, Algorithm 1).
+    """Draw one contiguous piece of each chain of a complex (AlphaFold-Multimer, Algorithm 1).
 
-    Chains are visited in random order. Each gets as much of the room that is left as a draw decides, but so much
-    at least that the chains after it can fill the rest: the crop has its full size.
+    Chains are visited in random order. Each gets a random part of the remaining size, at least as much as the later
+    chains cannot fill, so that the crop has its full size.
 
     Args:
-        asym_id: ``[N]`` chain of each residue; a chain's residues stand together.
-        size: Residues to take; a smaller complex is taken whole.
-        rng: Source of randomness.
+        asym_id: ``[N]`` chain of each residue; a chain's residues are adjacent.
+        size: Number of residues to take; a smaller complex is taken whole.
+        rng: Random generator.
 
     Returns:
-        ``[min(N, size)]`` int64, sorted. Chains that the draw gave no room are left out.
+        ``[min(N, size)]`` int64, sorted. Chains whose draw is zero are left out.
     """
     _check_size(size)
     room, behind = min(size, len(asym_id)), len(asym_id)
@@ -110,19 +111,19 @@ def spatial_crop(
     *,
     cutoff: float = 10.0,
 ) -> np.ndarray:
-    """The residues around one at an interface between chains (AlphaFold-Multimer, Algorithm 2).
+    """Draw the residues around one at an interface between chains (AlphaFold-Multimer, Algorithm 2).
 
     Args:
-        asym_id: ``[N]`` chain of each residue; a chain's residues stand together.
+        asym_id: ``[N]`` chain of each residue; a chain's residues are adjacent.
         ca_positions: ``[N, 3]`` alpha carbons in Å; read only where the mask is not 0.
         ca_mask: ``[N]``.
-        size: Residues to take; a smaller complex is taken whole.
-        rng: Source of randomness: decides for the residue in the centre.
-        cutoff: Alpha carbons of two chains that are closer than this, in Å, are at an interface.
+        size: Number of residues to take; a smaller complex is taken whole.
+        rng: Random generator, for the central residue.
+        cutoff: Distance in Å below which alpha carbons of two chains form an interface.
 
     Returns:
-        ``[min(N, size)]`` int64, sorted: the residues nearest to the centre, unresolved ones after all others. A
-        structure without an interface is cropped by :func:`contiguous_crop_of_chains`.
+        ``[min(N, size)]`` int64, sorted: the residues nearest to the centre, unresolved ones last. A structure without
+        an interface is cropped by :func:`contiguous_crop_of_chains`.
     """
     _check_size(size)
     resolved = np.asarray(ca_mask) > 0
@@ -131,7 +132,7 @@ def spatial_crop(
     if not len(interface):
         return contiguous_crop_of_chains(asym_id, size, rng)
     distance = np.linalg.norm(positions - positions[rng.choice(interface)], axis=-1)
-    # Copies of a chain can stand at exactly equal distances: a thousandth of an Å per residue decides.
+    # Copies of a chain can be at equal distances: a thousandth of an Å per residue breaks ties.
     order = np.where(resolved, distance, np.inf) + 1e-3 * np.arange(len(positions))
     return np.sort(np.argsort(order, kind="stable")[:size])
 
@@ -139,23 +140,22 @@ def spatial_crop(
 def crop_features(
     features: Mapping[str, np.ndarray], indices: np.ndarray, *, leading: int = 0
 ) -> dict[str, np.ndarray]:
-    """The features of the residues in a crop alone.
+    """Return the features of the residues in a crop.
 
-    ``residue_index`` keeps its values, so that the network knows where pieces were cut out. Cropping raw features
-    before the rows of the alignment are drawn saves the time of clustering what is thrown away; the paper crops
-    after it.
+    ``residue_index`` keeps its values, so that the network sees the gaps between pieces. Cropping raw features before
+    drawing alignment rows saves the time of clustering discarded columns; the paper crops afterwards.
 
     Args:
         features: Features and labels by their names in :data:`RESIDUE_AXIS`.
         indices: ``[n]`` residues to keep, sorted.
-        leading: Number of axes before the usual ones, for example 1 if each feature has an axis of cycles.
+        leading: Number of additional leading axes, for example 1 for an axis of cycles.
 
     Returns:
-        All features; those without residues are the same arrays.
+        All features; those without an axis of residues are the same arrays.
 
     Raises:
-        InputError: A feature that the table doesn't have, two features of different numbers of residues, or an
-            index that is not below that number.
+        InputError: A feature is not in the table, two features have different numbers of residues, or an index is out
+            of range.
     """
     indices = np.asarray(indices)
     cropped: dict[str, np.ndarray] = {}
@@ -170,7 +170,9 @@ def crop_features(
             continue
         axis += leading
         if axis >= value.ndim:
-            raise InputError(f"feature {name!r} has shape {list(value.shape)}, which has no axis of residues")
+            raise InputError(
+                f"expected an axis of residues in feature {name!r}, found shape {list(value.shape)}"
+            )
         sizes.setdefault(value.shape[axis], name)
         if len(sizes) > 1:
             (one, first), (other, second) = sizes.items()
@@ -191,23 +193,22 @@ def _residue_axis(name: str, ndim: int) -> int | None:
         return 0 if ndim else None
     if name not in RESIDUE_AXIS:
         raise InputError(
-            f"feature {name!r} cannot be cropped: the table of features does not say which of its axes is that of "
-            "the residues"
+            f"feature {name!r} cannot be cropped: its axis of residues is not in the table of features"
         )
     return RESIDUE_AXIS[name]
 
 
 def _check_size(size: int) -> None:
     if size < 1:
-        raise InputError(f"a crop needs at least one residue, got a size of {size}")
+        raise InputError(f"a crop needs at least one residue, found a size of {size}")
 
 
 def _at_interface(
     asym_id: np.ndarray, positions: np.ndarray, resolved: np.ndarray, cutoff: float
 ) -> np.ndarray:
-    """``[N]`` bool: resolved residues with a resolved residue of another chain closer than the cutoff."""
+    """Return ``[N]`` bool: residues closer than the cutoff to a residue of another chain, if resolved."""
     found = np.zeros(len(asym_id), bool)
-    for rows in row_blocks(len(asym_id)):  # all pairs at once would take gigabytes for a large complex
+    for rows in row_blocks(len(asym_id)):  # in blocks, because all pairs of a large complex take gigabytes
         apart = positions[rows, None] - positions
         near = np.einsum("ijk,ijk->ij", apart, apart) < cutoff**2
         others = (asym_id[rows, None] != asym_id) & resolved[rows, None] & resolved

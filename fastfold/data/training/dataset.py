@@ -1,9 +1,9 @@
-"""What is trained on: a list of chains with their structure files and alignments, found in a folder.
+"""Find the chains of a training set, with structure files and alignments, in a folder.
 
-Two layouts are known. *OpenFold*: ``mmcifs/<id>.cif``, ``alignments/<id>_<chain>/*.a3m|*.sto`` and
-``chain_data_cache.json``, which OpenFold's scripts write. *Folder*: structure files, ``msas/<name>.a3m``, and an
-optional ``index.tsv``. Structures are PDB or mmCIF, everything may end in ``.gz``. What the tables do not
-tell (a chain's sequence, for example) is read from the structure itself.
+There are two layouts. *OpenFold*: ``mmcifs/<id>.cif``, ``alignments/<id>_<chain>/*.a3m|*.sto`` and
+``chain_data_cache.json``, written by OpenFold's scripts. *Folder*: structure files, ``msas/<name>.a3m``, and an
+optional ``index.tsv``. Structures are PDB or mmCIF; all files may end in ``.gz``. Data that are missing in the tables
+(such as a chain's sequence) are read from the structure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import FileSlice, PathLike
 
 WHOLE_SPLIT = "train"
-"""A folder without splits is all of this one."""
+"""Split of a folder without splits."""
 
 _STRUCTURE_ENDINGS = (".pdb", ".ent", ".cif", ".mmcif")
 
@@ -46,7 +46,7 @@ class Dataset(Sequence[Entry]):
 
     Attributes:
         entries: The chains.
-        unreadable: Names and reasons of structures that were found but cannot be used.
+        unreadable: Names and reasons of invalid structures.
     """
 
     entries: tuple[Entry, ...]
@@ -74,34 +74,34 @@ def open_dataset(
     alignments: PathLike | None = None,
     duplicates: PathLike | None = None,
 ) -> Dataset:
-    """Finds the chains in a folder.
+    """Find the chains of a folder.
 
     Args:
-        directory: The folder; or a single structure file, whose chains are all there is.
+        directory: The folder; or a single structure file with all chains of the set.
         layout: ``folder`` or ``openfold``.
-        split: Take this split alone: a value of the column ``split`` of ``index.tsv``, or a sub-folder. A
-            folder without splits is all of split ``train``.
+        split: Split to use: a value of the column ``split`` of ``index.tsv``, or a sub-folder. A folder without splits
+            belongs to split ``train``.
         source: ``experimental``, or ``distillation`` for predicted structures with pLDDT as B-factors.
-        oversample: Factors of the sampling weight by name: an entry's whole name, or its beginning up to a
-            ``_`` (``1ten`` for ``1ten_A``).
-        depth_weights: Factors of the sampling weight by alignment depth: number of rows to the factor of chains that
-            have as many or more (up to the next number).
-        alignments: Folder of alignments, or the index of an alignment database
-            (:class:`fastfold.data.msa.database.AlignmentDatabase`); by default the folder that belongs to the layout.
-        duplicates: Layout ``openfold``: table of chains that share the alignments of one
-            (:func:`fastfold.data.training.index_tables.read_duplicates`); by default ``duplicate_pdb_chains.txt`` of
-            the folder, if there is one.
+        oversample: Factors of the sampling weight by name: an entry's whole name, or its part before a ``_`` (``1ten``
+            for ``1ten_A``).
+        depth_weights: Factors of the sampling weight by alignment depth: a number of rows, with the factor of chains
+            with at least that many (up to the next number).
+        alignments: Folder of alignments, or index of an alignment database
+            (:class:`fastfold.data.msa.database.AlignmentDatabase`); None for the layout's own folder.
+        duplicates: For layout ``openfold``: table of chains that share alignments
+            (:func:`fastfold.data.training.index_tables.read_duplicates`); None for ``duplicate_pdb_chains.txt`` of the
+            folder, if it exists.
 
     Raises:
-        ConfigError: The folder, or one of the others, does not exist or holds nothing to train on, the split does not
-            exist, or a name to oversample is not there.
+        ConfigError: The folder, or another path, does not exist or contains no chain to train on; the split does not
+            exist; or a name in ``oversample`` is unknown.
         InputError: A table cannot be read.
     """
     root = Path(directory)
     if not root.exists():
         raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")
     if layout not in _EXPECTED:
-        raise ConfigError(f"layout {layout!r} is not known; it is one of {', '.join(_EXPECTED)}")
+        raise ConfigError(f"unknown layout {layout!r}; expected one of {', '.join(_EXPECTED)}")
     if duplicates is not None and layout != "openfold":
         raise ConfigError("data.duplicates belongs to data.layout=openfold; leave it out, or set the layout")
     given = _open_alignments(alignments)
@@ -118,8 +118,8 @@ def open_dataset(
     if not entries:
         first = "".join(f"\n  {name}: {reason}" for name, reason in unreadable[:3])
         raise ConfigError(
-            f"there is no structure to train on in {str(root)!r} (layout {layout}, split {split})"
-            + (f"; {len(unreadable)} cannot be used:{first}" if unreadable else f"; {_EXPECTED[layout]}")
+            f"{str(root)!r} contains no structure to train on (layout {layout}, split {split})"
+            + (f"; {len(unreadable)} are invalid:{first}" if unreadable else f"; {_EXPECTED[layout]}")
         )
     sizes = Counter(entry.cluster for entry in entries if entry.cluster)
     entries = [
@@ -135,7 +135,7 @@ def open_dataset(
 
 @dataclass(frozen=True)
 class _Found:
-    """A structure file, and what a table says about the chain in it."""
+    """Structure file, with a table's data about the chain in it."""
 
     id: str
     structure: Path | None
@@ -145,12 +145,12 @@ class _Found:
     database: AlignmentDatabase | None = None
 
     def files(self, name: str) -> tuple[FileSlice, ...] | None:
-        """Files that the database has for a chain in it; None without a database, or if it has none."""
+        """Return the database's files of a chain; None without a database or files."""
         return None if self.database is None else self.database.get(self.alignment_name or name)
 
 
 _Alignments = Path | AlignmentDatabase | None
-"""Where alignments lie, if the user says it."""
+"""Alignments in a place given by the user."""
 
 
 def _open_alignments(path: PathLike | None) -> _Alignments:
@@ -165,26 +165,26 @@ def _open_alignments(path: PathLike | None) -> _Alignments:
 
 
 def _placed(found: _Found, alignments: _Alignments) -> _Found:
-    """What was found, with its alignments from where the user says they are."""
+    """Add the alignments from the place given by the user."""
     if isinstance(alignments, AlignmentDatabase):
         return replace(found, alignment_dir=None, database=alignments)
     return found if alignments is None else replace(found, alignment_dir=alignments)
 
 
 _EXPECTED = {
-    "folder": "expected are files *.pdb, *.cif (or with .gz after it), there or in a sub-folder of the split's name",
-    "openfold": "expected are mmcifs/<id>.cif and alignments/<id>_<chain>/",
+    "folder": "expected files *.pdb, *.cif (or with .gz after it), there or in a sub-folder of the split's name",
+    "openfold": "expected mmcifs/<id>.cif and alignments/<id>_<chain>/",
 }
 
 
 def _from_file(path: Path, alignments: _Alignments) -> Iterator[_Found]:
-    """The chains of one file, with alignments in a folder ``msas`` next to it."""
+    """Yield the chains of one file, with alignments in a folder ``msas`` next to it."""
     name = os.path.splitext(path.name.removesuffix(".gz"))[0]
     yield _placed(_Found(name, path, _folder_or_none(path.parent / "msas"), ChainRecord()), alignments)
 
 
 def _from_folder(root: Path, split: str | None, alignments: _Alignments) -> Iterator[_Found]:
-    """Chains of a plain folder, by its index or else by its files."""
+    """Yield the chains of a plain folder, from its index or its files."""
     msas = _folder_or_none(root / "msas")
     index = root / "index.tsv"
     if index.is_file():
@@ -206,13 +206,13 @@ def _from_folder(root: Path, split: str | None, alignments: _Alignments) -> Iter
 def _from_openfold(
     root: Path, split: str | None, given: _Alignments, duplicates: PathLike | None
 ) -> Iterator[_Found]:
-    """Chains that have alignments and their duplicates, or all of ``chain_data_cache.json`` where there are none."""
+    """Yield chains with alignments and their duplicates, or all of ``chain_data_cache.json`` without any."""
     wanted = _check_split(
         root, split, [name for name in (split,) if name and (root / name / "mmcifs").is_dir()]
     )
     base = root / wanted if wanted else root
     if not (base / "mmcifs").is_dir():
-        raise ConfigError(f"the folder {str(base)!r} has no folder 'mmcifs'; {_EXPECTED['openfold']}")
+        raise ConfigError(f"the folder {str(base)!r} lacks a folder 'mmcifs'; {_EXPECTED['openfold']}")
     files = _structure_files(base / "mmcifs")
     cache = base / "chain_data_cache.json"
     records = read_chain_data_cache(cache) if cache.is_file() else {}
@@ -229,7 +229,7 @@ def _from_openfold(
     if table.is_file():
         names |= _duplicates(read_duplicates(table), names)
     for name, shared in sorted(names.items()):
-        # A predicted structure is one chain, named as its file.
+        # A predicted structure is one chain with the name of its file.
         stem, _, chain_id = (name, "", "") if name in files else name.rpartition("_")
         record = replace(records.get(name, ChainRecord()), chain_id=chain_id)
         folder = alignments if isinstance(alignments, Path) else None
@@ -237,7 +237,7 @@ def _from_openfold(
 
 
 def _duplicates(groups: Sequence[Sequence[str]], names: Mapping[str, str]) -> dict[str, str]:
-    """For each chain without alignments the first of its group that has some; groups without any have no chains."""
+    """Map each chain without alignments to the first of its group that has some, if any."""
     found: dict[str, str] = {}
     for group in groups:
         first = next((name for name in group if name in names), None)
@@ -247,13 +247,13 @@ def _duplicates(groups: Sequence[Sequence[str]], names: Mapping[str, str]) -> di
 
 
 def _check_split(root: Path, split: str | None, there: Sequence[str]) -> str | None:
-    """The split to select, or None for everything."""
+    """Return the split to select, or None for all."""
     if split is None or (split == WHOLE_SPLIT and not there):
         return None
     if split not in there:
         known = f"it has {', '.join(there)}" if there else "it has no splits"
         raise ConfigError(
-            f"the data folder {str(root)!r} has no split {split!r}: {known}; choose one, or null"
+            f"the data folder {str(root)!r} lacks the split {split!r}: {known}; choose one, or null"
         )
     return split
 
@@ -263,10 +263,10 @@ def _folder_or_none(path: Path) -> Path | None:
 
 
 def _structure_files(folder: Path) -> dict[str, Path]:
-    """Structure files of a folder by name without endings; plain ones before packed ones."""
+    """Return the structure files of a folder by name without suffixes, plain ones before compressed ones."""
     files: dict[str, Path] = {}
     if folder.is_dir():
-        # A pipe would be waited for.
+        # Opening a pipe would block.
         for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_file()):
             stem, ending = os.path.splitext(name.removesuffix(".gz"))
             if ending.lower() in _STRUCTURE_ENDINGS and not name.startswith("."):
@@ -275,13 +275,13 @@ def _structure_files(folder: Path) -> dict[str, Path]:
 
 
 def _complete(found: Iterator[_Found]) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Entries of all chains found; where no table has the sequence, the structure is read."""
+    """Return entries of all chains; a structure is read if no table has its sequence."""
     entries: list[Entry] = []
     unreadable: list[tuple[str, str]] = []
     num_read = 0
     for item in found:
         if item.structure is None:
-            unreadable.append((item.id, "there is no structure file of that name"))
+            unreadable.append((item.id, "the structure file of that name is missing"))
         elif item.record.sequence:
             entries.append(_entry(item, item.structure))
         else:
@@ -292,10 +292,11 @@ def _complete(found: Iterator[_Found]) -> tuple[list[Entry], list[tuple[str, str
                 unreadable.append((item.id, str(error)))
     if num_read > 1000:
         _log.info(
-            "%d structures had to be read for their sequences; a table of them would spare that", num_read
+            "%d structures had to be read for their sequences; a table of sequences would avoid that",
+            num_read,
         )
     if unreadable:
-        _log.warning("%d structures cannot be used; the first is %s: %s", len(unreadable), *unreadable[0])
+        _log.warning("%d structures are invalid; the first is %s: %s", len(unreadable), *unreadable[0])
     return sorted(entries, key=lambda entry: entry.id), unreadable
 
 
@@ -322,7 +323,7 @@ def _entry(item: _Found, structure: Path, **changes: Any) -> Entry:
 
 
 def _entries_from_file(item: _Found, path: Path) -> list[Entry]:
-    """One entry per chain of a file, or the one that is named."""
+    """Return one entry per chain of a file, or that of the named chain."""
     structure = read_structure(path)
     chains: Sequence[ChainStructure] = structure.chains
     if item.record.chain_id:
@@ -346,7 +347,7 @@ def _oversampled(entries: list[Entry], factors: Mapping[str, float]) -> list[Ent
     weights = np.ones(len(entries))
     for name, factor in factors.items():
         if not factor > 0 or not np.isfinite(factor):
-            raise ConfigError(f"the factor of oversample {name!r} must be positive, but is {factor}")
+            raise ConfigError(f"the factor of oversample {name!r} must be positive, found {factor}")
         chosen = [entry.id == name or entry.id.startswith(f"{name}_") for entry in entries]
         if not any(chosen):
             names = {entry.id for entry in entries} | {entry.id.partition("_")[0] for entry in entries}
@@ -358,13 +359,13 @@ def _oversampled(entries: list[Entry], factors: Mapping[str, float]) -> list[Ent
 
 
 def _by_depth(entries: list[Entry], factors: Mapping[int, float]) -> list[Entry]:
-    """Entries weighted by the depth of their alignments; unreadable alignments are found out when they are drawn."""
+    """Weight entries by the depth of their alignments; invalid alignments are reported when they are drawn."""
     if not factors:
         return entries
     for rows, factor in factors.items():
         if rows < 0 or not 0 < factor < np.inf:
             raise ConfigError(
-                f"depth_weights must map numbers of rows to positive factors, not {rows} to {factor}"
+                f"depth_weights must map numbers of rows to positive factors, found {rows}: {factor}"
             )
     starts = sorted(factors)
     weighted = []

@@ -1,4 +1,4 @@
-"""One chain to train on: where its files are, and what they hold."""
+"""Chain to train on: its files, and their content."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _MAX_RENAMED = 0.05
 
 @dataclass(frozen=True)
 class Entry:
-    """One chain to train on.
+    """Chain to train on.
 
     Attributes:
-        id: Its name in logs, and that of its alignment.
+        id: Name in logs, and of its alignment.
         structure: File of its structure.
         sequence: ``N`` letters.
-        chain_id: Its name in the file; None for the only chain there.
-        alignment_dir: Folder in which its alignment is looked up, or None.
-        alignment_name: Name of the chain whose alignments are its own too, or an empty string if these bear its ``id``.
-        alignment_files: Its alignments and template hits inside a database; they are not looked up then.
+        chain_id: Name in the file; None for the only chain there.
+        alignment_dir: Folder of its alignment, or None.
+        alignment_name: Name of the chain whose alignments it shares, or an empty string for its ``id``.
+        alignment_files: Its alignments and template hits in a database, which replace those in a folder.
         cluster: Name of its sequence cluster, or an empty string.
-        cluster_size: Chains in that cluster, 1 where clusters are not known.
-        resolution: The structure's, in Å, or None where it is not known.
+        cluster_size: Number of chains in that cluster; 1 if unknown.
+        resolution: Resolution of the structure in Å, or None if unknown.
         release_date: ``YYYY-MM-DD``, or an empty string.
-        resolved: Share of residues with a CA position, or None where the file has not been read.
-        msa_rows: Rows of its alignments if a table says, or None.
+        resolved: Share of residues with a CA position, or None if the file has not been read.
+        msa_rows: Number of rows of its alignments from a table, or None.
         weight: Factor of its sampling probability.
         source: ``experimental`` or ``distillation`` (a predicted structure).
         record: Number of its record in a packed set (:mod:`fastfold.data.training.packed`), or None.
@@ -69,19 +69,19 @@ class Entry:
     record: int | None = None
 
     def __len__(self) -> int:
-        """Number of residues."""
+        """Return the number of residues."""
         return len(self.sequence)
 
     @property
     def has_plddt(self) -> bool:
-        """Whether the B-factors of the structure are pLDDT values, by which residues are masked."""
+        """True if the structure's B-factors are pLDDT values, by which residues are masked."""
         return self.source == DISTILLATION
 
     def alignments(self) -> tuple[AlignmentFile, ...]:
-        """Its alignment files, in the order in which they are read; empty for single-sequence mode.
+        """Return its alignment files in the order of reading; empty for single-sequence mode.
 
         Raises:
-            InputError: There is a folder for it without an alignment in it.
+            InputError: Its folder contains no alignment.
         """
         if self.alignment_files is not None:
             return tuple(sorted_alignments(self.alignment_files).unpaired)
@@ -90,7 +90,7 @@ class Entry:
         return tuple(find_alignments(self.alignment_dir, self.alignment_name or self.id).unpaired)
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
-        """By sequence, the file with the hits of a search for templates that lies beside the alignments.
+        """Return the files of template hits next to the alignments, by sequence.
 
         Args:
             chains: The chains of the entry.
@@ -103,7 +103,7 @@ class Entry:
 
     @property
     def has_template_hits(self) -> bool:
-        """Whether such a file is there."""
+        """Return True if it has a file of template hits."""
         return bool(self._hits())
 
     def _hits(self) -> Sequence[AlignmentFile]:
@@ -115,12 +115,12 @@ class Entry:
 
 
 def alignment_depth(entry: Entry) -> int:
-    """Rows of an entry's alignments together, the query's included; 0 without one.
+    """Return the number of alignment rows of an entry, including the query; 0 without alignment.
 
-    They are counted where no table says.
+    The rows are counted if no table has the number.
 
     Raises:
-        InputError: An alignment cannot be used.
+        InputError: An alignment is invalid.
     """
     if entry.msa_rows is not None:
         return entry.msa_rows
@@ -129,14 +129,15 @@ def alignment_depth(entry: Entry) -> int:
 
 @dataclass(frozen=True, eq=False)
 class EntryData:
-    """What the files of an entry hold.
+    """Content of an entry's files.
 
     Attributes:
         chain: Its structure.
-        alignments: Their first rows are the chain.
-        resolution: The structure's, in Å, or None: what the entry says, else what the file says.
-        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
-        hits: Template hits by sequence where they were read together with the rest (a packed set), else None.
+        alignments: Alignments whose first rows are the chain.
+        resolution: Resolution of the structure in Å, or None; from the entry, otherwise from the file.
+        release_date: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from
+            the file.
+        hits: Template hits by sequence, if they were read together with the rest (a packed set), otherwise None.
     """
 
     chain: ChainStructure
@@ -147,15 +148,15 @@ class EntryData:
 
     @property
     def chains(self) -> tuple[ChainStructure, ...]:
-        """The chain, as the only one."""
+        """The chain in a tuple."""
         return (self.chain,)
 
 
 def read_entry(entry: Entry) -> EntryData:
-    """Reads an entry's structure and alignments.
+    """Read an entry's structure and alignments.
 
     Raises:
-        InputError: A file cannot be used, the chain is not in it, or an alignment is of another chain.
+        InputError: A file is invalid, the chain is missing in it, or an alignment belongs to another chain.
     """
     structure = read_structure(entry.structure)
     chain = select_chain(structure, entry)
@@ -165,18 +166,18 @@ def read_entry(entry: Entry) -> EntryData:
 
 
 def read_chain_msa(path: PathLike, sequence: str) -> Msa:
-    """Reads an alignment that was made for a chain of a structure.
+    """Read an alignment of a structure's chain.
 
-    Programs differ in how they write modified residues (as X, or as one parent or another) and in whether a
-    ligand at the chain's end is one. So an alignment counts as that of the chain even if up to 5% of the first
-    row's letters differ, or if X follow where the chain has ended; the first row then becomes the chain.
+    Programs write modified residues differently (as X, or as different parents), and treat a ligand at the chain's end
+    differently. Therefore up to 5% of the first row's letters may differ, and X may follow the chain's end. The first
+    row is then replaced by the chain.
 
     Args:
-        path: The file.
-        sequence: The chain's, ``N`` letters.
+        path: Path of the file.
+        sequence: Sequence of the chain, ``N`` letters.
 
     Raises:
-        InputError: The file cannot be used, or is an alignment of another chain.
+        InputError: The file is invalid, or belongs to another chain.
     """
     msa = read_msa(path)
     length = len(sequence)
@@ -189,12 +190,11 @@ def read_chain_msa(path: PathLike, sequence: str) -> Msa:
 
 
 def mask_low_plddt(chain: ChainStructure, minimum: float) -> ChainStructure:
-    """The chain without the residues of a predicted structure that the prediction was not sure of.
+    """Remove the residues of a predicted structure with low confidence.
 
     Args:
-        chain: Its B-factors are pLDDT values from 0 to 100.
-        minimum: Residues whose CA has a lower one lose all their atoms (supplement, section 1.3, where the
-            confidence is another one).
+        chain: Chain whose B-factors are pLDDT values from 0 to 100.
+        minimum: Residues whose CA has a lower value lose all atoms (supplement, section 1.3, with another confidence).
 
     Raises:
         InputError: No residue is left.
@@ -209,12 +209,12 @@ def mask_low_plddt(chain: ChainStructure, minimum: float) -> ChainStructure:
 
 
 def resolved_share(chain: ChainStructure) -> float:
-    """Share of residues whose CA has a position."""
+    """Compute the share of residues whose CA has a position."""
     return float(chain.mask[:, _CA].mean())
 
 
 def select_chain(structure: Structure, entry: Entry) -> ChainStructure:
-    """The entry's chain; the only one of a file is meant even if it has been given another name there."""
+    """Return the entry's chain; the only chain of a file is used even if its name differs."""
     for chain in structure.chains:
         if chain.chain_id == entry.chain_id:
             return chain

@@ -1,4 +1,4 @@
-"""Which chains of a training set are good enough to train on (AlphaFold supplement, section 1.2.5)."""
+"""Filter the chains of a training set by quality (AlphaFold supplement, section 1.2.5)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastfold.errors import ConfigError, InputError
 
 @dataclass(frozen=True)
 class Filters:
-    """Bounds that a chain must keep.
+    """Bounds on chains.
 
     Attributes:
-        max_resolution: Worst resolution in Å. Chains whose resolution is not known (NMR, predictions, tables without
-            it) stay.
+        max_resolution: Largest resolution in Å. Chains of unknown resolution (NMR, predictions, tables without it) are
+            kept.
         max_single_residue: Largest share of one residue type in the sequence.
-        min_length: Residues at least.
-        max_length: Maximum number of residues, or None.
-        min_resolved: Share of residues whose CA has a position, at least; 0 reads no structures.
-        max_release_date: ``YYYY-MM-DD``, or None. An experimental structure must state a date that is not later.
+        min_length: Smallest number of residues.
+        max_length: Largest number of residues, or None.
+        min_resolved: Smallest share of residues whose CA has a position; 0 reads no structures.
+        max_release_date: ``YYYY-MM-DD``, or None. An experimental structure must have a date, not later than this.
     """
 
     max_resolution: float = 9.0
@@ -33,13 +33,13 @@ class Filters:
 
 @dataclass(frozen=True)
 class Filtered:
-    """What filters leave.
+    """Result of filters.
 
     Attributes:
-        entries: The entries that are left.
-        taken: How many each filter took, by what it says; filters that took none are there too. A chain that
-            several would take counts for the first of them.
-        unreadable: Names and reasons of those whose structure could not be read.
+        entries: Remaining entries.
+        taken: Number of chains that each filter removed, by its description, including zeros. A chain that several
+            filters would remove counts for the first.
+        unreadable: Names and reasons of chains whose structure could not be read.
     """
 
     entries: Sequence[Entry]
@@ -47,7 +47,7 @@ class Filtered:
     unreadable: tuple[tuple[str, str], ...]
 
     def summary(self) -> str:
-        """One line: how many are left, and which filter took how many."""
+        """Summarise in one line the remaining chains, and the number removed by each filter."""
         took = ", ".join(f"{name} took {count}" for name, count in self.taken.items() if count)
         return f"{len(self.entries)} chains are left" + (f" ({took})" if took else "")
 
@@ -59,15 +59,15 @@ def _share_read(entry: Entry) -> float:
 def apply_filters(
     entries: Sequence[Entry], filters: Filters, *, resolved: Callable[[Entry], float] = _share_read
 ) -> Filtered:
-    """Takes out the chains that do not keep the bounds.
+    """Remove the chains outside of the bounds.
 
     Args:
         entries: All chains.
         filters: The bounds.
-        resolved: Tells the share of resolved residues where an entry does not; reads its files by default.
+        resolved: Returns the share of resolved residues of an entry without it; by default reads its files.
 
     Raises:
-        ConfigError: None is left; says which filter took how many.
+        ConfigError: No chain remains; has the number removed by each filter.
     """
     checks = dict(_checks(filters))
     taken = dict.fromkeys(checks, 0)
@@ -95,13 +95,13 @@ def apply_filters(
             f"no chain is left to train on: the filters took all {len(entries)} ({took}); relax them "
             "or add structures"
             if entries
-            else "there is no chain to filter; check the data folder"
+            else "the training set contains no chain; check the data folder"
         )
     return Filtered(tuple(left), taken, tuple(unreadable))
 
 
 def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
-    """Names and conditions, in the order in which they are asked."""
+    """Yield names and conditions in the order of evaluation."""
     yield (
         f"resolution <= {filters.max_resolution:g} Å",
         lambda entry: entry.resolution is None or entry.resolution <= filters.max_resolution,
@@ -124,5 +124,5 @@ def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
 
 
 def largest_share(sequence: str) -> float:
-    """Share of the most frequent letter of a sequence; 1 for an empty one."""
+    """Compute the share of the most frequent letter of a sequence; 1 for an empty one."""
     return max((sequence.count(letter) for letter in set(sequence)), default=1) / max(len(sequence), 1)

@@ -1,4 +1,4 @@
-"""Tables that describe the chains of a training set: ``index.tsv``, and OpenFold's of chains and of duplicates."""
+"""Read tables of a training set's chains: ``index.tsv``, and OpenFold's tables of chains and duplicates."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CLUSTER_COLUMNS = ("cluster", "cluster30")
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """What a table says about a chain; empty or None where it says nothing.
+    """Data of a chain in a table; empty or None if unknown.
 
     Attributes:
         sequence: One-letter residues.
-        split: Name of the split that it belongs to.
-        chain_id: Its name in the structure file.
+        split: Name of its split.
+        chain_id: Name in the structure file.
         cluster: Name of its sequence cluster.
-        cluster_size: Chains in its cluster, 1 where it is not known.
-        resolution: The structure's, in Å.
+        cluster_size: Number of chains in its cluster, 1 if unknown.
+        resolution: Resolution of the structure in Å.
         release_date: ``YYYY-MM-DD``.
-        msa_rows: Rows of its alignment, or None.
+        msa_rows: Number of rows of its alignment, or None.
     """
 
     sequence: str = ""
@@ -41,23 +41,23 @@ class ChainRecord:
 
 
 def read_index(path: PathLike) -> dict[str, ChainRecord]:
-    """Reads ``index.tsv``: columns separated by tabs, their names in the first line, one chain per line.
+    """Read ``index.tsv``: tab-separated columns with names in the first line, one chain per line.
 
-    ``name`` is required; ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
-    ``release_date`` and ``msa_rows`` are used where they exist, other columns are not.
+    ``name`` is required. ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
+    ``release_date`` and ``msa_rows`` are used if present; other columns are ignored.
 
     Returns:
-        The records by name, in the order of the file.
+        Records by name, in the order of the file.
 
     Raises:
-        InputError: The file cannot be read, a line has another number of columns than the first, a name comes
-            twice or could lead out of the folder, or a number or date is none.
+        InputError: The file cannot be read, a line has another number of columns than the first, a name is repeated or
+            could lead out of the folder, or a number or date is invalid.
     """
     lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
     columns = lines[0].split("\t")
     if "name" not in columns:
         raise InputError(
-            "the first line must name the columns, with tabs between, 'name' among them", path=path, line=1
+            "the first line must name the columns, separated by tabs, including 'name'", path=path, line=1
         )
     cluster = next((column for column in _CLUSTER_COLUMNS if column in columns), "")
     records: dict[str, ChainRecord] = {}
@@ -67,7 +67,7 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
         cells = line.split("\t")
         if len(cells) != len(columns):
             raise InputError(
-                f"has {len(cells)} columns, but the first line names {len(columns)}; the file may be cut off",
+                f"has {len(cells)} columns, but the first line names {len(columns)}; the file may be truncated",
                 path=path,
                 line=number,
             )
@@ -77,9 +77,7 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
             if value in (".", "..") or any(character in value for character in "/\\\0"):
                 raise InputError(f"{value!r} is not the name of a file", path=path, line=number)
         if not name or name in records:
-            raise InputError(
-                "the name is missing or comes twice", path=path, line=number, record=name or None
-            )
+            raise InputError("the name is missing or repeated", path=path, line=number, record=name or None)
         records[name] = ChainRecord(
             sequence=row.get("sequence", "").upper(),
             split=split,
@@ -93,10 +91,10 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
 
 
 def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
-    """Reads the ``chain_data_cache.json`` that OpenFold's ``generate_chain_data_cache.py`` writes.
+    """Read the ``chain_data_cache.json`` of OpenFold's ``generate_chain_data_cache.py``.
 
-    It maps ``<id>_<chain>`` to ``seq``, ``release_date``, ``resolution`` (Å; 0 where there is none) and
-    ``cluster_size`` (null or -1 where it is not known).
+    It maps ``<id>_<chain>`` to ``seq``, ``release_date``, ``resolution`` (Å; 0 for none) and ``cluster_size`` (null or
+    -1 if unknown).
 
     Raises:
         InputError: The file cannot be read or is not such a table.
@@ -106,10 +104,10 @@ def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
 
 
 def read_duplicates(path: PathLike) -> list[list[str]]:
-    """Reads OpenFold's ``duplicate_pdb_chains.txt``: on each line the names of chains with one sequence.
+    """Read OpenFold's ``duplicate_pdb_chains.txt``: names of chains with equal sequences on each line.
 
     Raises:
-        InputError: The file cannot be read, or a name is in two lines or could lead out of the folder.
+        InputError: The file cannot be read, or a name is repeated or could lead out of the folder.
     """
     lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
     groups, seen = [], set()
@@ -118,7 +116,7 @@ def read_duplicates(path: PathLike) -> list[list[str]]:
         for name in names:
             if name in seen or any(character in name for character in "/\\\0"):
                 raise InputError(
-                    "a name comes twice, or is not the name of a file", path=path, line=number, record=name
+                    "a name is repeated, or is not the name of a file", path=path, line=number, record=name
                 )
             seen.add(name)
         if names:
@@ -128,10 +126,12 @@ def read_duplicates(path: PathLike) -> list[list[str]]:
 
 def _cached_record(name: str, data: Any, path: PathLike) -> ChainRecord:
     if not isinstance(data, dict) or not isinstance(data.get("seq"), str) or not data["seq"]:
-        raise InputError("has no sequence ('seq'); make the file again", path=path, record=name)
+        raise InputError("lacks a sequence ('seq'); make the file again", path=path, record=name)
     size = data.get("cluster_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-        raise InputError(f"cluster_size must be a whole number or null, not {size!r}", path=path, record=name)
+        raise InputError(
+            f"cluster_size must be a whole number or null, found {size!r}", path=path, record=name
+        )
     return ChainRecord(
         sequence=data["seq"].upper(),
         cluster_size=size if size is not None and size > 0 else 1,
@@ -141,7 +141,7 @@ def _cached_record(name: str, data: Any, path: PathLike) -> ChainRecord:
 
 
 def _resolution(value: Any, path: PathLike, name: str, line: int | None = None) -> float | None:
-    """In Å; None where it is not stated, for which 0 stands as well (NMR, predictions)."""
+    """Parse a resolution in Å; return None if it is missing or 0 (NMR, predictions)."""
     if value is None or value == "":
         return None
     try:
@@ -150,14 +150,16 @@ def _resolution(value: Any, path: PathLike, name: str, line: int | None = None) 
         resolution = math.nan
     if not 0 <= resolution < math.inf:
         raise InputError(
-            f"the resolution must be a number of Å, not {value!r}", path=path, line=line, record=name
+            f"the resolution must be a number of Å, found {value!r}", path=path, line=line, record=name
         )
     return resolution or None
 
 
 def _rows(value: str, path: PathLike, name: str, line: int) -> int | None:
     if value and not value.isdecimal():
-        raise InputError(f"msa_rows must be a whole number, not {value!r}", path=path, line=line, record=name)
+        raise InputError(
+            f"msa_rows must be a whole number, found {value!r}", path=path, line=line, record=name
+        )
     return int(value) if value else None
 
 
@@ -166,6 +168,6 @@ def _date(value: Any, path: PathLike, name: str, line: int | None = None) -> str
         return ""
     if not isinstance(value, str) or not _DATE.fullmatch(value):
         raise InputError(
-            f"the release date must be YYYY-MM-DD, not {value!r}", path=path, line=line, record=name
+            f"the release date must be YYYY-MM-DD, found {value!r}", path=path, line=line, record=name
         )
     return value

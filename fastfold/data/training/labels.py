@@ -1,7 +1,7 @@
-"""Labels of a known structure: everything that the losses compare a prediction with (supplement, section 1.2).
+"""Labels of a known structure for the losses (supplement, section 1.2).
 
-The one way in is :func:`structure_labels`; names, shapes and the values of masked entries are those of the
-official training batch.
+:func:`structure_labels` computes all of them. Names, shapes and the values of masked entries are those of the official
+training batch.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fastfold.protein.rigid import Rigid, rotation_to_quaternion
 
 Labels = dict[str, np.ndarray]
 
-# The backbone's frame looks from CA to C, but three points give the frame that looks to CA.
+# The backbone's frame points from CA to C, but three points define the frame that points to CA.
 _BACKBONE_AXES = np.array([-1.0, 1.0, -1.0], np.float32)
-# An exchange of symmetric atoms turns the last chi group about its x axis by 180 degrees.
+# An exchange of symmetric atoms rotates the last chi group about its x axis by 180 degrees.
 _HALF_TURN = np.array([1.0, -1.0, -1.0], np.float32)
 
 
 def structure_labels(
     aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray, *, resolution: float | None = None
 ) -> Labels:
-    """All labels of one chain, or of all chains of a complex one after the other.
+    """Compute all labels of one chain, or of all concatenated chains of a complex.
 
-    Atoms outside of the mask may hold anything, NaN too; they count as zeros, so that every label is finite.
+    Atoms outside of the mask may have any value, including NaN; they count as zeros, so that every label is finite.
 
     Args:
         aatype: ``[N]`` residue types 0-20.
         positions: ``[N, 37, 3]`` atom37 positions in Å.
-        mask: ``[N, 37]``, 1 where the atom was observed. A fraction (the confidence in a predicted structure)
-            goes on into every mask made from it.
-        resolution: The experiment's, in Å; None or 0 where there is none (NMR, predicted structures), which the
-            confidence losses leave out.
+        mask: ``[N, 37]``, 1 for observed atoms. A fraction (the confidence in a predicted structure) is passed on to
+            every mask made from it.
+        resolution: Resolution of the experiment in Å; None or 0 for none (NMR, predicted structures), for which the
+            confidence losses are skipped.
 
     Returns:
         ``aatype`` ``[N]`` int32, ``seq_length`` and ``resolution`` scalars, the atom maps of
@@ -50,8 +50,8 @@ def structure_labels(
         Lengths are in Å.
 
     Raises:
-        InputError: Shapes that do not belong together, residue types outside of 0-20, or an observed atom whose
-            position is not finite.
+        InputError: Shapes that do not match, residue types outside of 0-20, or an observed atom whose position is not
+            finite.
     """
     given = {"aatype": np.asarray(aatype), "positions": np.asarray(positions), "mask": np.asarray(mask)}
     length = check_layout(given, {"aatype": ("N",), "positions": ("N", 37, 3), "mask": ("N", 37)})["N"]
@@ -82,7 +82,9 @@ def structure_labels(
 
 
 def atom14_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
-    """True atoms in the dense layout, under both namings of symmetric atoms (supplement, section 1.8.5, Table 3).
+    """Compute true atoms in the dense layout, under both namings of symmetric atoms (Table 3).
+
+    See the supplement, section 1.8.5.
 
     Args:
         aatype: ``[N]`` residue types 0-20.
@@ -107,10 +109,10 @@ def atom14_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -
 
 
 def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
-    """True frames of the eight rigid groups and of the backbone (supplement, section 1.8.1 and Table 2).
+    """Compute true frames of the eight rigid groups and of the backbone (supplement, section 1.8.1, Table 2).
 
-    Groups that a residue does not have span a single point: their rotation is zero and nobody reads it. A
-    frame with an atom missing is finite, means nothing, and has mask 0.
+    Groups that a residue lacks are a single point: their rotation is zero and never read. A frame with a missing atom
+    is finite, meaningless, and has mask 0.
 
     Args:
         aatype: ``[N]`` residue types 0-20.
@@ -147,7 +149,7 @@ def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) ->
 
 
 def torsion_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
-    """True torsion angles (supplement, section 1.2.9 and Table 2).
+    """Compute true torsion angles (supplement, section 1.2.9, Table 2).
 
     Args:
         aatype: ``[N]`` residue types 0-20.
@@ -156,8 +158,8 @@ def torsion_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) 
 
     Returns:
         float32: ``chi_angles`` in radians and ``chi_mask`` ``[N, 4]``, ``torsion_angles_sin_cos`` and
-        ``alt_torsion_angles_sin_cos`` ``[N, 7, 2]``, ``torsion_angles_mask`` ``[N, 7]``. Residues are taken to
-        follow each other: pre-omega and phi at the start of a further chain mean nothing, and no loss reads them.
+        ``alt_torsion_angles_sin_cos`` ``[N, 7, 2]``, ``torsion_angles_mask`` ``[N, 7]``. Residues are assumed to be
+        consecutive: pre-omega and phi at the start of a further chain are meaningless, and no loss reads them.
     """
     tensors = torch.from_numpy(aatype), torch.from_numpy(positions), torch.from_numpy(mask)
     angles, chi_mask = chi_angles(*tensors)
@@ -170,5 +172,5 @@ def torsion_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) 
 
 
 def _flat(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:
-    """Frames ``[*, 12]`` of rotations ``[*, 3, 3]`` and translations ``[*, 3]``."""
+    """Return frames ``[*, 12]`` of rotations ``[*, 3, 3]`` and translations ``[*, 3]``."""
     return np.concatenate([rotation.reshape(*rotation.shape[:-2], 9), translation], axis=-1)

@@ -1,4 +1,4 @@
-"""One training sample: features of every recycling iteration and labels, cropped."""
+"""Training sample of a chain: features of every recycling iteration and labels, cropped."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
 FEATURES, LABELS = "features/", "labels/"
-"""Prefixes of a sample's keys: what the network reads, and what the losses compare with."""
+"""Prefixes of a sample's keys: inputs of the network, and labels of the losses."""
 
 _BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
 
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How samples are made.
+    """Settings of samples.
 
     Attributes:
-        crop_size: Maximum number of residues.
+        crop_size: Largest number of residues.
         cycles: Recycling iterations to make features for.
-        single_sequence_probability: Share of samples whose alignment is left out.
+        single_sequence_probability: Share of samples without their alignment.
         block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
-        max_rows: Rows of an alignment that are drawn evenly of a deeper one, or None for all.
+        max_rows: Number of rows drawn uniformly from a deeper alignment, or None for all.
         unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
-        unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
-            are not learnt from it then.
-        spatial_crop_probability: Share of the complexes whose crop is the surroundings of a residue at an interface;
-            the others are cropped chain by chain.
-        coevolution_dropout: Share of the samples with an alignment whose couplings are left out, of a network that
-            takes coevolution.
-        coevolution_subsets: Random subsets of an alignment's rows that couplings are computed of; 0 for all rows
-            alone.
-        max_chains: Chains of a complex; of larger ones a part is taken, see
+        unknown_resolution: Resolution in Å of structures without one, or None: the confidence heads do not learn from
+            them then.
+        spatial_crop_probability: Share of complexes that are cropped around a residue at an interface; others are
+            cropped chain by chain.
+        coevolution_dropout: Share of samples without couplings, for a network that uses coevolution.
+        coevolution_subsets: Number of random subsets of alignment rows for couplings; 0 for all rows.
+        max_chains: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
             :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
     """
 
@@ -74,18 +72,18 @@ def training_sample(
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
     templates: Candidates | None = None,
 ) -> dict[str, np.ndarray]:
-    """Features and labels of one chain for a monomer network.
+    """Compute features and labels of one chain for a monomer network.
 
     Args:
-        chain: The chain and its structure, ``N`` residues.
+        chain: The chain with its structure, ``N`` residues.
         alignments: Alignments whose first rows are the chain; may be empty.
-        config: Config tree of a monomer network.
-        settings: See there.
-        rng: All that is random comes from here.
-        resolution: The structure's, in Å, if known.
-        analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
-            :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
-        templates: What templates are drawn from; None for none.
+        config: Configuration tree of a monomer network.
+        settings: Settings of the sample.
+        rng: Random generator.
+        resolution: Resolution of the structure in Å, if known.
+        analyse: Returns the coevolution of a numbered subset of the first alignment's rows; None for
+            :func:`fastfold.data.features.coevolution.analyse_subset`.
+        templates: Candidate templates; None for none.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -133,7 +131,7 @@ def _coevolution(
     rng: np.random.Generator,
     analyse: Callable[[int], coevolution.Coevolution] | None,
 ) -> coevolution.Coevolution:
-    """Coevolution of random rows of the alignments, at times without couplings."""
+    """Compute the coevolution of random alignment rows, at times without couplings."""
     if analyse is None:
         analyse = partial(coevolution.analyse_subset, msa_features(alignments, chain.sequence)["msa"])
     found = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
@@ -141,13 +139,13 @@ def _coevolution(
 
 
 def require_backbone(chain: ChainStructure) -> None:
-    """Refuse a chain of CA atoms alone: it has no frames, hence no backbone and no side chain to learn from.
+    """Refuse a chain with only CA atoms, which has no frames to learn from.
 
     Raises:
         InputError: The chain has no backbone to learn from.
     """
     if not (chain.mask[:, _BACKBONE] > 0).all(axis=1).any():
         raise InputError(
-            f"chain {chain.chain_id!r} has no residue with all of N, CA and C (is it a trace of CA atoms?), so that "
-            "there is nothing to train on; remove the structure, or replace it by one with all atoms"
+            f"chain {chain.chain_id!r} has no residue with all of N, CA and C (is it a trace of CA atoms?); remove the "
+            "structure from the training set, or replace it by one with all atoms"
         )

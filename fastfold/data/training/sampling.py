@@ -1,7 +1,7 @@
-"""How often each chain is drawn, and the endless order of draws (AlphaFold supplement, section 1.2.5).
+"""Sampling probabilities of chains, and the endless order of draws (AlphaFold supplement, section 1.2.5).
 
-The order is a function of the seed and the draw's number, so that a position in it is one number, and all
-processes agree on it without talking.
+The order is a function of the seed and the draw's number. Therefore a position is one number, and all processes agree
+on it without communication.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from fastfold.data.loading.loader import draw_rng
 from fastfold.errors import ConfigError
 
-_STREAM = 1  # of draw_rng; what a sample is made of comes from stream 0
+_STREAM = 1  # of draw_rng; stream 0 is for making samples
 
 
 class Weighted(Protocol):
-    """What weights are computed from: a chain's length, cluster size and factor."""
+    """Chain with the data for its weight: length, cluster size and factor."""
 
     @property
     def cluster_size(self) -> int: ...
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 
 def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
-    """Relative probabilities of entries: longer chains more often, those of large clusters less often.
+    """Compute relative probabilities of entries: higher for longer chains, lower in large clusters.
 
-    Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's own factor.
+    Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's factor.
 
     Args:
         entries: ``E`` chains.
@@ -48,55 +48,54 @@ def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
 
 
 def draw(seed: int, number: int, weights: np.ndarray, *, evenly: bool = True) -> int:
-    """The index that a draw picks; see :class:`WeightedOrder`, which keeps what many draws share.
+    """Return the index of a draw; :class:`WeightedOrder` is faster for many draws.
 
     Args:
-        seed: Not negative.
-        number: The draw's number, from 0.
-        weights: ``[E]``, not negative, with a positive sum.
+        seed: Random seed, nonnegative.
+        number: Number of the draw, from 0.
+        weights: ``[E]``, nonnegative, with a positive sum.
         evenly: See :class:`WeightedOrder`.
     """
     return WeightedOrder([(range(len(weights)), weights, 1.0)], seed, evenly=evenly)(number)
 
 
 class WeightedOrder(Generic[T]):
-    """The entry of each draw: an order for :class:`fastfold.data.loading.loader.SampleLoader`, without end.
+    """Endless order of entries for :class:`fastfold.data.loading.loader.SampleLoader`.
 
-    Drawn evenly, the ``E`` draws of a round stand for ``E`` equal parts of the whole weight, in random order:
-    an entry with ``k`` parts comes ``k`` times in each round, rounded up or down, and not by chance more often.
-    Otherwise draws are independent. The expected shares are the same.
+    With ``evenly``, the ``E`` draws of a round correspond to ``E`` equal parts of the total weight, in random order. An
+    entry with ``k`` parts occurs ``k`` times in each round, rounded up or down. Otherwise draws are independent. The
+    expected shares are equal.
 
     Args:
-        sets: For each set its entries, their weights ``[E]``, and its share of all draws. The shares are
-            relative to their sum.
-        seed: Not negative.
+        sets: For each set its entries, their weights ``[E]``, and its share of all draws, relative to the sum of the
+            shares.
+        seed: Random seed, nonnegative.
         evenly: Draw evenly instead of independently.
 
     Raises:
-        ConfigError: There is nothing to draw, a weight or share is negative or not finite, or the seed is
-            negative.
+        ConfigError: All sets are empty, a weight or share is negative or not finite, or the seed is negative.
     """
 
     def __init__(
         self, sets: Sequence[tuple[Sequence[T], np.ndarray, float]], seed: int, *, evenly: bool = True
     ) -> None:
-        draw_rng(seed, 0)  # a bad seed is told now
+        draw_rng(seed, 0)  # checks the seed
         parts = []
         for entries, weights, share in sets:
             weights = np.asarray(weights, np.float64)
             if weights.shape != (len(entries),):
                 raise ConfigError(f"{len(entries)} entries, but weights of shape {weights.shape}")
             if not np.isfinite(weights).all() or (weights < 0).any() or not 0 <= share < np.inf:
-                raise ConfigError("sampling weights and shares must be finite and not negative")
+                raise ConfigError("sampling weights and shares must be finite and nonnegative")
             if share > 0 and not weights.sum() > 0:
                 raise ConfigError("a set to draw from is empty, or all its weights are zero")
             parts.append(weights * (share / weights.sum()) if share > 0 else np.zeros_like(weights))
         if not any(share > 0 for *_, share in sets):
-            raise ConfigError("there is no set to draw from: all shares are zero")
+            raise ConfigError("all shares are zero: give a set a positive share")
         self._sets = [entries for entries, *_ in sets]
         self._ends = np.cumsum([len(entries) for entries in self._sets])
         self.probabilities = np.concatenate(parts)
-        """``[E]`` float64 over all sets in their order, with sum 1."""
+        """``[E]`` float64 over all sets in order, with sum 1."""
         self.probabilities /= self.probabilities.sum()
         self._cumulative = np.cumsum(self.probabilities)
         self._last = int(np.flatnonzero(self.probabilities)[-1])
@@ -104,7 +103,7 @@ class WeightedOrder(Generic[T]):
         self._round: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
     def index(self, number: int) -> int:
-        """Index of the entry of a draw, over all sets in their order."""
+        """Return the index of a draw's entry, over all sets in order."""
         if self._evenly:
             turn, place = divmod(number, len(self._cumulative))
             if self._round[0] != turn:
@@ -112,19 +111,19 @@ class WeightedOrder(Generic[T]):
             point = self._round[1][place]
         else:
             point = draw_rng(self._seed, number, stream=_STREAM).random()
-        # Rounding may leave the sum below the largest point; entries of weight zero are never met.
+        # Rounding may leave the sum below the largest point; entries of weight zero are never drawn.
         index = int(np.searchsorted(self._cumulative, point * self._cumulative[-1], side="right"))
         return min(index, self._last)
 
     def _points(self, turn: int) -> np.ndarray:
-        """``[E]`` points in [0, 1), one in each of ``E`` equal parts, in random order."""
+        """Return ``[E]`` points in [0, 1), one in each of ``E`` equal parts, in random order."""
         size = len(self._cumulative)
         rng = draw_rng(self._seed, turn, stream=_STREAM)
         places = np.argsort(rng.random(size), kind="stable")
         return (places + rng.random()) / size
 
     def __call__(self, number: int) -> T:
-        """The entry of a draw."""
+        """Return the entry of a draw."""
         index = self.index(number)
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self._sets[which][index - (int(self._ends[which - 1]) if which else 0)]

@@ -1,8 +1,8 @@
-"""Templates of training samples: a random few of the best hits that lie beside the alignments.
+"""Templates of training samples: a few random ones of the best hits next to the alignments.
 
-As in AlphaFold's supplement (section 1.2.3): of the hits whose structures were released early enough the 20 best are
-kept, and of these ``n`` hits ``k = min(Uniform[0, n], 4)`` are drawn at random, so that the network sees bad templates
-and none at all as well. "Early enough" is 60 days before the chain, as in the official program's template pipeline.
+As in AlphaFold's supplement (section 1.2.3), the 20 best hits with early enough release dates are kept. Of these ``n``
+hits, ``k = min(Uniform[0, n], 4)`` are drawn, so that the network also sees bad templates and none. The dates must
+precede the chain's by 60 days, as in AlphaFold's template pipeline.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
 
 MAX_CANDIDATES = 20
-"""Hits that templates are drawn from."""
+"""Largest number of hits from which templates are drawn."""
 DAYS_BEFORE = 60
-"""Days by which a template must have been released before the chain."""
+"""Days by which a template's release must precede the chain's."""
 _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the templates of a chain are drawn from.
+    """Candidate templates of a chain.
 
     Attributes:
         hits: At most :data:`MAX_CANDIDATES`, the best first.
-        query: The chain's sequence, ``N`` letters.
-        entries: Where the structures are.
-        limit: Newest release date allowed, None for any.
+        query: Sequence of the chain, ``N`` letters.
+        entries: Reader of the structures.
+        limit: Latest release date, None for any.
     """
 
     hits: Sequence[TemplateHit]
@@ -49,18 +49,18 @@ class Candidates:
     limit: date | None
 
     def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Raw features of random templates (:meth:`fastfold.data.templates.select.ChainTemplates.features`).
+        """Return features of random templates, see :meth:`fastfold.data.templates.select.ChainTemplates.features`.
 
-        A hit whose structure cannot be used gives its place to the next of the random order.
+        A hit with an invalid structure is replaced by the next in random order.
 
         Args:
-            rng: Source of randomness; two draws, whatever becomes of the hits.
+            rng: Random generator; always two draws.
         """
         number = min(int(rng.integers(len(self.hits) + 1)), MAX_TEMPLATES)
         return self._features([self.hits[i] for i in rng.permutation(len(self.hits))], number)
 
     def best(self) -> dict[str, np.ndarray]:
-        """The same of the best hits, as a prediction takes them."""
+        """Return features of the best templates, as for a prediction."""
         return self._features(self.hits, MAX_TEMPLATES)
 
     def _features(self, hits: Sequence[TemplateHit], number: int) -> dict[str, np.ndarray]:
@@ -69,14 +69,14 @@ class Candidates:
 
 
 def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:
-    """Reads the hits of a search, without those that a look at the alignment rules out; the best first.
+    """Read the hits of a search and filter them by their alignments, the best first.
 
     Args:
-        path: As for :func:`fastfold.data.templates.source.read_hits`.
-        query: The chain's sequence.
+        path: See :func:`fastfold.data.templates.source.read_hits`.
+        query: Sequence of the chain.
 
     Raises:
-        InputError: The file cannot be used, or is that of another sequence.
+        InputError: The file is invalid, or belongs to another sequence.
     """
     return [hit for hit in best_first(read_hits(path, query)) if _passes(hit, query)]
 
@@ -91,11 +91,11 @@ def _passes(hit: TemplateHit, query: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TrainingTemplates:
-    """Finds the candidates of training chains.
+    """Finder of training chains' candidate templates.
 
     Attributes:
-        entries: The PDB's entries, from which hits get their atoms.
-        max_date: Newest release date of any template, or None.
+        entries: The PDB's entries, for the atoms of hits.
+        max_date: Latest release date of any template, or None.
         read: Reads hits: :func:`read_candidates`, or the same through a cache.
     """
 
@@ -104,16 +104,16 @@ class TrainingTemplates:
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
     def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
-        """The candidates of an entry's chains by their sequence; chains without hits are not there.
+        """Return the candidates of an entry's chains by sequence; chains without hits are absent.
 
-        An experimental structure whose release date nobody knows has none: a template could be the structure itself.
+        An experimental structure with unknown release date gets none, because a template could be the structure itself.
 
         Args:
             entry: The entry.
-            data: What its files hold.
+            data: Content of its files.
 
         Raises:
-            InputError: Hits cannot be used.
+            InputError: Hits are invalid.
         """
         limit = self.max_date
         if not entry.has_plddt:
@@ -135,7 +135,7 @@ class TrainingTemplates:
     def _restrict(
         self, hits: Sequence[TemplateHit], limit: date | None, own: str | None
     ) -> list[TemplateHit]:
-        """The first hits that are early enough and not of the entry itself."""
+        """Return the first hits that are early enough and do not belong to the entry itself."""
         kept: list[TemplateHit] = []
         for hit in hits:
             if len(kept) == MAX_CANDIDATES:

@@ -62,9 +62,11 @@ def test_lines_that_do_not_fit_are_refused() -> None:
     """Rows that came as lines are as many in each chain, and come for all chains."""
     chains = make_chains(["MK", "WWV"])
     lines = msa_of("MK", "MR", as_is=True), msa_of("WWV", as_is=True)
-    with pytest.raises(InputError, match=r"the chains have \[2, 1\] paired rows"):
+    with pytest.raises(
+        InputError, match=r"expected equal numbers of paired rows in all chains, found \[2, 1\]"
+    ):
         joined_features(chains, [([], [lines[0]]), ([], [lines[1]])])
-    with pytest.raises(InputError, match="give one kind for all chains"):
+    with pytest.raises(InputError, match="expected one kind of alignments for all chains"):
         joined_features(chains, [([], [lines[0]]), ([], [msa_of("WWV")])])
     with pytest.raises(InputError, match="2 columns, its chain 3"):
         joined_features(chains, [([], []), ([msa_of("MK", as_is=True)], [])])
@@ -89,7 +91,7 @@ def test_featurize_joins_only_if_asked() -> None:
     alignments: list[ChainMsas] = [([msa_of("MKVLA", "MRVLA")], []), ([], [])]
     with pytest.raises(ConfigError, match="complex of 2 chains"):
         featurize(chains, alignments, config)
-    with pytest.raises(ConfigError, match="no templates of a complex"):
+    with pytest.raises(ConfigError, match="does not use templates of a complex"):
         featurize(
             chains, alignments, config, join=True, templates=[{"template_aatype": np.zeros((1, 5))}, None]
         )

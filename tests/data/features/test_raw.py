@@ -53,9 +53,9 @@ def test_letters_map_to_hhblits_ids_and_on_to_residue_types() -> None:
     ("rows", "message"),
     [
         (["ACD", "AC"], "row 1 has 2 columns"),
-        (["ACD", "A*D"], r"row 1 has '\*' in column 2"),
-        (["ACD", "ACd"], "row 1 has 'd' in column 3"),
-        (["ACD", "AéD"], "row 1 has 'é' in column 2"),
+        (["ACD", "A*D"], r"row 1, column 2: .* found '\*'"),
+        (["ACD", "ACd"], "row 1, column 3: .* found 'd'"),
+        (["ACD", "AéD"], "row 1, column 2: .* found 'é'"),
     ],
 )
 def test_rows_that_are_no_alignment_are_refused(rows: list[str], message: str) -> None:
@@ -135,9 +135,9 @@ def test_layout_check_names_the_feature() -> None:
     good = {"msa": np.zeros((3, 4), int), "aatype": np.zeros((4, 21))}
     assert check_layout(good, layout) == {"S": 3, "N": 4}
     for bad, message in [
-        ({"msa": good["msa"]}, "no feature 'aatype'"),
-        (good | {"aatype": np.zeros((4, 20))}, r"'aatype' has shape \[4, 20\], needed is \[N = 4, 21\]"),
-        (good | {"aatype": np.zeros((5, 21))}, r"'aatype' has shape \[5, 21\], needed is \[N = 4, 21\]"),
+        ({"msa": good["msa"]}, "feature 'aatype' is missing"),
+        (good | {"aatype": np.zeros((4, 20))}, r"'aatype' has shape \[4, 20\], expected \[N = 4, 21\]"),
+        (good | {"aatype": np.zeros((5, 21))}, r"'aatype' has shape \[5, 21\], expected \[N = 4, 21\]"),
         (good | {"msa": np.zeros(4)}, r"'msa' has shape \[4\]"),
         (good | {"msa": np.zeros((0, 4))}, "'msa' is empty"),
     ]:

@@ -427,4 +427,4 @@ def test_script_without_main_guard_is_told_so(tmp_path: Path) -> None:
     parent = start_script(tmp_path, "True")
     _, errors = parent.communicate(timeout=60)
     assert parent.returncode == 1
-    assert "must guard its code with: if __name__ == '__main__'" in errors
+    assert "guard the code of your own script with: if __name__ == '__main__'" in errors

@@ -51,5 +51,5 @@ def test_a_state_of_another_rank_is_refused() -> None:
     state = ConsumedDraws(0, 2).state()
     with pytest.raises(ConfigError, match="rank 0 of 2 cannot continue as rank 1 of 2"):
         ConsumedDraws(1, 2).load(state)
-    with pytest.raises(ConfigError, match="states of all ranks of one run are needed"):
+    with pytest.raises(ConfigError, match="expected the states of all ranks of one run"):
         merge_draws([state, state])

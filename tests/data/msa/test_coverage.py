@@ -53,7 +53,7 @@ def test_blocks_of_rows_give_the_same(monkeypatch) -> None:
 
 
 def test_an_alignment_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="not of the 4 residues"):
+    with pytest.raises(ValueError, match="expected alignment rows of the 4 residues"):
         alignment_coverage([([msa("MKT")], [])], lengths=[4])
     with pytest.raises(ValueError, match="argument 2 is longer"):
         alignment_coverage([([msa("MKT")], [])], lengths=[3, 3])

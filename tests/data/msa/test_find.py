@@ -207,9 +207,9 @@ def test_empty_folder_is_refused(tmp_path: Path, sequence: str, content: str | N
     (tmp_path / "t").mkdir()
     if content:
         put(tmp_path, content)
-    with pytest.raises(InputError, match="holds no alignment"):
+    with pytest.raises(InputError, match="contains no alignment"):
         load_alignments(tmp_path, target_from_sequence(sequence, name="t"))
-    with pytest.raises(InputError, match="holds no alignment"):
+    with pytest.raises(InputError, match="contains no alignment"):
         find_alignments(tmp_path, "t")
 
 
@@ -217,7 +217,7 @@ def test_empty_folder_of_a_chain_is_refused(tmp_path: Path) -> None:
     """One chain's search failed: the complex isn't folded with half of its alignments unasked."""
     put(tmp_path, "t_A/x.a3m")
     (tmp_path / "t_B").mkdir()
-    with pytest.raises(InputError, match="holds no alignment") as caught:
+    with pytest.raises(InputError, match="contains no alignment") as caught:
         load_alignments(tmp_path, target_from_sequence(DIMER, name="t"))
     assert caught.value.path == tmp_path / "t_B"
 
@@ -225,7 +225,7 @@ def test_empty_folder_of_a_chain_is_refused(tmp_path: Path) -> None:
 def test_uniprot_hits_alone_are_no_alignment_of_one_chain(tmp_path: Path) -> None:
     """They only pair chains; one chain would silently be folded alone."""
     put(tmp_path, "t/uniprot_hits.sto")
-    with pytest.raises(InputError, match="serves only to pair chains"):
+    with pytest.raises(InputError, match="is used only to pair chains"):
         load_alignments(tmp_path, target_from_sequence("MKV", name="t"))
 
 

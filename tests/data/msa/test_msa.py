@@ -80,26 +80,36 @@ def test_dots_are_gaps_where_a_column_would_be_missing_otherwise() -> None:
         ("\n\0\n", None, None, "is empty"),
         ("#3\t1\n", None, None, "has no rows"),
         (">ss_pred\nCCC\n", None, None, "has no rows"),
-        ("MKV\n>a\nMKV\n", 1, None, "must start with '>name'"),
+        ("MKV\n>a\nMKV\n", 1, None, "which starts with '>name'"),
         ("# STOCKHOLM 1.0\nq MKV\n//\n", 1, None, "rename it to .sto"),
         ("# STOCKHOLM 1.0\n\n#=GF ID x\n//\n", 1, None, "rename it to .sto"),
-        (">q\nMKV\n>a x\nMK\n>b\nMKV\n", 3, "a x", "row 2 has 2 columns, the query has 3"),
-        (">q\nMKV\n>a\nMKVV\n", 3, "a", "row 2 has 4 columns, the query has 3"),
-        (">q\nMKV\n>a\n>b\nMKV\n", 3, "a", "row 2 has 0 columns"),
+        (
+            ">q\nMKV\n>a x\nMK\n>b\nMKV\n",
+            3,
+            "a x",
+            "expected 3 columns as in the query (upper-case letters and gaps), found 2 in row 2",
+        ),
+        (
+            ">q\nMKV\n>a\nMKVV\n",
+            3,
+            "a",
+            "expected 3 columns as in the query (upper-case letters and gaps), found 4 in row 2",
+        ),
+        (">q\nMKV\n>a\n>b\nMKV\n", 3, "a", "found 0 in row 2"),
         (">q\nM\n\nKV\n>a\n\nM\n?V\n", 8, "a", "'?' is neither a residue nor a gap"),
         (">q\nM*V\n>a\nMKV\n", 1, "q", "has '*' (stop) before its end"),
         (">q\nMKV\n>a\nM**KV\n>b\nM*1\n", 6, "b", "'1' is neither"),
         ("#3\t1\n>q\nMKV\n#4\t1\n>r\nMKVL\n", 4, None, "a second alignment begins here"),
         ("#3\t1\r\n>q\r\nMKV\r\n\0#2,2\t1,1\r\n>r\r\nMKVL\r\n\0", 4, None, "a second alignment begins here"),
-        (">q\nMKV\n>a\nM V\n", 3, "a", "row 2 has 2 columns"),
+        (">q\nMKV\n>a\nM V\n", 3, "a", "found 2 in row 2"),
         (">q\nMKV\n>a\nM1V\n", 4, "a", "'1' is neither"),
         (">q\nM\u0394V\n", 2, "q", "'\u0394' is neither"),
         (">q\nMKV\n\0>b\nMKV\n", 3, "q", "MMseqs2"),
         (">q\nM\0V\n", 2, "q", r"'\x00' is neither"),
-        (">q\n\n>a\nMKV\n", 1, "q", "no upper-case letter"),
-        (">q\nmkv\n", 1, "q", "no upper-case letter"),
+        (">q\n\n>a\nMKV\n", 1, "q", "lacks upper-case letters"),
+        (">q\nmkv\n", 1, "q", "lacks upper-case letters"),
         (">q\nM-V\n>a\nMKV\n", 1, "q", "has gaps"),
-        ("#3,x\t1,1\n>q\nMKV\n", 1, None, "the first line is not ColabFold's"),
+        ("#3,x\t1,1\n>q\nMKV\n", 1, None, "expected ColabFold's first line"),
         ("#4\t1\n>q\nMKV\n", 1, None, "announces 4 columns, but the query has 3"),
         ("#2,1\t1,1\n>q\nMKV\n", 1, None, "ColabFold alignment of 2 chains"),
     ],
@@ -260,9 +270,9 @@ def test_colabfold_homomer_has_nothing_to_pair() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (">q\nMKV\n", "needs ColabFold's first line"),
-        ("#3,0\t1,1\n>q\nMKV\n", "the first line is not ColabFold's"),
-        ("#3,2\t1\n>q\nMKVLL\n", "the first line is not ColabFold's"),
+        (">q\nMKV\n", "expected ColabFold's first line"),
+        ("#3,0\t1,1\n>q\nMKV\n", "expected ColabFold's first line"),
+        ("#3,2\t1\n>q\nMKVLL\n", "expected ColabFold's first line"),
         ("#3,2\t1,1\n>q\nMKV\n", "announces 5 columns, but the query has 3"),
         ("#2,2\t1,1\n>q\nMKMK\n", "two of the chains have the same sequence"),
         ("#2,1\t1,1\n>q\nMKV\n>a\nM?V\n", "is neither a residue nor a gap"),
@@ -284,7 +294,7 @@ def test_a_stop_codon_takes_no_column_or_is_an_unknown_residue_and_is_said_once(
     assert msa.sequences == ("MKV", "MKV", "MXV", "MKV", "MK-")
     assert msa.deletions.tolist() == [[0, 0, 0]] * 3 + [[0, 1, 0], [0, 0, 0]]
     assert [record.message for record in caplog.records] == [
-        "x.a3m: '*' (stop codon) in 4 alignment rows, the first 'q' on line 1: left out where it takes no column, else "
+        "x.a3m: '*' (stop codon) in 4 alignment rows, the first 'q' on line 1: left out outside the columns, otherwise "
         "read as X"
     ]
     caplog.clear()

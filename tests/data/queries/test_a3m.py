@@ -13,19 +13,19 @@ COMPLEX = "#3,2\t2,1\n>1\t2\nMKVLA\n>a\tb\nMRVL-\n"
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("#3,x\t1,1\n>q\nMKVLA\n", 1, "the first line is not ColabFold's"),
-        ("#3,2\t1\n>q\nMKVLA\n", 1, "the first line is not ColabFold's"),
-        ("#3,2\t1,0\n>q\nMKVLA\n", 1, "the first line is not ColabFold's"),
-        ("#3,2\n>q\nMKVLA\n", 1, "the first line is not ColabFold's"),
+        ("#3,x\t1,1\n>q\nMKVLA\n", 1, "expected ColabFold's first line"),
+        ("#3,2\t1\n>q\nMKVLA\n", 1, "expected ColabFold's first line"),
+        ("#3,2\t1,0\n>q\nMKVLA\n", 1, "expected ColabFold's first line"),
+        ("#3,2\n>q\nMKVLA\n", 1, "expected ColabFold's first line"),
         ("#3,3\t1,1\n>q\nMKVLA\n", 1, "announces 6 columns, but the query has 5"),
         ("#2,2\t1,1\n>q\nMKMK\n", 1, "two of the chains have the same sequence"),
         ("#2,2\t1,1\n>q\nMXMU\n", 1, "two of the chains have the same sequence"),
         (f"#3\t{MAX_CHAINS + 1}\n>q\nMKV\n", 1, "1,001 chains, more than 1,000"),
         (">q\nMkKV\n>h\nMaKV\n", 1, "has 'k' in lower case"),
         ("#3,2\t2,1\n>1\t2\nMKVLa\n", 2, "has 'a' in lower case"),
-        (">q\nMKV\n>h\nMK\n", 3, "row 2 has 2 columns"),
+        (">q\nMKV\n>h\nMK\n", 3, "found 2 in row 2"),
         (">q\nMKV\n>h\nMK1\n", 4, "'1' is neither a residue nor a gap"),
-        (">q\n", 1, "no upper-case letter"),
+        (">q\n", 1, "lacks upper-case letters"),
         ("", None, "is empty"),
     ],
 )
@@ -62,5 +62,5 @@ def test_alignments_serve_the_chains_in_any_order() -> None:
     assert first[1][0].sequences[0] == "MKV"
     assert third is first
     for sequences in (["MKV", "LA"], ["MKV", "LA", "LA"], ["MKV", "MKV", "LV"]):
-        with pytest.raises(InputError, match=r"are not those of 't\.csv'"):
+        with pytest.raises(InputError, match=r"differ from those of 't\.csv'"):
             alignments_of(found, sequences, "t.csv")

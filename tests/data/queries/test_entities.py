@@ -41,8 +41,8 @@ def test_copies_and_names_of_alphafold_3(tmp_path: Path) -> None:
         ("A", "MKT"),
     ]
     assert target.warnings == (
-        "the seeds of the file are not read; give them by --seeds",
-        "alignments named in the file are not read; give them by --msa-dir",
+        "the seeds of the file are ignored; give them with --seeds",
+        "alignments named in the file are ignored; give them with --msa-dir",
     )
 
 
@@ -81,8 +81,8 @@ def test_yaml_of_boltz(tmp_path: Path) -> None:
         ({"sequences": [{"protein": {"id": "A", "sequence": "MK7"}}]}, "'7'"),
         ({"sequences": [{"protein": {"id": "A", "sequence": "MK:MV"}}]}, "list each chain"),
         ({"sequences": [{"protein": {"sequence": "MK", "count": 10**9}}]}, "copies, expected 1 to"),
-        ({"sequences": [{"protein": "MK"}]}, "no text 'sequence'"),
-        ({"sequences": ["MK"]}, "no single kind"),
+        ({"sequences": [{"protein": "MK"}]}, "lacks a text 'sequence'"),
+        ({"sequences": ["MK"]}, "must have a single kind"),
         ({"sequences": []}, "expected an input of AlphaFold 3 or Boltz"),
     ],
 )

@@ -87,10 +87,10 @@ def test_a_table_without_a_list_of_proteins_has_sequences(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("x,A,D,", "there is no protein 'D'"),
-        ("x,,B,", "has no chain in a column before another"),
+        ("x,A,D,", "the list of proteins lacks 'D'"),
+        ("x,,B,", "lacks a chain in a column before another"),
         ("x,A,B", "has 3 columns"),
-        ("x,,,", "has no chain"),
+        ("x,,,", "lacks a chain"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_its_line_and_the_others_are_read(
@@ -109,7 +109,7 @@ def test_a_row_that_cannot_be_used_is_named_with_its_line_and_the_others_are_rea
     [
         ("id,chain_1,chain_3\nx,A,B\n", "must name the columns"),
         ("chain_1,chain_1\nA,B\n", "must name the columns"),
-        ("chain_1,chain_2\n", "has no row"),
+        ("chain_1,chain_2\n", "contains no row"),
     ],
 )
 def test_a_table_that_does_not_name_its_columns_is_refused(tmp_path: Path, text: str, message: str):

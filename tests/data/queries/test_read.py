@@ -160,7 +160,7 @@ def test_records_of_one_name_in_several_files_are_called_after_the_files(put: Ca
     assert not errors
     assert [target.record for target in targets] == ["x", "y", "z_x", "w"]
     assert [target.chains[0].sequence for target in targets] == ["MKV", "MK", "MKL", "MKK"]
-    assert targets[1].warnings == ("other files have a record 'x' too; this one is called 'y'",)
+    assert targets[1].warnings == ("other files have a record 'x' too; this one is named 'y'",)
     targets, (error,) = read_targets([put("twice.fasta", ">a\nMK\n>a\nMKV\n")])
     assert [target.record for target in targets] == ["a"]
     assert "the identifier was used before" in str(error)
@@ -228,12 +228,12 @@ def test_a_second_record_of_one_name_has_colabfolds_features_too(tmp_path: Path)
 
 REFUSED = {
     "bad_columns.csv": "1: the first line must name the columns",
-    "complex_bad_numbers.a3m": "1: the first line is not ColabFold's",
+    "complex_bad_numbers.a3m": "1: expected ColabFold's first line",
     "empty.fasta": "is empty",
     "monomer_comment_middle.a3m": "3 (record 'q'): '#' is neither a residue nor a gap",
     "monomer_lower_query.a3m": "1 (record 'q'): the query, the first row, has 'l' in lower case",
     "monomer_query_with_gap.a3m": "1 (record 'q'): the query, the first row, has gaps",
-    "monomer_ragged.a3m": "3 (record 'hit'): row 2 has 34 columns, the query has 37",
+    "monomer_ragged.a3m": "3 (record 'hit'): expected 37 columns as in the query",
     "multi.fasta": "16 (record 'hetero'): the identifier was used before",
     "no_header.fasta": "1: text without a header",
     "non_protein.fasta": "2 (record 'with'): '|' at position 42 of the sequence: the notation of another molecule",

@@ -25,7 +25,7 @@ def test_columns_are_found_by_name() -> None:
     assert not errors
     assert (one.record, [chain.sequence for chain in one.chains]) == ("one", ["MK", "MV"])
     assert (two.record, two.name, two.chains[0].sequence) == ("two, too", "two_too", "MKV")
-    assert (three.record, three.warnings) == ("in_3", ("line 7 has no id; it is called 'in_3'",))
+    assert (three.record, three.warnings) == ("in_3", ("line 7 lacks an id; it is named 'in_3'",))
 
 
 def test_tabs_separate_too() -> None:
@@ -47,10 +47,10 @@ def test_rows_are_one_complex_if_asked() -> None:
         ("", None, "must name the columns"),
         ("name,sequence\na,MK\n", 1, "must name the columns"),
         ("id,id,sequence\na,b,MK\n", 1, "each once"),
-        ("id,sequence\n", None, "no row below"),
+        ("id,sequence\n", None, "contains no row after"),
         ("id,sequence\na\n", 2, "has 1 columns, the first line names 2"),
         ("id,sequence\na,b,MK\n", 2, "has 3 columns"),
-        ("id,sequence\na,\ngood,MK\n", 2, "has no sequence; write its residues"),
+        ("id,sequence\na,\ngood,MK\n", 2, "lacks a sequence; write its residues"),
         ("id,sequence\ngood,MK\nb,M1\n", 3, "remove the position numbers"),
         ('id,sequence\na,MK\nb,"MK\n', 3, "is not a table"),
         ("id,sequence\né,MK\n", 2, "is not ASCII"),
@@ -79,8 +79,8 @@ def test_alignments_count_from_the_tables_folder(tmp_path: Path) -> None:
     assert found[0].target.alignments is not None
     assert found[0].target.alignments[0][0][0].sequences == ("MKV", "MRV")
     assert found[1].target.alignments is None
-    assert ["are not those of" in str(errors[0]), "no such file" in str(errors[1])] == [True, True]
-    with pytest.raises(InputError, match="leave one of the two"):
+    assert ["differ from those of" in str(errors[0]), "no such file" in str(errors[1])] == [True, True]
+    with pytest.raises(InputError, match="remove one of the two"):
         parse_table(table.read_bytes(), table, errors, complex_=True)
 
 

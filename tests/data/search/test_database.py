@@ -58,7 +58,7 @@ def test_known_databases_count_in_alphafolds_order() -> None:
 
 
 def test_two_databases_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"uniref90\.fa and b/uniref90\.fa would both be called uniref90"):
+    with pytest.raises(ConfigError, match=r"uniref90\.fa and b/uniref90\.fa would both be named uniref90"):
         parse_databases(["uniref90.fa", "b/uniref90.fa"])
 
 

@@ -43,10 +43,10 @@ def test_files_and_folders_packed_or_not_are_read(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("nothing")
     single = write(tmp_path / "c.cif", "G" + QUERY)
     assert [one.name for one in read_custom_chains([single, folder])[0]] == ["c_A", "a_A", "a_B", "b_A"]
-    with pytest.raises(InputError, match=r"is called like .*c\.cif; rename one"):
+    with pytest.raises(InputError, match=r"has the same name as .*c\.cif; rename one"):
         read_custom_chains([single, single])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no structure"):
+    with pytest.raises(InputError, match="contains no structure"):
         read_custom_chains([tmp_path / "empty"])
     with pytest.raises(InputError, match="no such file"):
         read_custom_chains([tmp_path / "none.cif"])
@@ -90,7 +90,7 @@ def test_a_bad_file_that_is_named_or_has_no_better_one_beside_it_is_an_error(tmp
     path.write_text(BAD_FILES["dna.pdb"][0])
     with pytest.raises(InputError, match=r"dna\.pdb: contains no protein chain"):
         read_custom_chains([path])
-    with pytest.raises(InputError, match=r"no structure that can be used; the first problem: .*DNA or RNA"):
+    with pytest.raises(InputError, match=r"no valid structure; the first problem: .*DNA or RNA"):
         read_custom_chains([tmp_path])
 
 
@@ -171,12 +171,15 @@ def test_an_alignment_of_another_chain_is_left_to_that(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f">query\n{QUERY}\n", "has no alignment: the chain's row, then a row for each structure"),
-        (f">query\n{QUERY}\n>own_A\n{HOMOLOGUE[1:]}\n", r"'own_A'\): a row has 39 columns, the chain 40"),
+        (f">query\n{QUERY}\n", "expected the chain's row, then a row for each structure"),
+        (f">query\n{QUERY}\n>own_A\n{HOMOLOGUE[1:]}\n", r"'own_A'\): the row has 39 columns, the chain 40"),
         (f">query\n-{QUERY}\n>own_A\n{HOMOLOGUE}\n", "must have equal lengths"),
         (f">query\n{QUERY}\n>own_A\n{'1' * 40}\n", ":3 .*neither a letter nor a gap"),
-        (f">query\n{QUERY}\n>own_A\n{QUERY}\n>own_A\n{QUERY}\n", "a name occurs twice"),
-        (f">query\n{QUERY}\n>own_Z\n{HOMOLOGUE}\n", "no structure has a chain of this name; there are own_A"),
+        (f">query\n{QUERY}\n>own_A\n{QUERY}\n>own_A\n{QUERY}\n", "the name is repeated"),
+        (
+            f">query\n{QUERY}\n>own_Z\n{HOMOLOGUE}\n",
+            "no structure has a chain of this name; expected one of own_A",
+        ),
         (
             f">query\n{QUERY}\n>own_A\n{'W' * 40}\n",
             "the letters of this row are not in the sequence of its structure",

@@ -29,7 +29,7 @@ def test_entries_lie_in_the_folder_or_divided_plain_or_packed(tmp_path: Path) ->
     assert found.entry("1abc") is found.entry("1abc")
     assert list(found.entry("2def").sequences) == ["B"]
     for pdb_id, reason, message in (
-        ("9zzz", "missing file", "there is no 9zzz.cif or 9zzz.cif.gz in"),
+        ("9zzz", "missing file", "9zzz.cif and 9zzz.cif.gz are missing in"),
         ("3bad", "unreadable", "3bad.cif:3: is not valid CIF: unexpected end"),
     ):
         for _ in range(2):
@@ -53,12 +53,12 @@ def test_obsolete_entries_have_successors_or_are_withdrawn(tmp_path: Path) -> No
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder; give the one that holds the PDB's mmCIF files"):
+    with pytest.raises(InputError, match="no such folder; give the folder of the PDB's mmCIF files"):
         MmcifFolder(tmp_path / "none")
     (tmp_path / "list").write_text("1abc:2001-13-03\n")
-    with pytest.raises(InputError, match="no line 'OBSLTE'"):
+    with pytest.raises(InputError, match="lines 'OBSLTE'"):
         MmcifFolder(tmp_path, obsolete=tmp_path / "list")
-    with pytest.raises(InputError, match=":1: not a line such as 1abc:2001-02-03"):
+    with pytest.raises(InputError, match=":1: expected a line such as 1abc:2001-02-03"):
         MmcifFolder(tmp_path, release_dates=tmp_path / "list")
 
 
@@ -76,8 +76,8 @@ def test_release_dates_of_openfolds_table(tmp_path: Path) -> None:
     for text, message in (
         ("[1]", "must map PDB ids to objects"),
         ("{", "not valid JSON"),
-        ('{"1abc": {"release_date": null}}', "record '1abc'.*has no release_date"),
-        ('{"1abc": "2001-02-03"}', "has no release_date"),
+        ('{"1abc": {"release_date": null}}', "record '1abc'.*lacks a release_date"),
+        ('{"1abc": "2001-02-03"}', "lacks a release_date"),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=message):
@@ -92,7 +92,7 @@ def test_release_date_of_an_entry(tmp_path: Path) -> None:
     assert listed.released("1abc") == date(2001, 1, 1)
     assert MmcifFolder(folder).released("1abc") == date(2002, 3, 4)
     for one in (listed, MmcifFolder(folder)):
-        with pytest.raises(TemplateSkipped, match=r"there is no 2abc\.cif"):
+        with pytest.raises(TemplateSkipped, match=r"2abc\.cif and 2abc\.cif\.gz are missing"):
             one.released("2abc")
 
 

@@ -119,8 +119,8 @@ def test_ten_thousand_mutated_entries_give_chains_or_one_clear_error() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("L1 1 4 ? ", "L1 1 ? ? ", "an atom of a protein has no place in its sequence"),
-        ("\n1 4 ALA\n", "\n1 ? ALA\n", "a residue of the sequence has no number"),
+        ("L1 1 4 ? ", "L1 1 ? ? ", "an atom of a protein lacks a place in its sequence"),
+        ("\n1 4 ALA\n", "\n1 ? ALA\n", "a residue of the sequence lacks a number"),
         ("_atom_site.group_PDB\n", "", "expected 15 values in each"),
     ],
 )
@@ -136,5 +136,5 @@ def test_a_coordinate_that_is_no_number_is_refused_with_its_chain() -> None:
     x = f"{position(1, 'N')[0]:.3f}"
     found = read(text.replace(f"L1 1 1 ? {x}", "L1 1 1 ? nan"))
     assert found.chain("B").mask.sum() == 160
-    with pytest.raises(InputError, match="'nan' where a number is expected"):
+    with pytest.raises(InputError, match="expected a number for an atom, found 'nan'"):
         found.chain("A")

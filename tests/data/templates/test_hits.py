@@ -93,14 +93,14 @@ def test_a_search_without_hits_has_none() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not HHsearch's output"),
+        ("", "expected HHsearch's output"),
         (HHR.replace("No 2\n", "No two\n"), ":20: a hit without number, name and scores"),
-        (HHR.replace("Sum_probs=28.0", "Sum_probs=nan"), "has no Aligned_cols and Sum_probs"),
+        (HHR.replace("Sum_probs=28.0", "Sum_probs=nan"), "lacks Aligned_cols and Sum_probs"),
         (HHR[: HHR.rindex("T name")], "differ in length|without an alignment"),
         (HHR.replace("   22 (40)", "   23 (40)", 1), "more or fewer residues than its numbers say"),
         (
             HHR.replace("name              23 ", "name              24 "),
-            "does not go on where the one before ended",
+            "does not continue at the end of the previous one",
         ),
         (HHR.replace(" (40)", ""), "not a row of an alignment"),
         (HHR[: HHR.index("Q name")], "a hit without an alignment"),
@@ -114,15 +114,15 @@ def test_damaged_hhsearch_output_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "no line '# STOCKHOLM'"),
-        (STO.replace("//", ""), "is cut off"),
-        (STO.replace("1abc_A/3-38", "1abc"), "is not called <PDB id>_<chain>/<first>-<last>"),
+        ("nonsense", "with a line '# STOCKHOLM'"),
+        (STO.replace("//", ""), "is truncated"),
+        (STO.replace("1abc_A/3-38", "1abc"), "expected a hit named <PDB id>_<chain>/<first>-<last>"),
         (
             STO.replace(HOMOLOGUE[11:36], HOMOLOGUE[11:35]),
             "its profile has 39 columns, the query 40 residues",
         ),
         (STO.replace(HOMOLOGUE[11:36], HOMOLOGUE[11:35] + "*"), ":8: not a row of an alignment"),
-        (sto({"1abc_A/1-2": "-" * 40 + "gg"}), "a row without an aligned residue"),
+        (sto({"1abc_A/1-2": "-" * 40 + "gg"}), "the row lacks an aligned residue"),
     ],
 )
 def test_damaged_hmmsearch_output_is_refused(text: str, message: str) -> None:
@@ -132,11 +132,11 @@ def test_damaged_hmmsearch_output_is_refused(text: str, message: str) -> None:
 
 def test_hits_of_another_sequence_are_refused() -> None:
     other = "W" + QUERY[1:3] + "W" + QUERY[4:]
-    with pytest.raises(InputError, match="those of another sequence: residue 4 of the query is 'A' there"):
+    with pytest.raises(InputError, match="belong to another sequence, whose residue 4 is 'A'"):
         parse_hhr(HHR, other)
-    with pytest.raises(InputError, match="those of another sequence"):
+    with pytest.raises(InputError, match="belong to another sequence"):
         parse_hhr(HHR, QUERY[:20])
-    with pytest.raises(InputError, match="those of another sequence"):
+    with pytest.raises(InputError, match="belong to another sequence"):
         parse_hmmsearch(STO, QUERY + "A")
     unknown = QUERY[:3] + "X" + QUERY[4:]
     assert len(parse_hhr(HHR, unknown)) == 2

@@ -60,7 +60,7 @@ def test_a_profile_database_is_searched_by_hhsearch(
     (tmp_path / "pdb70_hhm.ffdata").touch()
     options = TemplateOptions(database=tmp_path / "pdb70", mmcif_dir=entries)
     monkeypatch.setattr(source, "find_hhsearch", lambda: None)
-    with pytest.raises(ConfigError, match="pdb70 is a database of HH-suite, and hhsearch is not installed"):
+    with pytest.raises(ConfigError, match="pdb70 is an HH-suite database, and hhsearch is not installed"):
         TemplateFinder(options)
     monkeypatch.setattr(source, "find_hhsearch", lambda: "hhsearch")
     asked = []
@@ -84,7 +84,7 @@ def test_damaged_hits_are_an_error_and_not_nothing(tmp_path: Path, entries: Path
     hits = tmp_path / "msas" / "query" / "pdb_hits.hhr"
     hits.parent.mkdir(parents=True)
     hits.write_text("nonsense")
-    with pytest.raises(InputError, match=r"pdb_hits\.hhr: is not HHsearch's output"):
+    with pytest.raises(InputError, match=r"pdb_hits\.hhr: expected HHsearch's output"):
         TemplateFinder(TemplateOptions(mmcif_dir=entries)).find(
             target_from_sequence(QUERY), NOTHING, tmp_path / "msas"
         )

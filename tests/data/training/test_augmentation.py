@@ -104,13 +104,13 @@ def test_a_single_sequence_stays_as_it_is() -> None:
 
 def test_settings_and_features_that_make_no_sense_are_refused() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(ConfigError, match=r"must be 0 to 1, got 1\.5"):
+    with pytest.raises(ConfigError, match=r"must be 0 to 1, found 1\.5"):
         rows_left(10, rng, fraction=1.5)
-    with pytest.raises(ConfigError, match="must not be -1"):
+    with pytest.raises(ConfigError, match="at least 0 deleted blocks, found -1"):
         rows_left(10, rng, num_blocks=-1)
-    with pytest.raises(ConfigError, match="must not be 0"):
+    with pytest.raises(ConfigError, match="at least 1 deleted blocks, found 0"):
         rows_left(10, rng, num_blocks=0, randomize_num_blocks=True)
-    with pytest.raises(InputError, match="no feature 'msa'"):
+    with pytest.raises(InputError, match="feature 'msa' is missing"):
         delete_blocks({}, rng)
     with pytest.raises(ConfigError, match="0 to 1"):
         sample_fape_clamp(rng, unclamped=-0.1)

@@ -135,7 +135,7 @@ def test_sources_that_cannot_be_used_are_the_same_error_as_without_a_cache(
     cache = FeatureCache(folder)
     (alignment,) = entry.alignments()
     write(alignment, a3m("WWWWWWWWW"))
-    with pytest.raises(InputError, match=r"1aaa_A\.a3m\.gz.*of another sequence"):
+    with pytest.raises(InputError, match=r"1aaa_A\.a3m\.gz.*another sequence"):
         cache.read(entry)
     entry.structure.unlink()
     with pytest.raises(InputError, match=r"1aaa_A\.pdb\.gz: no such file"):
@@ -268,7 +268,7 @@ def test_cache_that_cannot_be_written_costs_no_sample(
     for _ in range(2):
         assert_equal(cache.read(entry), read_entry(entry))
     assert [record.message for record in caplog.records] == [
-        f"the cache {folder} cannot be written (No space left on device); what is missing there is parsed each time"
+        f"the cache {folder} cannot be written (No space left on device); missing entries are parsed each time"
     ]
     assert list((folder / "temporary").iterdir()) == []
 

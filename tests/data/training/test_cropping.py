@@ -274,7 +274,7 @@ def test_a_feature_of_unknown_layout_is_refused() -> None:
         ),
         ({"aatype": np.zeros(4)}, [1, 4], "1 to 4 of 4"),
         ({"aatype": np.zeros(4)}, [-1, 2], "-1 to 2 of 4"),
-        ({"msa": np.zeros(4)}, [0], "no axis of residues"),
+        ({"msa": np.zeros(4)}, [0], "expected an axis of residues"),
     ],
 )
 def test_crops_that_do_not_fit_are_refused(

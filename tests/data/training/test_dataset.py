@@ -26,7 +26,7 @@ def test_index_says_what_belongs_to_a_split(tmp_path: Path) -> None:
     assert [len(entry) for entry in found] == [9, 10, 10]
     assert [name for name, _ in found.unreadable] == ["1ddd_A"]
     assert [entry.id for entry in open_dataset(tmp_path, split="valid")] == ["2aaa_A"]
-    with pytest.raises(ConfigError, match="no split 'test': it has train, valid"):
+    with pytest.raises(ConfigError, match="lacks the split 'test': it has train, valid"):
         open_dataset(tmp_path, split="test")
 
 
@@ -50,7 +50,7 @@ def test_folder_without_an_index_is_read_file_by_file(tmp_path: Path) -> None:
     assert [name for name, _ in found.unreadable] == ["cut"]
     assert "cut.cif" in found.unreadable[0][1]
     assert read_entry(found[2]).chain.sequence.upper() == found[2].sequence
-    with pytest.raises(ConfigError, match="has no split 'valid': it has no splits"):
+    with pytest.raises(ConfigError, match="lacks the split 'valid': it has no splits"):
         open_dataset(tmp_path, split="valid")
     write(tmp_path / "valid" / "three.pdb", pdb_text({"A": "MKVLAAGIT"}))
     assert [entry.id for entry in open_dataset(tmp_path, split="valid")] == ["three"]
@@ -117,12 +117,12 @@ def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no structure to train on"):
         open_dataset(tmp_path)
-    with pytest.raises(ConfigError, match="no folder 'mmcifs'"):
+    with pytest.raises(ConfigError, match="lacks a folder 'mmcifs'"):
         open_dataset(tmp_path, layout="openfold")
-    with pytest.raises(ConfigError, match="'pdb' is not known"):
+    with pytest.raises(ConfigError, match="unknown layout 'pdb'"):
         open_dataset(tmp_path, layout="pdb")
     write(tmp_path / "empty.pdb", "")
-    with pytest.raises(ConfigError, match=r"1 cannot be used:\n  empty: .*is empty"):
+    with pytest.raises(ConfigError, match=r"1 are invalid:\n  empty: .*is empty"):
         open_dataset(tmp_path)
 
 
@@ -131,9 +131,9 @@ def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     [
         ("name\tsplit\n1abc\n", r"index.tsv:2.*has 1 columns"),
         ("id\tsplit\n", "must name the columns"),
-        ("name\n1abc\n1abc\n", r"index.tsv:3.*comes twice"),
+        ("name\n1abc\n1abc\n", r"index.tsv:3.*is missing or repeated"),
         ("name\n../../etc\n", "is not the name of a file"),
-        ("name\tresolution\n1abc\tsharp\n", "number of Å, not 'sharp'"),
+        ("name\tresolution\n1abc\tsharp\n", "number of Å, found 'sharp'"),
         ("name\trelease_date\n1abc\t3.2.01\n", "YYYY-MM-DD"),
     ],
 )
@@ -147,7 +147,7 @@ def test_damaged_index_is_an_error_with_its_line(tmp_path: Path, text: str, mess
     [
         ('{"1abc_A": {"seq": "MK"}', "is not valid JSON"),
         ("[]", "must map names"),
-        ('{"1abc_A": {"resolution": 1}}', r"record '1abc_A'\): has no sequence"),
+        ('{"1abc_A": {"resolution": 1}}', r"record '1abc_A'\): lacks a sequence"),
         ('{"1abc_A": {"seq": "MK", "cluster_size": "big"}}', "whole number"),
         ('{"1abc_A": {"seq": "MK", "resolution": -1}}', "number of Å"),
     ],
@@ -167,7 +167,7 @@ def test_alignment_of_another_chain_is_refused(tmp_path: Path) -> None:
     assert msa.deletions[1, 19] == 1
     for other in ("EE" + chain[2:], chain + "Q", chain[:-1]):
         path = write(tmp_path / "other.a3m", a3m(other))
-        with pytest.raises(InputError, match=r"other\.a3m.*of another sequence"):
+        with pytest.raises(InputError, match=r"other\.a3m.*another sequence"):
             read_chain_msa(path, chain)
 
 
@@ -289,7 +289,7 @@ def test_where_alignments_are_is_said_or_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path / "openfold", layout="openfold", duplicates=tmp_path / "none")
     for text in ("1abc_A 1abc_B\n1abc_B 2abc_A\n", "1abc_A ../x\n"):
         write(tmp_path / "bad.txt", text)
-        with pytest.raises(InputError, match="a name comes twice, or is not the name of a file"):
+        with pytest.raises(InputError, match="a name is repeated, or is not the name of a file"):
             read_duplicates(tmp_path / "bad.txt")
 
 

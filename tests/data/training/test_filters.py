@@ -82,5 +82,5 @@ def test_nothing_left_is_an_error_that_counts() -> None:
     entries = [entry("blurred", resolution=12.0), entry("poly", "G" * 30), entry("poly2", "A" * 30)]
     with pytest.raises(ConfigError, match=r"all 3 \(resolution <= 9 Å: 1; single residue type <= 0.8: 2\)"):
         apply_filters(entries, Filters())
-    with pytest.raises(ConfigError, match="no chain to filter"):
+    with pytest.raises(ConfigError, match="contains no chain"):
         apply_filters([], Filters())

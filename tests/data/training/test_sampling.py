@@ -83,7 +83,7 @@ def test_orders_that_cannot_be_drawn_are_refused() -> None:
         ([([], np.zeros(0), 1.0)], "empty"),
         ([(["a"], np.zeros(1), 1.0)], "zero"),
         ([(["a"], np.array([np.nan]), 1.0)], "finite"),
-        ([(["a"], np.array([1.0]), 0.0)], "no set"),
+        ([(["a"], np.array([1.0]), 0.0)], "all shares are zero"),
         ([(["a"], np.ones(2), 1.0)], "shape"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -1,1 +1,1 @@
-"""Training sets in one file: an index of entries, or whole preprocessed sets, read through memory maps."""
+"""Training sets in one file: an index of entries, or preprocessed sets, read through memory maps."""

@@ -1,4 +1,4 @@
-"""Builds packed sets: the entries of a training set and all that their samples are made of, in one file."""
+"""Build packed sets: the entries of a training set with the data of their samples, in one file."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SAID_EVERY = 1000
 
 @dataclass(frozen=True)
 class MakeRecord:
-    """Makes the record of an entry; sent to the loader's workers.
+    """Maker of an entry's record; pickled for the loader's workers.
 
     Attributes:
-        read: Reads an entry, with all its residues.
+        read: Reads an entry with all its residues.
     """
 
     read: Callable[[Entry], Any]
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
-        """The record of ``entry``, ``record`` ``[bytes]`` uint8."""
+        """Return the record of ``entry``, ``record`` ``[bytes]`` uint8."""
         return retry_io(partial(self._make, entry))
 
     def _make(self, entry: Entry) -> dict[str, np.ndarray]:
@@ -58,18 +58,18 @@ def build(
     """Build a packed set.
 
     Args:
-        path: The file; appears when all of it is there.
+        path: Path of the file, written atomically.
         sets: Entries by the name of their set.
         make: Makes records.
-        meta: What ``RecordFile.meta`` shall have.
-        workers: Processes that make records; 0 makes them in this one.
-        say: Told how far it is.
+        meta: Content of ``RecordFile.meta``.
+        workers: Processes that make records; 0 makes them in this process.
+        say: Called with progress lines.
 
     Returns:
-        Names and reasons of the entries that could not be used; they are left out.
+        Names and reasons of invalid entries, which are left out.
 
     Raises:
-        ConfigError: No entry of a set could be used.
+        ConfigError: All entries of a set are invalid.
         WriteError: The file cannot be written.
     """
     failed: list[tuple[str, str]] = []
@@ -101,11 +101,11 @@ def _add_samples(
     workers: int,
     say: Callable[[str], None],
 ) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Writes the records of a set; returns its entries with their records' numbers, and those that failed."""
+    """Write the records of a set; return its entries with record numbers, and failed ones."""
     kept: list[Entry] = []
     if not entries:
         return kept, []
-    # One failure more than there are entries: here none of them is a reason to stop.
+    # The limit is one more than the number of entries, so that failures never stop the build.
     with SampleLoader(
         make, entries, workers=workers, prefetch=2 * workers, max_failures=len(entries) + 1
     ) as loader:

@@ -1,4 +1,4 @@
-"""Entries of a training set in a file of records: a sequence that takes no memory, however many there are."""
+"""Entries of a training set in a file of records: a sequence that uses no memory per entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATHS = ("structure", "alignment_dir")
 
 
 class EntryList(Sequence[Entry]):
-    """The entries of a table, each decoded when it is asked for.
+    """Entries of a table, decoded on access.
 
     Args:
         file: The file.
@@ -47,15 +47,15 @@ class EntryList(Sequence[Entry]):
 
     @property
     def weights(self) -> np.ndarray:
-        """``[E]`` float64: :func:`fastfold.data.training.sampling.sampling_weights` of the entries."""
+        """Return ``[E]`` float64 sampling weights, see :func:`fastfold.data.training.sampling.sampling_weights`."""
         return self._file.array(f"{self._table}/weights")
 
 
 def add_entries(writer: RecordWriter, table: str, entries: Sequence[Entry]) -> None:
-    """Writes the entries of a table, with their weights.
+    """Write the entries of a table, with their weights.
 
     Args:
-        writer: Of the file.
+        writer: Writer of the file.
         table: Name of the table.
         entries: The entries.
     """
@@ -65,12 +65,12 @@ def add_entries(writer: RecordWriter, table: str, entries: Sequence[Entry]) -> N
 
 
 def weights_of(entries: Sequence[Entry]) -> np.ndarray:
-    """``[E]`` sampling weights of entries, without a look at each where they stand in the file."""
+    """Return ``[E]`` sampling weights of entries, without decoding those in a file."""
     return entries.weights if isinstance(entries, EntryList) else sampling_weights(entries)
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
-    """What JSON can hold of an entry: its attributes that are not the default."""
+    """Return the attributes of an entry that differ from the default, in JSON's types."""
     found: dict[str, Any] = {}
     for field in fields(entry):
         value = getattr(entry, field.name)
@@ -87,7 +87,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 def entry_of(found: dict[str, Any]) -> Entry:
-    """The inverse of :func:`entry_fields`."""
+    """Build an entry from its fields; inverse of :func:`entry_fields`."""
     for name in _PATHS:
         if name in found:
             found[name] = Path(found[name])

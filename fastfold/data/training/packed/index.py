@@ -1,4 +1,4 @@
-"""What a scan of a training set's folders found, kept in a file: a set is scanned once, and by one process."""
+"""Index of a training set: the result of a scan of its folders, kept in a file."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _SCANNERS = (
     "fastfold.data.training.packed.records",
     "fastfold.data.training.sampling",
 )
-"""Modules that decide, together with the parsers, what a scan finds."""
+"""Modules that, together with the parsers, determine the result of a scan."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What a scan found.
+    """Result of a scan.
 
     Attributes:
         sets: Entries by the name of their set.
-        meta: What else there is to say, in JSON's types.
+        meta: Further data in JSON's types.
     """
 
     sets: Mapping[str, Sequence[Entry]]
@@ -56,16 +56,16 @@ class Scanned:
 def indexed(
     folder: PathLike, settings: Any, sources: Iterable[PathLike], scan: Callable[[], Scanned]
 ) -> Scanned:
-    """What a scan finds, from a file of the folder if it has been made with the same settings of the same sources.
+    """Return the result of a scan, from an index file if it has the same settings and sources.
 
-    One process scans, the others wait for it. A file that is damaged is made again; where none can be written, every
-    process scans for itself.
+    One process scans, and the others wait for it. A damaged file is made again. If no file can be written, every
+    process scans.
 
     Args:
-        folder: Where the files are kept; made if it does not exist.
-        settings: All that the scan depends on (:func:`fastfold.utils.hashing.input_hash`).
-        sources: Tables and folders that it reads; one that has changed, by its time or its size, is read again. What
-            changes within a structure file is noticed when that is drawn.
+        folder: Folder of the index files; created if missing.
+        settings: Everything that the scan depends on (:func:`fastfold.utils.hashing.input_hash`).
+        sources: Tables and folders that it reads; a changed time or size causes a new scan. A change within a structure
+            file is noticed when it is drawn.
         scan: Scans.
     """
     key = input_hash(settings, scanner_version(), [_state(path) for path in sources])
@@ -77,9 +77,9 @@ def indexed(
                 _write(path, scan())
                 found = _read(path)
     except (OutputError, OSError) as error:
-        _log.warning("the index of the training set cannot be kept: %s", error)
+        _log.warning("the index of the training set cannot be written: %s", error)
         return scan()
-    assert found is not None, "an index that has just been written"
+    assert found is not None, "the index was just written"
     return found
 
 
@@ -89,7 +89,7 @@ def _read(path: Path) -> Scanned | None:
     try:
         file = RecordFile(path)
     except InputError as error:
-        _log.warning("%s; it is made again", error)
+        _log.warning("%s; making it again", error)
         return None
     return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
 
@@ -103,7 +103,7 @@ def _write(path: Path, found: Scanned) -> None:
 
 @functools.cache
 def scanner_version() -> str:
-    """Fingerprint of the code that decides what a scan finds."""
+    """Return the fingerprint of the code that determines the result of a scan."""
     digest = hashlib.sha256(parser_version().encode())
     for name in _SCANNERS:
         file = importlib.import_module(name).__file__
@@ -113,7 +113,7 @@ def scanner_version() -> str:
 
 
 def _state(path: PathLike) -> tuple[str, int, int] | None:
-    """A file or folder with its time and size; None if it is not there."""
+    """Return a path with its time and size; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""One file of many records, each with a checksum, that any number of processes read through one memory map.
+"""File of many records with checksums, read by any number of processes through a memory map.
 
 Layout: 64 bytes (magic, offset, length and CRC-32 of the header), then records and arrays, then the header in JSON.
-Records stand in named tables; where each begins, its size and its CRC-32 are arrays of the file.
+Records are in named tables; their offsets, sizes and CRC-32 are arrays of the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ALIGNMENT = 64
 
 @contextmanager
 def writing_records(path: PathLike) -> Iterator[RecordWriter]:
-    """Writes a file of records, which appears whole when the block ends, or not at all.
+    """Write a file of records, which appears when the block ends without an error.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: The file cannot be written.
     """
     with replacing(path) as temporary, temporary.open("wb") as file:
         writer = RecordWriter(file)
@@ -43,10 +43,10 @@ def writing_records(path: PathLike) -> Iterator[RecordWriter]:
 
 
 class RecordWriter:
-    """What a file of records is filled by; see :func:`writing_records`.
+    """Writer of a file of records; see :func:`writing_records`.
 
     Args:
-        file: The file, which is empty.
+        file: Empty file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -57,12 +57,12 @@ class RecordWriter:
         self._write(bytes(_START.size))
 
     def add(self, table: str, record: bytes) -> None:
-        """Appends a record to a table."""
+        """Append a record to a table."""
         start = self._write(record)
         self._tables.setdefault(table, []).append((start, len(record), zlib.crc32(record)))
 
     def add_array(self, name: str, array: np.ndarray) -> None:
-        """Adds an array under a name."""
+        """Add an array under a name."""
         self._pad()
         self._arrays[name] = (
             array.dtype.str,
@@ -71,7 +71,7 @@ class RecordWriter:
         )
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
-        """What JSON can hold, to be found as ``RecordFile.meta``."""
+        """Set the metadata (JSON's types) returned by ``RecordFile.meta``."""
         self._meta = dict(meta)
 
     def _write(self, data: bytes) -> int:
@@ -83,7 +83,7 @@ class RecordWriter:
         self._write(bytes(-self._file.tell() % _ALIGNMENT))
 
     def finish(self) -> None:
-        """Writes what is needed to find everything; nothing can be added after it."""
+        """Write the header; nothing can be added afterwards."""
         for table, rows in self._tables.items():
             columns = np.array(rows, np.int64).reshape(-1, 3).T
             self.add_array(f"{table}/start", columns[0])
@@ -96,7 +96,7 @@ class RecordWriter:
 
 
 def is_packed(path: PathLike) -> bool:
-    """Whether this is a file of records, by its first bytes."""
+    """Return True if the first bytes are those of a file of records."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -105,17 +105,17 @@ def is_packed(path: PathLike) -> bool:
 
 
 class RecordFile:
-    """Reads what :func:`writing_records` wrote; can be sent to other processes.
+    """Reader of a file written by :func:`writing_records`; picklable.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Attributes:
-        path: The file.
-        meta: What the writer was given.
+        path: Path of the file.
+        meta: Metadata of the file.
 
     Raises:
-        InputError: It cannot be read, is not such a file, or is cut off or damaged.
+        InputError: The file cannot be read, has another format, or is truncated or damaged.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -132,34 +132,34 @@ class RecordFile:
         _, start, size, checksum = _START.unpack(head)
         header = self._map[start : start + size].tobytes()
         if len(header) != size or zlib.crc32(header) != checksum:
-            raise InputError("is cut off or damaged; copy it or build it again", path=path)
+            raise InputError("is truncated or damaged; copy it or build it again", path=path)
         try:
             content = json.loads(header)
             self.meta: dict[str, Any] = dict(content["meta"])
             self._arrays: dict[str, Any] = dict(content["arrays"])
             for name in self._arrays:
-                self.array(name)  # lies inside the file, and has a shape
+                self.array(name)  # checks that it is inside the file, and its shape
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise InputError("has a header that is none of ours; build it again", path=path) from None
+            raise InputError("has an unknown header; build it again", path=path) from None
 
     def __reduce__(self) -> tuple[type[RecordFile], tuple[Path]]:
         return RecordFile, (self.path,)
 
     def count(self, table: str) -> int:
-        """Number of records in a table, 0 where there is none of that name."""
+        """Return the number of records in a table, 0 for an unknown table."""
         return int(self._arrays[f"{table}/start"][1][0]) if f"{table}/start" in self._arrays else 0
 
     def array(self, name: str) -> np.ndarray:
-        """An array, which lies in the memory map and takes no memory of the process."""
+        """Return an array of the memory map, which uses no memory of the process."""
         dtype, shape, start = self._arrays[name]
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return self._map[start : start + size].view(dtype).reshape(shape)
 
     def record(self, table: str, index: int) -> bytes:
-        """A record.
+        """Return a record.
 
         Raises:
-            InputError: Its checksum is not that of its bytes.
+            InputError: Its checksum does not match its bytes.
         """
         start, size = (int(self.array(f"{table}/{name}")[index]) for name in ("start", "size"))
         content = self._map[start : start + size].tobytes()

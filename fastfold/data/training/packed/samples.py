@@ -1,4 +1,4 @@
-"""Everything that samples of an entry are made of as one record: structure, alignments and template hits."""
+"""Record of an entry's samples: structure, alignments and template hits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SAMPLES = "samples"
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
 _MAX_RECORD = 1 << 30
 _LEVEL = 1
-"""Of zlib: alignments become a quarter of their size, and are unpacked faster than most disks read."""
+"""Compression level of zlib: alignments shrink to a quarter, and decompress faster than most disks read."""
 
 
 def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
-    """The record of an entry; alignments that chains share are there once.
+    """Serialise an entry's data to a record; alignments shared by chains are stored once.
 
     Args:
-        data: What its files hold, of a predicted structure with all its residues.
-        hits: Template hits by sequence, those that a look at the alignment leaves
+        data: Content of its files; of a predicted structure with all residues.
+        hits: Template hits by sequence, filtered by their alignments
             (:func:`fastfold.data.training.templates.read_candidates`).
     """
     if isinstance(data, ComplexData):
@@ -52,13 +52,13 @@ def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[Templat
 
 
 def of_record(record: bytes) -> EntryData | ComplexData:
-    """What an entry's files held, with its template hits.
+    """Parse an entry's data with its template hits from a record.
 
     Args:
-        record: What :func:`to_record` returned.
+        record: Result of :func:`to_record`.
 
     Raises:
-        InputError: It is a record of another version.
+        InputError: The record has another version, or is damaged.
     """
     try:
         unpacker = zlib.decompressobj()
@@ -66,7 +66,7 @@ def of_record(record: bytes) -> EntryData | ComplexData:
         if unpacker.unconsumed_tail:
             raise cache_format.Unusable(f"it unpacks to more than {_MAX_RECORD >> 20} MiB")
         if not unpacker.eof:
-            raise cache_format.Unusable("it is cut off")
+            raise cache_format.Unusable("it is truncated")
         arrays = cache_format.from_bytes(content, _VERSION, "")
     except cache_format.OtherVersion:
         raise InputError("the packed set was built by another version of FastFold; build it again") from None

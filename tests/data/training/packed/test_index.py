@@ -88,7 +88,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, table: Path, caplog: pyte
     file.write_bytes(file.read_bytes()[:-5])
     with caplog.at_level(logging.WARNING):
         assert len(indexed(tmp_path / "index", 1, [table], scan).sets["train"]) == 2
-    assert "is cut off or damaged" in caplog.text
+    assert "is truncated or damaged" in caplog.text
 
 
 def test_an_index_that_cannot_be_kept_costs_time_alone(
@@ -97,7 +97,7 @@ def test_an_index_that_cannot_be_kept_costs_time_alone(
     with caplog.at_level(logging.WARNING):
         found = indexed(table / "index", 1, [table], Scan())
     assert found.sets["train"] == [ENTRY]
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 def test_the_version_covers_what_scans() -> None:

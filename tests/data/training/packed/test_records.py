@@ -52,8 +52,8 @@ def test_a_flipped_bit_of_a_record_is_told(path: Path) -> None:
 def test_what_is_no_such_file_is_refused(path: Path, tmp_path: Path) -> None:
     content = path.read_bytes()
     for damaged, message in (
-        (content[:-1], "is cut off or damaged"),
-        (content[:-3] + b"x" + content[-2:], "is cut off or damaged"),
+        (content[:-1], "is truncated or damaged"),
+        (content[:-3] + b"x" + content[-2:], "is truncated or damaged"),
         (b"another" + content[7:], "is not a packed training set"),
         (content[:20], "is not a packed training set"),
         (b"", "cannot be read|is not a packed"),
@@ -98,5 +98,5 @@ def test_a_foreign_header_with_the_right_checksum_is_refused(header: bytes, path
     content = path.read_bytes()[: _START.size]
     start = _START.pack(_MAGIC, _START.size, len(header), zlib.crc32(header))
     path.write_bytes(start + content[len(start) :] + header + bytes(64))
-    with pytest.raises(InputError, match="none of ours"):
+    with pytest.raises(InputError, match="has an unknown header"):
         RecordFile(path)
