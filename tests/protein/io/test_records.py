@@ -21,7 +21,9 @@ def test_two_residues_under_one_number_are_refused_unless_they_are_alternates() 
     chain = ChainRecord("A")
     chain.add_atom(atom("CA", "SER", alternate="A"), 1, "", hetero=False)
     assert chain.add_atom(atom("CA", "ALA", alternate="B"), 1, "", hetero=False) == ""
-    assert "is SER in an earlier record and GLY here" in chain.add_atom(atom("CA", "GLY"), 1, "", hetero=False)
+    assert "is SER in an earlier record and GLY here" in chain.add_atom(
+        atom("CA", "GLY"), 1, "", hetero=False
+    )
     (residue,) = chain.residues.values()
     assert residue.names == ["SER", "ALA"]
 
