@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: ``make docs``. Warnings are errors."""
+"""Configuration of Sphinx for ``make docs``. Warnings are errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ version = release = __version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 templates_path = ["_templates"]
-exclude_patterns = ["package_index.md"]  # a page of its own
+exclude_patterns = ["package_index.md"]  # shown only by the package index
 
 html_theme = "furo"
 html_title = f"FastFold {version}"
@@ -47,11 +47,11 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# A name that a package exports is documented there and where it is defined; either place will do for a link.
-# The function below cannot be kept with the configuration, and need not be.
+# An exported name is documented in its package and in its module; both are valid targets of links.
+# The function below cannot be pickled with the configuration.
 suppress_warnings = ["ref.python", "config.cache"]
-# A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
-# nor are type variables and private names.
+# References to missing modules and names of FastFold are errors. Those of other projects, type variables and private
+# names are not checked.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!fastfold\b).*"),
@@ -60,14 +60,14 @@ nitpick_ignore_regex = [
 
 
 def exported(package: str) -> list[str]:
-    """What a package exports, by the places where it is defined."""
+    """Return the full names of a package's exports, in the modules that define them."""
     module = import_module(package)
     names = getattr(module, "__all__", ()) if hasattr(module, "__path__") else ()
     return [place for name in names if (place := defined(getattr(module, name))) is not None]
 
 
 def defined(thing: object) -> str | None:
-    """Where a class or function of ours is defined; None for anything else."""
+    """Return the full name of a class or function of FastFold; None for others."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return f"{module}.{name}" if name and str(module).startswith("fastfold.") else None
 
@@ -75,8 +75,8 @@ def defined(thing: object) -> str | None:
 autosummary_context = {"exported": exported}
 
 DOCS = Path(__file__).parent
-# Pages whose text is a file outside of this folder; here they only point to it.
-ELSEWHERE = {
+# Pages whose text is a file outside of this folder.
+INCLUDED = {
     "benchmarks": DOCS.parent / "benchmarks" / "README.md",
     "changelog": DOCS.parent / "CHANGELOG.md",
     "contributing": DOCS.parent / "CONTRIBUTING.md",
@@ -86,16 +86,16 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+://|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def _text(_: Sphinx, name: str, content: list[str]) -> None:
-    """Read pages that stand elsewhere, and let links of all pages lead to pages, or to files of the repository.
+    """Read included pages, and convert links to pages or to names of files.
 
-    In the repository, a link is a path from the file that it stands in.
+    In the repository, a link is relative to its file.
     """
-    path = ELSEWHERE.get(name, DOCS / f"{name}.md")
+    path = INCLUDED.get(name, DOCS / f"{name}.md")
     if path.suffix != ".md" or not path.is_file():
         return
-    if name in ELSEWHERE:
+    if name in INCLUDED:
         content[0] = path.read_text(encoding="utf-8")
-    pages = {file.resolve(): f"{page}.md" for page, file in ELSEWHERE.items()}
+    pages = {file.resolve(): f"{page}.md" for page, file in INCLUDED.items()}
 
     def link(found: re.Match[str]) -> str:
         target = (path.parent / found[2]).resolve()
@@ -103,7 +103,7 @@ def _text(_: Sphinx, name: str, content: list[str]) -> None:
         if target in pages or inside:
             page = pages.get(target) or os.path.relpath(target, DOCS)
             return f"[{found[1]}]({page}{found[3] or ''})"
-        # What is no page is named and not copied.
+        # Other files are named and not copied.
         return found[1] if found[1].startswith("`") else f"`{found[1]}`"
 
     content[0] = LINK.sub(link, content[0])
@@ -112,7 +112,7 @@ def _text(_: Sphinx, name: str, content: list[str]) -> None:
 def _through_package(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Element | None:
-    """A reference by the name that a package exports, to where the thing is defined."""
+    """Resolve a reference to an exported name to the module that defines it."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py" or not target.startswith("fastfold."):
         return None

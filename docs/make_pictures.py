@@ -1,9 +1,8 @@
-"""Make ``docs/prediction.png``: what a network predicts for a protein, beside its experimental structure.
+"""Make ``docs/prediction.png``: a prediction for a protein next to its experimental structure.
 
     python docs/make_pictures.py 1igd.pdb [--msa 1igd.a3m] [--weights mini] [--out docs/prediction.png]
 
-The structure file (PDB or mmCIF, perhaps packed) is that of a single chain; without an alignment its sequence alone is
-folded.
+The structure file (PDB or mmCIF, also compressed) has a single chain. Without an alignment, only its sequence is used.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COLOURS = matplotlib.colors.LinearSegmentedColormap.from_list(
 
 
 def smooth(points: np.ndarray) -> np.ndarray:
-    """A Catmull-Rom curve ``[(N - 1) * STEPS + 1, d]`` through ``points [N, d]``."""
+    """Return a Catmull-Rom curve ``[(N - 1) * STEPS + 1, d]`` through ``points [N, d]``."""
     padded = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
     t = np.linspace(0, 1, STEPS, endpoint=False)[:, None, None]
     a, b, c, d = (padded[i : len(padded) - 3 + i] for i in range(4))
@@ -51,10 +50,10 @@ def draw(axes: Axes, positions: np.ndarray, values: np.ndarray | None, title: st
     colour = np.tile([0.45, 0.5, 0.56, 1.0], (len(positions), 1))
     if values is not None:
         colour = COLOURS((values - 50) / 50)
-    colour[:, :3] = 1 - (1 - colour[:, :3]) * (0.55 + 0.45 * near[:, None])  # what is far is pale
+    colour[:, :3] = 1 - (1 - colour[:, :3]) * (0.55 + 0.45 * near[:, None])  # distant parts are pale
     for i in np.argsort(depth):
         x, y = curve[max(0, (2 * i - 1) * STEPS // 2) : (2 * i + 1) * STEPS // 2 + 1, :2].T
-        # A white edge cuts what lies behind; it ends before the neighbours begin.
+        # A white edge separates the curve from those behind it; it ends before the neighbours begin.
         axes.plot(x[2:-2], y[2:-2], color="white", linewidth=7.5, solid_capstyle="butt")
         axes.plot(x, y, color=colour[i], linewidth=4.0 + 1.5 * near[i], solid_capstyle="round")
     axes.set_aspect("equal")
@@ -63,7 +62,7 @@ def draw(axes: Axes, positions: np.ndarray, values: np.ndarray | None, title: st
 
 
 def picture(structure: Path, msa: Path | None, weights: str, out: Path) -> str:
-    """Fold, superpose, draw; returns what the picture shows in one line."""
+    """Fold, superpose and draw; return the caption of the picture."""
     chain = read_structure(structure).chains[0]
     prediction = fastfold.predict(chain.sequence, model=weights, msa=msa, name=structure.stem)
     predicted = torch.as_tensor(prediction.atom_positions[:, CA])
