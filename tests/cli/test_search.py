@@ -132,7 +132,7 @@ def test_a_killed_search_goes_on_where_it_was(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"hello\n", "is not FASTA"), (b">a\n" + b"ACGT" * 50, "holds nucleotides")],
+    [(b"", "is empty"), (b"hello\n", "is not FASTA"), (b">a\n" + b"ACGT" * 50, "contains nucleotides")],
 )
 def test_a_bad_database_is_one_error_before_anything_is_written(
     cli: CommandLine, content: bytes, message: str
@@ -153,8 +153,11 @@ def test_a_bad_database_is_one_error_before_anything_is_written(
         (["{fasta}", "--db", "{db}", "x=1", "x=2"], "would both be named x"),
         (["{fasta}", "--db", "{db}", "--memory", "lots"], "is not an amount of memory"),
         (["{fasta}", "--db", "{db}", "--memory", "1MiB", "--cpu", "1"], "is too small to search"),
-        (["{fasta}", "--db", "{db}", "-E", "0"], "-E has to be more than 0"),
-        (["{fasta}", "--db", "{db}", "--engine", "phmmer", "-N", "2"], "phmmer goes through a database once"),
+        (["{fasta}", "--db", "{db}", "-E", "0"], "-E must be more than 0"),
+        (
+            ["{fasta}", "--db", "{db}", "--engine", "phmmer", "-N", "2"],
+            "phmmer makes one pass through a database",
+        ),
     ],
 )
 def test_wrong_use_is_one_clear_error(
@@ -195,9 +198,9 @@ def test_search_in_python_feeds_predict(cli: CommandLine, database: Path) -> Non
     with_rows = fastfold.predict(sequence, model, msa=folder, name="T1", num_recycles=0)
     alone = fastfold.predict(sequence, model, name="T1", num_recycles=0)
     assert abs(with_rows.mean_plddt - alone.mean_plddt) > 1e-6
-    with pytest.raises(InputError, match="has no alignment of 'T2'"):
+    with pytest.raises(InputError, match="contains no alignment of 'T2'"):
         fastfold.predict(sequence, model, msa=folder, name="T2")
-    with pytest.raises(ConfigError, match="there is no setting 'evalue'"):
+    with pytest.raises(ConfigError, match="unknown setting 'evalue'"):
         fastfold.search(sequence, database, folder, evalue=1)
 
 
@@ -210,7 +213,7 @@ def test_a_sequence_that_the_server_cannot_do_fails_its_target_alone_on_every_ru
             done = cli.infer(fasta, "--msa-server", server.url)
             assert done.code == 1
             assert "error: record 'poly': http://" in done.err
-            assert "the server failed with this query (ERROR)" in done.err
+            assert "the server failed on this query (ERROR)" in done.err
             assert list(cli.out.glob("good1_rank_001_*.pdb"))
             assert list(cli.out.glob("good2_rank_001_*.pdb"))
             assert not list(cli.out.glob("poly*"))

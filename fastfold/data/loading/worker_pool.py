@@ -143,7 +143,9 @@ class WorkerPool:
         self._failed_starts = 0
         self._workers: list[_Worker] = []
         self._wake_receiver, self._wake_sender = self._context.Pipe(duplex=False)
-        self._thread = threading.Thread(target=self._run, args=(workers,), name="worker-pool", daemon=True)
+        self._thread = threading.Thread(
+            target=self._manage_workers, args=(workers,), name="worker-pool", daemon=True
+        )
         self._thread.start()
 
     def submit(self, key: int, argument: Any) -> None:
@@ -182,7 +184,7 @@ class WorkerPool:
 
     # The following methods run in the pool's own thread.
 
-    def _run(self, workers: int) -> None:
+    def _manage_workers(self, workers: int) -> None:
         try:
             _block_interrupts()
             for _ in range(workers):
@@ -241,14 +243,14 @@ class WorkerPool:
         for worker in list(self._workers):
             # The last message of an ended worker counts, so the pipe is read first.
             if worker.pipe in happened:
-                self._read(worker)
+                self._read_message(worker)
             elif worker.process.sentinel in happened:
                 self._replace(worker)
             elif worker.deadline is not None and time.monotonic() > worker.deadline:
                 worker.killed_for, worker.deadline = f"no result after {self._timeout_s:g} s", None
                 worker.process.kill()
 
-    def _read(self, worker: _Worker) -> None:
+    def _read_message(self, worker: _Worker) -> None:
         try:
             key, value, failure = receive(worker.pipe)
         except (EOFError, OSError):

@@ -153,7 +153,7 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
         for sequence, place in empty.items():
             if not files[sequence]:
                 raise _holds_nothing(place)
-        msas = {sequence: _read(sequence, found) for sequence, found in files.items()}
+        msas = {sequence: _read_chain(sequence, found) for sequence, found in files.items()}
     else:
         common, place = _find(msa_dir, names, None)
         if not common and (place is not None or empty):
@@ -224,7 +224,7 @@ def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
     return InputError(f"cannot be searched for template hits: {error}", path=msa_dir, temporary=passing)
 
 
-def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
+def _read_chain(sequence: str, files: ChainAlignments) -> ChainMsas:
     """Read the alignments of a sequence."""
     return (
         [read_hits(path, query=sequence) for path in files.unpaired],
@@ -237,7 +237,7 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
     sequences = list(dict.fromkeys(chain.sequence for chain in target.chains))
     if len(sequences) == 1:
         used = files if target.is_complex else ChainAlignments(files.unpaired)
-        return {sequences[0]: _read(sequences[0], used)}
+        return {sequences[0]: _read_chain(sequences[0], used)}
     msas: dict[str, ChainMsas] = {sequence: ([], []) for sequence in sequences}
     for path in files.unpaired:
         text = _read_text(path)

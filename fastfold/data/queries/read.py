@@ -50,7 +50,7 @@ def read_targets(
     errors: list[InputError] = []
     for path in _files(inputs, errors):
         try:
-            found += _read(path, errors, complex_)
+            found += _read_input(path, errors, complex_)
         except InputError as error:
             errors.append(error)
     return unique_targets(_named_by_files(found), errors), errors
@@ -111,7 +111,7 @@ def _ending(path: PathLike) -> str:
     return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1]
 
 
-def _read(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
+def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
     """Read the targets of a file or of standard input."""
     if os.fspath(path) == STDIN:
         data = read_stdin_bytes(limit=MAX_A3M_BYTES)

@@ -1,1 +1,1 @@
-"""Searching sequence databases for the alignments of targets, and keeping what was found."""
+"""Search sequence databases for alignments of targets, and keep the results."""

@@ -1,4 +1,4 @@
-"""Alignments of HMMER as the text of Stockholm and A3M files."""
+"""Format alignments of HMMER as Stockholm and A3M."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _GAPS = re.compile(r"[-.]+")
 
 
 def stockholm_text(msa: DigitalMSA) -> bytes:
-    """An alignment as HMMER's programs write it, the query first, with ``#=GC RF`` below each block."""
+    """Format an alignment as HMMER's programs do, the query first, with ``#=GC RF`` below each block."""
     buffer = io.BytesIO()
     msa.write(buffer, "stockholm")
     return buffer.getvalue()
 
 
 def a3m_text(msa: DigitalMSA) -> bytes:
-    """An alignment in A3M: the columns in which the first row has residues, insertions in lower case."""
+    """Format an alignment as A3M, with the first row's residues as columns and lower-case insertions."""
     text = msa.textize()
     rows = text.alignment
     descriptions = [sequence.description for sequence in text.sequences]
     match = [letter not in "-." for letter in rows[0]]
-    # Stretches of columns of one kind; a row is cut at their borders.
+    # Runs of columns of one kind, at whose borders rows are split.
     borders = [0, *(i for i in range(1, len(match)) if match[i] != match[i - 1]), len(match)]
     stretches = [(start, end, match[start]) for start, end in itertools.pairwise(borders)]
     lines = []

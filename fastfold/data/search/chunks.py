@@ -1,8 +1,8 @@
-"""Cutting a FASTA database into parts for several workers, without reading it as a whole.
+"""Split a FASTA database into parts for several workers, without reading it as a whole.
 
-A file is thought of as chunks of equal length, of which each owns the records whose ``>`` lies in it. Chunks are dealt
-out in turn, so that relatives, which often stand together in a database, do not all fall to one worker. Of a plain file
-a worker reads its chunks itself. A compressed file is unpacked once, here, and its text handed out.
+A file is divided into chunks of equal length; each owns the records whose ``>`` is in it. Chunks are distributed
+round-robin, because relatives are often adjacent in a database and should not all go to one worker. A worker reads its
+chunks of a plain file itself. A compressed file is decompressed once, here, and its text is distributed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PIECE = 1 << 16
 
 
 class Part(NamedTuple):
-    """What one worker searches at a time.
+    """Part of a database that one worker searches at a time.
 
     Attributes:
-        number: Place among the parts of the database, from zero.
-        path: The database.
+        number: Index among the parts of the database, from zero.
+        path: Path of the database.
         chunks: First and last (exclusive) byte of each of its chunks, for a plain file.
-        text: Its records, for a compressed file; None for a plain one, and once a worker has them.
-        num_bytes: Bytes of the file that it stands for.
+        text: Its records, for a compressed file; None for a plain one, and after a worker received them.
+        num_bytes: Corresponding bytes of the file.
     """
 
     number: int
@@ -39,21 +39,21 @@ class Part(NamedTuple):
     num_bytes: int
 
     def read(self) -> bytes:
-        """The records of the part.
+        """Read the records of the part.
 
         Raises:
-            OSError: The file cannot be read, or the worker that had the text of a compressed file was lost.
+            OSError: The file cannot be read, or the worker with the text of a compressed file was lost.
         """
         if self.text is not None:
             return self.text
         if not self.chunks:
-            raise OSError("a worker process was lost; search again, what was finished is kept")
+            raise OSError("a worker process was lost; search again, finished results are kept")
         with self.path.open("rb") as file:
             return b"".join(_records(file, start, end) for start, end in self.chunks)
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is a gzip, whatever its name.
+    """Return True for a gzip file with any name.
 
     Raises:
         OSError: The file cannot be read.
@@ -65,16 +65,16 @@ def is_compressed(path: Path) -> bool:
 def split_database(
     path: Path, workers: int, part_bytes: int, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[Part]]:
-    """Cut a database into rounds of one part per worker.
+    """Split a database into rounds of one part per worker.
 
     Args:
-        path: The database, plain or compressed.
+        path: Path of the database, plain or compressed.
         workers: Parts per round.
-        part_bytes: Length of a part; that of the last round is shorter.
+        part_bytes: Length of a part; those of the last round are shorter.
         chunk_bytes: Length of a chunk.
 
     Yields:
-        The parts of a round; one may be empty.
+        Parts of a round; a part may be empty.
 
     Raises:
         InputError: A compressed file is damaged.
@@ -108,7 +108,7 @@ def split_database(
 
 
 def _records(file: BinaryIO, start: int, end: int) -> bytes:
-    """The records of a plain file whose ``>`` lies between two bytes."""
+    """Return the records of a plain file whose ``>`` is between two bytes."""
     begin = 0 if start == 0 else _next_record(file, start)
     if begin is None or begin >= end:
         return b""
@@ -118,7 +118,7 @@ def _records(file: BinaryIO, start: int, end: int) -> bytes:
 
 
 def _next_record(file: BinaryIO, offset: int) -> int | None:
-    """Place of the first ``>`` at the beginning of a line from ``offset`` (at least one) on; None if there is none."""
+    """Return the first line start with ``>`` from ``offset`` (at least 1) on; None without one."""
     place = offset - 1
     file.seek(place)
     kept = b""
@@ -132,7 +132,7 @@ def _next_record(file: BinaryIO, offset: int) -> int | None:
 
 
 def _packed_rounds(path: Path, chunks: int, chunk_bytes: int) -> Iterator[tuple[list[bytes], int]]:
-    """The texts of so many chunks at a time of a compressed file, and how many of its bytes they take."""
+    """Yield the texts of some chunks of a compressed file, with the number of their compressed bytes."""
     texts: list[bytes] = []
     before = 0
     with path.open("rb") as raw:
@@ -146,10 +146,14 @@ def _packed_rounds(path: Path, chunks: int, chunk_bytes: int) -> Iterator[tuple[
 
 
 def _unpacked_chunks(raw: BinaryIO, path: Path, chunk_bytes: int) -> Iterator[bytes]:
-    """The records of each chunk of a compressed file."""
+    """Yield the records of each chunk of a compressed file."""
     try:
         with gzip.GzipFile(fileobj=raw) as file:
-            held, place, end = b"", 0, chunk_bytes  # ``held`` begins at byte ``place`` of the unpacked file
+            held, place, end = (
+                b"",
+                0,
+                chunk_bytes,
+            )  # ``held`` begins at byte ``place`` of the decompressed file
             finished = False
             while not finished:
                 piece = file.read(chunk_bytes)

@@ -1,4 +1,4 @@
-"""Sequence databases: how they are named, whether a file can be one, and by what its contents are known."""
+"""Sequence databases: names, checks of files, and digests of their contents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fastfold.utils.hashing import file_digest
 from fastfold.utils.text_files import PathLike
 
 PAIRING = "uniprot"
-"""Name of the database whose hits serve to pair the chains of complexes by species."""
+"""Name of the database whose hits pair the chains of complexes by species."""
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
-# How the files of AlphaFold's databases begin, and what it calls the searches in them.
+# Beginnings of the file names of AlphaFold's databases, with AlphaFold's names of the searches.
 _KNOWN = {
     "uniref90": "uniref90",
     "uniref100": "uniref100",
@@ -50,18 +50,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SequenceDatabase:
-    """A FASTA file to search in.
+    """FASTA file to search.
 
     Attributes:
-        name: What its hits are called: ``uniref90`` for ``uniref90_hits.sto``.
-        path: The file, plain or compressed with gzip.
+        name: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``.
+        path: Path of the file, plain or gzipped.
     """
 
     name: str
     path: Path
 
     def check(self) -> None:
-        """Look at the beginning of the file, before hours are spent on the rest.
+        """Check the beginning of the file before a long search.
 
         Raises:
             InputError: The file is missing, unreadable, empty, damaged, not FASTA, or holds nucleotides.
@@ -85,10 +85,10 @@ class SequenceDatabase:
         _check_sample(sample, self.path)
 
     def state(self) -> dict[str, int]:
-        """Size in bytes and time of the last change in nanoseconds.
+        """Return the size in bytes and the time of the last change in nanoseconds.
 
         Raises:
-            InputError: The file is gone.
+            InputError: The file was removed.
         """
         try:
             found = self.path.stat()
@@ -98,14 +98,14 @@ class SequenceDatabase:
 
 
 def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
-    """The databases that were asked for.
+    """Return the requested databases.
 
     Args:
-        texts: ``NAME=FILE``, or a file whose name tells what it is: ``uniref90.fasta``, ``mgy_clusters_2022_05.fa`` and
-            so on; of any other file its stem is the name.
+        texts: ``NAME=FILE``, or a file whose name identifies it: ``uniref90.fasta``, ``mgy_clusters_2022_05.fa`` and so
+            on; other files are named by their stem.
 
     Raises:
-        ConfigError: Two of them have one name.
+        ConfigError: Two of them have the same name.
     """
     databases: dict[str, SequenceDatabase] = {}
     for given in texts:
@@ -115,7 +115,7 @@ def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
         name = named[1] if named else _name_of(path)
         if name in databases:
             raise ConfigError(
-                f"{databases[name].path} and {path} would both be called {name}; name one of them otherwise, for "
+                f"{databases[name].path} and {path} would both be named {name}; name one of them differently, for "
                 f"example --db other={path}"
             )
         databases[name] = SequenceDatabase(name, path)
@@ -123,25 +123,25 @@ def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
 
 
 def content_digest(database: SequenceDatabase, memory: Path) -> str:
-    """SHA-256 of a database, computed once for each state of its file.
+    """Return the SHA-256 of a database, computed once for each state of its file.
 
     Args:
         database: The database.
-        memory: Folder where the digests are remembered.
+        memory: Folder of known digests.
 
     Raises:
         InputError: The database cannot be read.
-        WriteError: The digest cannot be written down.
+        WriteError: The digest cannot be written.
     """
     file = memory / "databases.json"
     place, state = os.path.realpath(database.path), database.state()
-    known = _read(file)
+    known = _read_digests(file)
     entry = known.get(place)
     if isinstance(entry, dict) and {key: entry.get(key) for key in state} == state:
         return str(entry["sha256"])
     if state["size"] >= _LARGE:
         _log.warning(
-            "%s: %.0f GB are read to know the database by its SHA-256, once for this state of the file",
+            "%s: reading %.0f GB for the SHA-256 of the database, once for this state of the file",
             database.path,
             state["size"] / 1e9,
         )
@@ -152,12 +152,14 @@ def content_digest(database: SequenceDatabase, memory: Path) -> str:
     if database.state() != state:
         raise changed(database)
     memory.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, json.dumps({**_read(file), place: {**state, "sha256": digest}}, indent=1) + "\n")
+    write_atomic(
+        file, json.dumps({**_read_digests(file), place: {**state, "sha256": digest}}, indent=1) + "\n"
+    )
     return digest
 
 
 def changed(database: SequenceDatabase) -> FastFoldError:
-    """The error of a database that was written to while it was searched."""
+    """Return the error about a database that was changed during a search."""
     return InputError(
         "was changed while it was searched; search again when the file is complete", path=database.path
     )
@@ -172,7 +174,7 @@ def _name_of(path: Path) -> str:
     return safe_stem(stem.rpartition(".")[0] or stem)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_digests(file: Path) -> dict[str, Any]:
     try:
         known = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -181,14 +183,18 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _check_sample(sample: bytes, path: Path) -> None:
-    """Raises :class:`InputError` if a file does not begin like a FASTA file of proteins."""
+    """Check that a file begins like a FASTA file of proteins.
+
+    Raises:
+        InputError: It does not.
+    """
     text = sample.lstrip()
     if not text:
         raise InputError("is empty; a database has a line '>name' and a sequence for each protein", path=path)
     if not text.startswith(b">"):
         raise InputError(
-            "is not FASTA: it does not begin with '>'; a database of another format has to be converted, a compressed "
-            "one unpacked (gzip excepted)",
+            "is not FASTA: it does not begin with '>'; convert a database of another format, and decompress a "
+            "compressed one (gzip excepted)",
             path=path,
         )
     proteins, skipped = searchable_records(text)
@@ -202,8 +208,8 @@ def _check_sample(sample: bytes, path: Path) -> None:
         if letter in _LETTERS
     ]
     if not letters:
-        raise InputError("holds names without sequences; it cannot be searched", path=path)
+        raise InputError("contains names without sequences; it cannot be searched", path=path)
     if len(letters) >= 100 and sum(letter in _NUCLEOTIDES for letter in letters) > 0.95 * len(letters):
         raise InputError(
-            "holds nucleotides; a database of proteins is needed (translate it first)", path=path
+            "contains nucleotides; a database of proteins is needed (translate it first)", path=path
         )

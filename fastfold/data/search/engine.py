@@ -1,4 +1,4 @@
-"""What every way of searching has in common: sequences go in, sets of files come out."""
+"""Interface of search engines: sequences in, sets of files out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fastfold.data.search.store import SearchKey, SearchStore
 
 
 class Found(NamedTuple):
-    """The result of one sequence.
+    """Result for one sequence.
 
     Attributes:
         sequence: The sequence.
-        files: Contents by file name, as they shall lie in the folder of a chain.
-        facts: What else is worth knowing, the number of hits for example.
+        files: Contents by file name in the folder of a chain.
+        facts: Further facts, for example the number of hits.
     """
 
     sequence: str
@@ -23,11 +23,11 @@ class Found(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A piece of work that is done.
+    """Finished piece of work.
 
     Attributes:
         cost: Its part of :meth:`SearchEngine.cost`.
-        cells: Residues of the sequences times residues of the database that were compared; 0 where that is unknown.
+        cells: Compared residues of sequences times residues of the database; 0 if unknown.
     """
 
     cost: float
@@ -38,25 +38,25 @@ Report = Callable[[Step], None]
 
 
 class SearchEngine(Protocol):
-    """One way to search in one place: a program with its settings and its database, or a server."""
+    """Search in one database or server: a program with its settings, or a server."""
 
     @property
     def name(self) -> str:
-        """What the place is called where a person reads it, and in the key: ``uniref90`` for example."""
+        """Name of the database or server in lines and in the key, for example ``uniref90``."""
 
     def key(self, store: SearchStore) -> SearchKey:
-        """What decides the results besides the sequences."""
+        """Return the inputs of the results other than sequences."""
 
     def cost(self, sequences: Sequence[str]) -> float:
-        """Work of a search, in bytes of a database that are compared with one residue, or in anything alike."""
+        """Return the work of a search, for example in database bytes compared with one residue."""
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
-        """Search for distinct sequences, in upper case.
+        """Search for distinct sequences in upper case.
 
         Args:
             sequences: Upper-case letters.
-            report: Called whenever a piece of the work is done.
+            report: Called after each piece of work.
 
         Yields:
-            Each result as soon as it is finished, in any order.
+            Each result when it is finished, in any order.
         """

@@ -1,7 +1,7 @@
-"""Putting results of searches where ``--msa-dir`` finds them: ``<id>/uniref90_hits.sto`` and so on.
+"""Put results of searches into the folder for ``--msa-dir``: ``<id>/uniref90_hits.sto`` and so on.
 
-The files are hard links to those of the store, or copies where the file system has no links. What was put into a folder
-is listed in its ``search.json``, so that a file of somebody else is never replaced.
+The files are hard links to those of the store, or copies on file systems without links. Their names are listed in the
+folder's ``search.json``, so that other files are never replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD = "search.json"
 
 
 def chain_places(target: Target) -> dict[str, str]:
-    """Where the alignments of a target lie, relative to the folder of alignments.
+    """Return the folders of a target's alignments, relative to the folder of alignments.
 
     Args:
         target: The target.
@@ -47,14 +47,14 @@ def chain_places(target: Target) -> dict[str, str]:
 
 
 def check_place(place: Path, name: str) -> None:
-    """See, before a search, that its alignments will not stand in the way of others.
+    """Check, before a search, that its files will not replace others.
 
     Args:
-        place: The folder of a chain; it need not be there.
-        name: What was searched; its files are called ``<name>_hits.<format>``.
+        place: Folder of a chain; it need not exist.
+        name: Name of the search; its files are named ``<name>_hits.<format>``.
 
     Raises:
-        OutputError: There is an alignment of that name which was not put there by a search.
+        OutputError: An alignment of that name exists that is not from a search.
     """
     ours = _listed(_read(place / RECORD).get(name, {}))
     for ending in (".sto", ".a3m", ".sto.gz", ".a3m.gz"):
@@ -64,19 +64,19 @@ def check_place(place: Path, name: str) -> None:
 
 
 def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path]:
-    """Put the files of a result into the folder of a chain, in place of an earlier result of the same name.
+    """Put the files of a result into a chain's folder, replacing earlier ones of the same name.
 
     Args:
-        place: The folder of the chain; it is made if it is not there.
-        key: What was searched.
+        place: Folder of the chain; created if missing.
+        key: Key of the search.
         files: Paths in the store by file name.
 
     Returns:
-        The paths in the folder.
+        Paths in the folder.
 
     Raises:
-        OutputError: A file of that name is there which was not put there by a search.
-        WriteError: The folder cannot be written; says what is missing.
+        OutputError: A file of that name exists that is not from a search.
+        WriteError: The folder cannot be written.
     """
     prepare_output_directory(place)
     sweep_temporary(place)
@@ -87,7 +87,7 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
         path = place / name
         if os.path.lexists(path) and _digest(path) not in (digest, *ours.get(name, ())):
             raise _foreign(path)
-    # Listed before anything moves: after an interruption, too, it is known which files are ours.
+    # Listed before anything moves, so that our files are known after an interruption.
     replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
     record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
     write_atomic(place / RECORD, json.dumps(record, indent=1) + "\n")
@@ -101,7 +101,7 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
 
 
 def _listed(own: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Digests that the files of a search have or had, by file name."""
+    """Return the present and earlier digests of a search's files, by file name."""
     listed = {name: list(digests) for name, digests in own.get("replaced", {}).items()}
     for name, digest in own.get("files", {}).items():
         listed[name] = [digest, *(x for x in listed.get(name, ()) if x != digest)]
@@ -117,12 +117,12 @@ def _digest(path: Path) -> str:
 
 def _foreign(path: Path) -> OutputError:
     return OutputError(
-        f"{path}: is there already, and not from a search; move it away or choose another folder"
+        f"{path}: exists already, and is not from a search; move it away or choose another folder"
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The record of a folder; empty if there is none that can be read."""
+    """Return the record of a folder; empty if it is missing or unreadable."""
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _link(source: Path, path: Path) -> None:
-    """Make ``path`` the same file as ``source``, or a copy of it."""
+    """Make ``path`` a hard link to ``source``, or a copy."""
     with contextlib.suppress(OSError):
         if path.samefile(source):
             return

@@ -1,7 +1,7 @@
-"""The engines jackhmmer and phmmer: HMMER 3 in this process and its workers, by ``pyhmmer``.
+"""Engines jackhmmer and phmmer: HMMER 3 in this process and its workers, by ``pyhmmer``.
 
 Johnson, Eddy and Portugaly, BMC Bioinformatics 11, 431 (2010) describe jackhmmer; Eddy, PLoS Comput. Biol. 7, e1002195
-(2011) describes HMMER 3. The settings are those with which AlphaFold calls jackhmmer.
+(2011) describes HMMER 3. The default settings are AlphaFold's.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fastfold.errors import InputError
 _log = logging.getLogger(__name__)
 
 QUERY = "query"
-"""Name of the first row of every alignment: a result is kept by its sequence, whatever that is called."""
+"""Name of the first row of every alignment, because results are kept by sequence and not by name."""
 
 BATCH = 16
-"""Sequences that go through the database together; what was found for them is kept when all of it was searched."""
+"""Number of sequences compared with the database together; results are kept after each batch."""
 
 
 @dataclass
 class _Query:
-    """One sequence on its way through the iterations."""
+    """State of one sequence during the iterations."""
 
     sequence: str
     digital: DigitalSequence
@@ -50,13 +50,13 @@ class _Query:
 
 
 class HmmerEngine:
-    """Searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`.
+    """Engine that searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`.
 
     Args:
-        settings: What is searched for and how.
-        database: In which database.
-        num_workers: Processes; 1 for none but this one.
-        memory_bytes: What they may take together.
+        settings: Settings of the search.
+        database: Database to search.
+        num_workers: Number of processes; 1 for only this one.
+        memory_bytes: Memory limit for all processes together.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HmmerEngine:
         self.num_workers, self.memory_bytes = num_workers, memory_bytes
 
     def key(self, store: SearchStore) -> SearchKey:
-        """What decides the results besides the sequences; the database is known by its contents.
+        """Return the inputs of the results other than sequences, with the digest of the database.
 
         Raises:
             InputError: The database cannot be read.
@@ -77,7 +77,7 @@ class HmmerEngine:
         return SearchKey(self.name, {**asdict(self.settings), "pyhmmer": program, "database": digest})
 
     def cost(self, sequences: Sequence[str]) -> float:
-        """Bytes of the database times residues of the sequences times iterations."""
+        """Return bytes of the database times residues of the sequences times iterations."""
         return float(self.database.state()["size"]) * sum(map(len, sequences)) * self.settings.iterations
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
@@ -85,14 +85,14 @@ class HmmerEngine:
 
         Args:
             sequences: Upper-case letters.
-            report: Called whenever a part of the database has been compared.
+            report: Called after each compared part of the database.
 
         Yields:
             Each sequence with its file.
 
         Raises:
             ConfigError: The memory is too small.
-            InputError: The database cannot be used.
+            InputError: The database is invalid.
         """
         with (
             ShardPool(
@@ -122,10 +122,10 @@ class HmmerEngine:
             found = deque(pool.search(list(threads.map(_build, active)), steps))
             waiting = []
             for query in active:
-                # Hits of large families take more memory than their alignment: they go as soon as that is there.
+                # Hits of large families need more memory than their alignment, so they are freed as soon as it exists.
                 is_converged = self._align(query, found.popleft())
                 if is_converged or iteration == self.settings.iterations:
-                    yield self._found(query)
+                    yield self._make_result(query)
                     query.msa = None
                     left = self.settings.iterations - iteration
                     report(Step(float(self.database.state()["size"]) * len(query.sequence) * left))
@@ -134,7 +134,7 @@ class HmmerEngine:
             active = waiting
 
     def _align(self, query: _Query, hits: TopHits) -> bool:
-        """Align what was included; tells whether there was nothing new in it."""
+        """Align the included hits; return True if none of them is new."""
         before = 1 if query.msa is None else len(query.msa.sequences)
         num_new = hits.compare_ranking(query.ranking)
         found = hits.to_msa(
@@ -151,7 +151,7 @@ class HmmerEngine:
         msa.author = f"{self.settings.engine} (pyhmmer {pyhmmer.__version__})"
         return num_new == 0 and len(msa.sequences) <= before
 
-    def _found(self, query: _Query) -> Found:
+    def _make_result(self, query: _Query) -> Found:
         assert query.msa is not None
         if self.settings.file_format == "sto":
             text = stockholm_text(_with_distinct_names(query.msa, self.database))
@@ -169,7 +169,7 @@ class HmmerEngine:
 
 
 def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> DigitalMSA:
-    """The alignment without rows that are there twice, for a format that knows rows by their names."""
+    """Remove repeated rows of an alignment, for a format that identifies rows by name."""
     if len(set(msa.names)) == len(msa.names):
         return msa
     rows: dict[str, tuple[int, str]] = {}
@@ -189,7 +189,7 @@ def _report_part(report: Report, residues: int, num_bytes: int, compared: int) -
 
 
 def _build(query: _Query) -> HMM:
-    """The profile of the next pass: of the sequence, or of what the last pass included."""
+    """Build the profile of the next pass, from the sequence or the hits included in the last pass."""
     alphabet = query.digital.alphabet
     builder, background = Builder(alphabet, architecture="hand", seed=42), Background(alphabet)
     with flushed_denormals():

@@ -1,4 +1,4 @@
-"""Searching FASTA files on this machine: what is asked for, checked and made into engines."""
+"""Search FASTA files on this machine: check requests and make engines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MAX_WORKERS = 1024
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """A search in FASTA files.
+    """Search in FASTA files.
 
     Attributes:
         databases: See :func:`fastfold.data.search.database.parse_databases`.
         settings: See :class:`~fastfold.data.search.settings.HmmerSettings`.
-        num_workers: Processes; None for one per core that this process may use, or fewer where
-            the memory is small.
-        memory: What they may take together: ``16GiB`` or a number of bytes for example; None for half of what is free.
+        num_workers: Number of processes; None for one per available core, or fewer if the memory is small.
+        memory: Memory limit for all processes together, for example ``16GiB`` or a number of bytes; None for half of
+            the free memory.
     """
 
     databases: tuple[PathLike, ...]
@@ -44,14 +44,14 @@ class LocalSearch:
         if not self.databases:
             raise ConfigError("no database given; name one FASTA file or more")
         if self.num_workers is not None and not 1 <= self.num_workers <= MAX_WORKERS:
-            raise ConfigError(f"a search takes 1 to {MAX_WORKERS} processes, got {self.num_workers}")
+            raise ConfigError(f"a search takes 1 to {MAX_WORKERS} processes, found {self.num_workers}")
 
     def engines(self) -> list[HmmerEngine]:
-        """One engine per database, each of which has been looked at.
+        """Return one engine per database, after checking each.
 
         Raises:
-            ConfigError: Two databases have one name, or the memory is no amount of memory.
-            InputError: A database cannot be used.
+            ConfigError: Two databases have the same name, or the memory is not an amount of memory.
+            InputError: A database is invalid.
         """
         databases = parse_databases(self.databases)
         for database in databases:
@@ -76,29 +76,29 @@ def search(
     """Search sequence databases for the alignments of sequences.
 
     Args:
-        sequences: A sequence, which is then called ``query``; sequences by name; or a list of them, called ``query_1``,
+        sequences: A sequence, which is then named ``query``; sequences by name; or a list of them, named ``query_1``,
             ``query_2`` and so on. ``:`` joins the chains of a complex.
-        databases: FASTA files, plain or compressed: ``NAME=FILE``, or a file whose name tells what it is
+        databases: FASTA files, plain or gzipped: ``NAME=FILE``, or a file whose name identifies it
             (``uniref90.fasta``).
-        out: Folder for the alignments, as ``fastfold.predict(msa=...)`` and ``--msa-dir`` take it. What it has
-            already is not searched for again.
-        num_workers: Processes. With more than one, the code of a script has to stand under
-            ``if __name__ == "__main__":``, because each of them reads the script.
-        memory: What they may take together, ``16GiB`` for example; by default half of what is free.
-        settings: More of :class:`~fastfold.data.search.settings.HmmerSettings`: ``engine``, ``iterations``, ``e_value``
-            and so on.
+        out: Folder for the alignments, for ``fastfold.predict(msa=...)`` and ``--msa-dir``. Existing results are not
+            searched again.
+        num_workers: Number of processes. With more than one, the code of a script must be inside
+            ``if __name__ == "__main__":``, because each process reads the script.
+        memory: Memory limit for all processes together, for example ``16GiB``; None for half of the free memory.
+        settings: Further fields of :class:`~fastfold.data.search.settings.HmmerSettings`: ``engine``, ``iterations``,
+            ``e_value`` and so on.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: A sequence or a database cannot be used.
-        ConfigError: A setting makes no sense.
+        InputError: A sequence or a database is invalid.
+        ConfigError: A setting is invalid.
         OutputError: The folder cannot be written, or has alignments of the same name that are not from a search.
     """
     unknown = sorted(settings.keys() - {one.name for one in fields(HmmerSettings)})
     if unknown:
-        raise ConfigError(f"there is no setting {unknown[0]!r}")
+        raise ConfigError(f"unknown setting {unknown[0]!r}")
     given = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
     wanted = LocalSearch(given, HmmerSettings(**settings), num_workers, memory)
     if isinstance(sequences, str):

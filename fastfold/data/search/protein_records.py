@@ -1,7 +1,7 @@
-"""Records of a FASTA database that HMMER can search, told from nucleic acids and damaged ones.
+"""Filter the records of a FASTA database that HMMER can search.
 
-``pdb_seqres.txt`` holds nucleic acids too (``mol:na``), some with letters that are no residues. HMMER stops at the
-first of these.
+``pdb_seqres.txt`` also contains nucleic acids (``mol:na``), some with letters that are not residues, at which HMMER
+stops.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SPACE = b" \t\r\n"
 
 
 class SkippedRecords(NamedTuple):
-    """Records that were left out of a search.
+    """Records left out of a search.
 
     Attributes:
-        others: How many are not proteins by their headers.
-        unreadable: How many HMMER cannot read.
-        example: Name of the first of these, and why.
+        others: Number of records that are not proteins by their headers.
+        unreadable: Number of records that HMMER cannot read.
+        example: Name of the first unreadable record, with the reason.
     """
 
     others: int = 0
@@ -39,21 +39,21 @@ class SkippedRecords(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Return the same in words."""
+        """Describe the records in words."""
         parts = [f"{self.others:,} that are not proteins (mol:na)"] if self.others else []
         parts += [f"{self.unreadable:,} that cannot be read ({self.example})"] if self.unreadable else []
         return f"records left out of the search: {' and '.join(parts) or 'none'}"
 
 
 def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes, SkippedRecords]:
-    """Leave out the records of a FASTA text that a search of proteins cannot use.
+    """Remove the records of a FASTA text that a protein search cannot use.
 
     Args:
         text: Whole records.
         keep_others: Count records of other molecules, but keep those that HMMER can read.
 
     Returns:
-        The text of the other records, and what was left out.
+        Text of the remaining records, and the removed ones.
     """
     kept: list[bytes] = []
     others = unreadable = 0
@@ -64,17 +64,17 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
         others += is_other
         if problem and not is_other:
             unreadable += 1
-            example = example or f"{_name(record)!r}: {problem}"
+            example = example or f"{_record_name(record)!r}: {problem}"
         if not problem and (keep_others or not is_other):
             kept.append(b">" + record)
     return b"\n".join(kept), SkippedRecords(others, unreadable, example)
 
 
 def record_problem(record: bytes) -> str:
-    """Return why HMMER cannot read a record, in HMMER's words; nothing if it can.
+    """Return HMMER's reason why it cannot read a record; empty if it can.
 
     Args:
-        record: Its text behind the ``>``.
+        record: Text after the ``>``.
     """
     header, _, body = record.partition(b"\n")
     if not header[:1].strip():
@@ -88,6 +88,6 @@ def record_problem(record: bytes) -> str:
     return ""
 
 
-def _name(record: bytes) -> str:
+def _record_name(record: bytes) -> str:
     words = record.split(None, 1)
     return words[0].decode("utf-8", "replace")[:60] if record[:1].strip() and words else ""

@@ -1,4 +1,4 @@
-"""Searching for the alignments of targets: each distinct chain once in each place, into a folder for ``--msa-dir``."""
+"""Search for the alignments of targets: each distinct chain once per engine, into a folder for ``--msa-dir``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fastfold.utils.units import clock
 
 Say = Callable[[str], None]
 OnStep = Callable[[str, str, float], None]
-"""Told what is worked on, how it goes, and what was done since the last time as a share of :attr:`SearchPlan.cost`."""
+"""Callback with the current work, its status, and the new progress in units of :attr:`SearchPlan.cost`."""
 
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """How a search ended.
+    """Summary of a search.
 
     Attributes:
-        searched: Results that were found now, one per chain and place.
-        reused: Results that were there before.
-        failed: Targets that nothing could be found for, and why; the others are complete.
+        searched: Number of new results, one per chain and engine.
+        reused: Number of earlier results.
+        failed: Targets without a result, with reasons; the others are complete.
     """
 
     searched: int
@@ -38,7 +38,7 @@ class SearchSummary:
         """Split targets into those that did not fail, and errors that name the others.
 
         Args:
-            targets: Those that were searched for.
+            targets: Targets of the search.
         """
         reasons = {id(target): reason for target, reason in self.failed}
         errors = [InputError(reasons[id(t)], record=t.record) for t in targets if id(t) in reasons]
@@ -47,13 +47,13 @@ class SearchSummary:
 
 @dataclass(frozen=True)
 class _Job:
-    """What is to be searched for in one place.
+    """Search of one engine.
 
     Attributes:
-        engine: The place, and the way.
-        key: What its results are known by.
-        sequences: Distinct sequences that are wanted.
-        missing: Those of which there is no result.
+        engine: The engine.
+        key: Key of its results.
+        sequences: Distinct sequences to search for.
+        missing: Sequences without a result.
     """
 
     engine: SearchEngine
@@ -63,17 +63,17 @@ class _Job:
 
 
 class SearchPlan:
-    """What is to be searched, before it begins.
+    """Plan of a search.
 
     Args:
         targets: The targets.
-        engines: The places; of two with one name the second is refused by who makes them.
-        out: Folder of alignments; it is made if it is not there.
-        skip: Tells of a place and a target whether that is left out.
+        engines: Search engines with distinct names.
+        out: Folder of alignments; created if missing.
+        skip: Returns True for an engine and a target to leave out.
 
     Raises:
-        OutputError: A file is in the way that is not from a search, or the folder cannot be written.
-        FastFoldError: A place cannot be searched.
+        OutputError: A file exists that is not from a search, or the folder cannot be written.
+        FastFoldError: An engine cannot search.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class SearchPlan:
 
     @property
     def cost(self) -> float:
-        """All work, in the engines' unit."""
+        """Total work, in the engines' unit."""
         return sum(job.engine.cost(job.missing) for job in self._jobs)
 
     def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> SearchSummary:
-        """Search for what is missing, and put everything into its place.
+        """Search for missing results, and put all results into their folders.
 
-        A result is in its place as soon as it is found; what was finished before an interruption is not searched again.
+        A result is in its folder as soon as it is found; finished results are not searched again after an interruption.
 
         Args:
-            say: Told in a line what was done in each place.
+            say: Called with a summary line for each engine.
             on_step: See :data:`OnStep`.
-            interval_s: Seconds between two calls of ``on_step`` at least.
+            interval_s: Smallest number of seconds between two calls of ``on_step``.
 
         Raises:
-            FastFoldError: A place cannot be searched, or a result not be written.
+            FastFoldError: An engine cannot search, or a result cannot be written.
         """
         searched = reused = 0
         for job in self._jobs:
@@ -146,7 +146,7 @@ class SearchPlan:
 
 
 class _Meter:
-    """Adds up the steps of an engine, and passes them on now and then."""
+    """Accumulate the steps of an engine, and report them at intervals."""
 
     def __init__(self, name: str, number: int, on_step: OnStep, interval_s: float) -> None:
         self._name, self._number, self._on_step, self._interval_s = name, number, on_step, interval_s
@@ -161,7 +161,7 @@ class _Meter:
             self._pass_on()
 
     def close(self) -> str:
-        """Pass the rest on; what was done, in words."""
+        """Report the remaining steps; return a summary in words."""
         if self._cost:
             self._pass_on()
         plural = "s" if self._number > 1 else ""

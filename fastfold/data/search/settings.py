@@ -1,4 +1,4 @@
-"""Settings of HMMER's programs, those with which AlphaFold calls jackhmmer unless something else is asked for."""
+"""Settings of HMMER's programs; the defaults are AlphaFold's for jackhmmer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ MAX_E_VALUE = 1e6
 
 @dataclass(frozen=True)
 class HmmerSettings:
-    """What decides the result of a search, and the form it is written in.
+    """Settings that determine the result of a search, and its format.
 
     Attributes:
-        engine: ``jackhmmer``, or ``phmmer``: one pass, domains included by E-value 0.01 as in the program of that name.
-        iterations: Passes through the database at most (``jackhmmer -N``); each after the first searches with the
-            profile of what the one before included.
-        e_value: Hits with a larger E-value are not reported (``-E``).
-        include_e_value: Hits with a larger E-value are not included: not aligned, and not part of the next profile
-            (``--incE``).
+        engine: ``jackhmmer``, or ``phmmer``: one pass, with domains up to E-value 0.01 as in the program of that name.
+        iterations: Largest number of passes through the database (``jackhmmer -N``); each after the first uses the
+            profile of the hits included before.
+        e_value: Largest E-value of reported hits (``-E``).
+        include_e_value: Largest E-value of included hits, which are aligned and used for the next profile (``--incE``).
         msv_filter: Share of unrelated sequences that passes HMMER's first filter (``--F1``).
-        viterbi_filter: The same of the second filter (``--F2``).
-        forward_filter: The same of the third filter (``--F3``).
+        viterbi_filter: Share that passes the second filter (``--F2``).
+        forward_filter: Share that passes the third filter (``--F3``).
         file_format: ``sto`` or ``a3m``.
     """
 
@@ -40,23 +39,23 @@ class HmmerSettings:
 
     def __post_init__(self) -> None:
         if self.engine not in ("jackhmmer", "phmmer"):
-            raise ConfigError(f"{self.engine!r} is not an engine: jackhmmer, phmmer")
+            raise ConfigError(f"engine must be jackhmmer or phmmer, found {self.engine!r}")
         if self.iterations < 1:
-            raise ConfigError(f"a search has at least one iteration, got {self.iterations}")
+            raise ConfigError(f"a search needs at least one iteration, found {self.iterations}")
         if self.engine == "phmmer" and self.iterations > 1:
-            raise ConfigError("phmmer goes through a database once; use jackhmmer for more iterations")
+            raise ConfigError("phmmer makes one pass through a database; use jackhmmer for more iterations")
         if self.file_format not in get_args(AlignmentFormat):
-            raise ConfigError(f"{self.file_format!r} is not a format of alignments: sto, a3m")
+            raise ConfigError(f"the format of alignments must be sto or a3m, found {self.file_format!r}")
         for name, value in (("-E", self.e_value), ("--incE", self.include_e_value)):
             if not 0 < value <= MAX_E_VALUE:
-                raise ConfigError(f"{name} has to be more than 0 and at most {MAX_E_VALUE:g}, got {value:g}")
+                raise ConfigError(f"{name} must be more than 0 and at most {MAX_E_VALUE:g}, found {value:g}")
         for share in (self.msv_filter, self.viterbi_filter, self.forward_filter):
             if not 0 < share <= 1:
-                raise ConfigError(f"a filter lets a share between 0 and 1 pass, got {share:g}")
+                raise ConfigError(f"a filter must pass a share between 0 and 1, found {share:g}")
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """The settings by the names that HMMER's pipeline has for them."""
+        """Return the settings under the names of HMMER's pipeline."""
         return {
             "E": self.e_value,
             "incE": self.include_e_value,

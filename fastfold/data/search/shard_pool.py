@@ -1,8 +1,8 @@
-"""Comparing profiles with a whole database, by several processes, as if one had done it.
+"""Compare profiles with a whole database in several processes, with the results of one process.
 
-Each process compares the profiles with its parts. HMMER's E-values depend on the number of sequences in the database:
-they are computed, and the thresholds applied, when the hits of all parts are merged. Its filters look at each sequence
-alone. So hits, scores, E-values and alignments are those of one process.
+Each process compares the profiles with its parts. HMMER's E-values depend on the number of sequences in the database,
+so they are computed, and thresholds applied, when the hits of all parts are merged. HMMER's filters treat each sequence
+separately. Therefore hits, scores, E-values and alignments equal those of one process.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from fastfold.data.search.shards import ShardHits, ShardSearcher, ShardTask
 from fastfold.errors import ConfigError, InputError
 
 Report = Callable[[int, int], None]
-"""Told bytes of the database, and residues in them, each time a part has been compared."""
+"""Callback with bytes of the database, and residues in them, after each compared part."""
 
 _PROCESS_BYTES = 80 << 20  # Python, pyhmmer and HMMER's matrices
-_EXPANSION = 7  # a part of short sequences as text and in HMMER's form, per byte of text
+_EXPANSION = 7  # memory of a part of short sequences, as text and in HMMER's form, per byte of text
 _PART_BYTES = 16 << 20
 _SMALLEST_PART = 1 << 20
-_AHEAD = 2  # parts that a worker has to do before it is given more
+_AHEAD = 2  # parts that a worker may have queued
 _MERGED_AT_ONCE = 32
 
 
 def smallest_memory() -> int:
-    """Bytes that each process needs at least."""
+    """Return the smallest memory of each process in bytes."""
     return _PROCESS_BYTES + _EXPANSION * _SMALLEST_PART
 
 
 class ShardPool:
-    """Processes that have a database among them; a context manager.
+    """Processes that share a database; a context manager.
 
     Args:
         database: The database.
-        settings: Of HMMER's pipeline, by its names.
-        num_workers: Number of processes; 1 for none but this one.
-        memory_bytes: What all processes together may take. What of the database does not fit is read anew for each
-            call of :meth:`search`.
-        chunk_bytes: Length of the pieces in which the database is dealt out.
+        settings: Settings under the names of HMMER's pipeline.
+        num_workers: Number of processes; 1 for only this one.
+        memory_bytes: Memory limit for all processes together. The rest of the database is read again for each call of
+            :meth:`search`.
+        chunk_bytes: Length of the distributed chunks of the database.
 
     Raises:
-        ConfigError: The memory is too small for so many processes.
+        ConfigError: The memory is too small for this number of processes.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class ShardPool:
             report: See :data:`Report`.
 
         Returns:
-            Per profile its hits, best first.
+            Hits of each profile, best first.
 
         Raises:
-            InputError: The database cannot be read, holds no protein, or was changed meanwhile.
+            InputError: The database cannot be read, contains no protein, or was changed during the search.
         """
         found: list[list[TopHits]] = [[] for _ in profiles]
         waiting: deque[list[Part]] = deque()
@@ -138,7 +138,7 @@ class ShardPool:
         if not num_residues:
             skipped = f" ({self.skipped})" if any(self.skipped) else ""
             raise InputError(
-                f"has no sequences of proteins; it cannot be searched{skipped}", path=self._database.path
+                f"contains no sequences of proteins; it cannot be searched{skipped}", path=self._database.path
             )
         self._num_residues = num_residues
         self._complete = len(self._kept) == len(parts)
@@ -146,11 +146,11 @@ class ShardPool:
 
     @property
     def skipped(self) -> SkippedRecords:
-        """Records that the last search left out."""
+        """Records left out of the last search."""
         return sum(self._skipped.values(), SkippedRecords())
 
     def _rounds(self) -> Iterator[list[Part]]:
-        """The parts of the database, one per worker at a time."""
+        """Yield the parts of the database, one per worker at a time."""
         workers = len(self._pools)
         if self._complete:
             for first in range(0, len(self._kept), workers):

@@ -1,7 +1,6 @@
-"""The worker's side of a search: parts of a database as digital sequences, and profiles compared with them.
+"""Worker of a search: parts of a database as digital sequences, compared with profiles.
 
-A worker keeps the parts that it was given as long as they fit into its share of the memory, so that the next profiles
-find them there; what does not fit is read again each time.
+A worker keeps its parts within its share of the memory for the next profiles; the rest is read again each time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fastfold.errors import InputError
 MAX_TARGET_RESIDUES = MAX_RESIDUES
 """Longest sequence of a database that HMMER compares."""
 
-_ALLOCATION = 1.15  # what the allocator takes beyond what sequences say of themselves
+_ALLOCATION = 1.15  # the allocator's overhead over the reported size of sequences
 
 
 class ShardTask(NamedTuple):
@@ -46,12 +45,12 @@ class ShardTask(NamedTuple):
 
 
 class ShardHits(NamedTuple):
-    """What was found in a part.
+    """Hits in a part.
 
     Attributes:
-        hits: Per profile its hits; their E-values are those of a search of this part alone, until they are merged.
+        hits: Hits of each profile; until they are merged, their E-values are those of a search in this part alone.
         num_residues: Residues in the part.
-        is_kept: Whether the worker has the part in memory from now on.
+        is_kept: True if the worker keeps the part in memory.
         skipped: Records that were left out.
     """
 
@@ -63,11 +62,11 @@ class ShardHits(NamedTuple):
 
 @dataclass
 class ShardSearcher:
-    """Compares profiles with parts of a database; one per worker.
+    """Searcher in parts of a database; one per worker.
 
     Attributes:
-        settings: Of HMMER's pipeline, by its names: ``E``, ``incE``, ``F1`` and so on.
-        memory_bytes: What the parts that are kept may take.
+        settings: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on.
+        memory_bytes: Memory limit for the kept parts.
     """
 
     settings: Mapping[str, Any]
@@ -82,7 +81,7 @@ class ShardSearcher:
 
         Args:
             key: Number of the task; not used.
-            task: What to search, and with what.
+            task: Part and profiles.
 
         Raises:
             InputError: The part cannot be read.
@@ -115,14 +114,14 @@ class ShardSearcher:
 def digitize_searchable(
     text: bytes, part: Part, *, keep_others: bool = False
 ) -> tuple[DigitalSequenceBlock, SkippedRecords]:
-    """Return the sequences of those FASTA records that can be searched, and the skipped records.
+    """Return the sequences of the searchable FASTA records, and the skipped records.
 
     Args:
         text: The records.
-        part: Where they come from.
+        part: Part of the records.
         keep_others: See :func:`~fastfold.data.search.protein_records.searchable_records`.
     """
-    if b" mol:" not in text:  # looking at each record takes as long as parsing all of them
+    if b" mol:" not in text:  # checking each record takes as long as parsing all of them
         with contextlib.suppress(InputError):
             return digitize(text, part), SkippedRecords()
     text, skipped = searchable_records(text, keep_others=keep_others)
@@ -130,19 +129,19 @@ def digitize_searchable(
 
 
 def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:
-    """The sequences of some FASTA records in HMMER's form.
+    """Convert FASTA records to HMMER's form.
 
     Args:
         text: The records; bytes of names that are not UTF-8 become U+FFFD.
-        part: Where they come from, for error messages.
+        part: Part of the records, in error messages.
 
     Raises:
-        InputError: A record cannot be used; it is named.
+        InputError: A record is invalid; names it.
     """
     if not text.isascii():
         text = text.decode("utf-8", "replace").encode()
     enabled = gc.isenabled()
-    gc.disable()  # it would look at all sequences read so far, again and again
+    gc.disable()  # it would traverse all sequences read so far repeatedly
     try:
         block = _parse(text)
     except ValueError as error:
@@ -171,14 +170,14 @@ def _parse(text: bytes) -> DigitalSequenceBlock:
 
 
 def _explained(text: bytes, part: Part, error: ValueError) -> InputError:
-    """The error of records that cannot be parsed, with the name of the first bad one."""
+    """Return the error about records that cannot be parsed, with the name of the first bad one."""
     for record in (b"\n" + text).split(b"\n>")[1:]:
         try:
             _parse(b">" + record)
         except ValueError as one:
             words = record.split(None, 1)
             name = words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""
-            # HMMER's own reason may be that of memory that was freed.
+            # HMMER's own reason may refer to freed memory.
             why = record_problem(record) or str(one).rpartition(": ")[2].strip()
             return InputError(
                 f"cannot be parsed ({why}); a database has plain sequences of letters without gaps",

@@ -1,14 +1,14 @@
-"""Results of searches, kept by the sequence that was searched for and by everything else that decides them.
+"""Results of searches, stored by sequence and by all other inputs of the search.
 
-A result is a set of files. It lies in a folder of its own::
+A result is a set of files, in a separate folder::
 
     <store>/<first two digits>/<SHA-256 of the sequence>/<name>-<digest of the settings>/
         <files of the result>
-        record.json          what was searched, and the digest of each file
+        record.json          key of the search, and the digest of each file
 
-which is written under a temporary name and then renamed, so that it is whole or not there. Nothing in a store is ever
-changed: a search with other settings, or of another version of a database, is another result. The same sequence
-therefore is searched once, whatever it is called, and what was finished before an interruption is found again.
+It is written under a temporary name and then renamed, so that it is complete or absent. Nothing in a store is ever
+changed: a search with other settings, or with another version of a database, is another result. A sequence is therefore
+searched once under any name, and results finished before an interruption are found again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fastfold.utils.atomic_files import output_error, sweep_temporary, temporary
 from fastfold.utils.hashing import file_digest, input_hash
 
 FOLDER = ".searches"
-"""Name of the store within a folder of alignments; hidden, so that no target has it."""
+"""Name of the store in a folder of alignments; hidden, so that it differs from any target."""
 RECORD = "record.json"
 
 
 @dataclass(frozen=True)
 class SearchKey:
-    """What decides the result of a search besides the sequence.
+    """Inputs of a search other than the sequence.
 
     Attributes:
-        name: What the result is called, ``uniref90`` for example: letters, digits and ``._-``.
-        settings: The engine and its version, its settings, and the database by its digest or by its address. Any
-            nesting of mappings with text keys, lists, text, numbers, booleans and None.
+        name: Name of the result, for example ``uniref90``: letters, digits and ``._-``.
+        settings: Engine with its version and settings, and the database by its digest or its address, as any nesting of
+            mappings with text keys, lists, text, numbers, booleans and None.
     """
 
     name: str
@@ -45,36 +45,36 @@ class SearchKey:
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits of the name and the settings together."""
+        """Return 64 hexadecimal digits for the name and the settings."""
         return input_hash(self.name, self.settings)
 
 
 class SearchStore:
-    """A folder of results of searches.
+    """Folder of results of searches.
 
-    Several processes may use one store: a result that two of them add is kept once.
+    Several processes may use one store: a result added by two of them is kept once.
 
     Args:
-        folder: The store; it is made when the first result is added.
+        folder: The store; created with the first result.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
     def place(self, sequence: str, key: SearchKey) -> Path:
-        """The folder of a result, whether it is there or not."""
+        """Return the folder of a result, which may not exist."""
         digest = sequence_digest(sequence)
         return self.folder / digest[:2] / digest / f"{key.name}-{key.digest[:16]}"
 
     def find(self, sequence: str, key: SearchKey) -> dict[str, Path] | None:
-        """The files of a result.
+        """Find the files of a result.
 
         Args:
-            sequence: What was searched for: a chain, or the chains of a complex joined by ``:``; case does not count.
-            key: What else decides the result.
+            sequence: Sequence of a chain, or of a complex's chains joined by ``:``; case is ignored.
+            key: Other inputs of the search.
 
         Returns:
-            Paths by file name; None if the result is not there, or a file of it is not what was added.
+            Paths by file name; None if the result is missing, or a file of it has changed.
         """
         place = self.place(sequence, key)
         try:
@@ -95,19 +95,19 @@ class SearchStore:
         *,
         facts: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Keep a result.
+        """Add a result.
 
         Args:
             sequence: See :meth:`find`.
             key: See :meth:`find`.
             files: Contents by file name.
-            facts: What else is worth knowing of the result, the number of hits for example; decides nothing.
+            facts: Further facts about the result, for example the number of hits; not a part of its identity.
 
         Returns:
             Paths by file name.
 
         Raises:
-            WriteError: The store cannot be written; says what is missing. Nothing half-written is left.
+            WriteError: The store cannot be written. Incomplete files are removed.
         """
         place = self.place(sequence, key)
         record = {
@@ -143,7 +143,7 @@ class SearchStore:
 
 
 def sequence_digest(sequence: str) -> str:
-    """SHA-256 of a sequence in upper case, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a sequence in upper case, as 64 hexadecimal digits."""
     return hashlib.sha256(sequence.upper().encode("ascii")).hexdigest()
 
 

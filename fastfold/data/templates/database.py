@@ -84,7 +84,7 @@ class MmcifFolder:
         """
         found = self._entries.pop(pdb_id, None)
         if found is None:
-            found = self._read(pdb_id)
+            found = self._read_entry(pdb_id)
         self._entries[pdb_id] = found
         while len(self._entries) > self._kept:
             self._entries.popitem(last=False)
@@ -114,7 +114,7 @@ class MmcifFolder:
         names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
         return next((path for path in names if path.is_file()), None)
 
-    def _read(self, pdb_id: str) -> Entry | TemplateSkipped:
+    def _read_entry(self, pdb_id: str) -> Entry | TemplateSkipped:
         """Read the entry, or return the reason why it is invalid."""
         path = self._path(pdb_id)
         if path is None:

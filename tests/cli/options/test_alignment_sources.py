@@ -88,7 +88,7 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
         ),
         (["--msa-server", "http://x", "--gpu"], "--gpu needs --engine mmseqs"),
         (["--engine", "mmseqs", "--db", "a", "b"], "--engine mmseqs takes one folder of databases"),
-        (["--engine", "mmseqs", "--db", "nowhere"], "is no folder of databases in ColabFold's layout"),
+        (["--engine", "mmseqs", "--db", "nowhere"], "not a folder of databases in ColabFold's layout"),
         ([], "say where to search"),
     ],
 )

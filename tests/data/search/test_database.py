@@ -38,7 +38,7 @@ def test_nucleic_acids_that_are_marked_do_not_make_a_file_one_of_nucleotides(tmp
     path.write_text(f">1abc_A mol:na length:400\n{'ACGT' * 100}\n>2abc_B mol:protein length:3\nMKV\n")
     SequenceDatabase("pdb", path).check()
     path.write_text(f">1abc_A mol:na length:400\n{'ACGT' * 100}\n")
-    with pytest.raises(InputError, match="holds nucleotides"):
+    with pytest.raises(InputError, match="contains nucleotides"):
         SequenceDatabase("pdb", path).check()
 
 
@@ -72,8 +72,8 @@ def test_two_databases_of_one_name_are_refused() -> None:
         (gzip.compress(b"hello", mtime=0), "is not FASTA"),
         (gzip.compress(b">a\nMKV\n" * 99, mtime=0)[:-9], "damaged gzip"),
         (b">a\n>b\n", "names without sequences"),
-        (b">a\n" + b"ACGTTGCAAN" * 20, "holds nucleotides"),
-        (b">a\n" + b"acguugcaan" * 20, "holds nucleotides"),
+        (b">a\n" + b"ACGTTGCAAN" * 20, "contains nucleotides"),
+        (b">a\n" + b"acguugcaan" * 20, "contains nucleotides"),
     ],
 )
 def test_what_cannot_be_a_database_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

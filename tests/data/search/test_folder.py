@@ -87,7 +87,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path, edited: bool) -
         path.unlink()
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(_alignment("MKV", "MAV"))
-    with pytest.raises(OutputError, match=r"uniref90_hits\.a3m: is there already, and not from a search"):
+    with pytest.raises(OutputError, match=r"uniref90_hits\.a3m: exists already, and is not from a search"):
         _put(tmp_path, target, SearchKey("uniref90", {"E": 1.0}), "MKV", path.name, _alignment("MKV"))
     assert path.read_bytes() == _alignment("MKV", "MAV")
 

@@ -115,7 +115,7 @@ def test_a_date_is_read_without_the_rest_of_its_file(tmp_path: Path) -> None:
     (folder / "4abc.cif.gz").write_bytes(gzip.compress(text.encode())[:-20])
     found = MmcifFolder(folder)
     read = []
-    whole, found._read = found._read, lambda pdb_id: read.append(pdb_id) or whole(pdb_id)
+    whole, found._read_entry = found._read_entry, lambda pdb_id: read.append(pdb_id) or whole(pdb_id)
     assert [found.released(name) for name in ("1abc", "2abc", "3abc", "1abc")] == [date(2003, 2, 1)] * 4
     assert read == ["2abc"]
     with pytest.raises(TemplateSkipped, match="damaged gzip"):

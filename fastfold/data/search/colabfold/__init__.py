@@ -1,1 +1,1 @@
-"""Alignments as ColabFold makes them: by a server of its kind, or by MMseqs2 on databases of its layout."""
+"""Alignments as in ColabFold: from an MSA server, or by MMseqs2 on databases of its layout."""

@@ -1,9 +1,8 @@
-"""The A3M files of ColabFold: cutting those of many queries apart, and joining those of a complex' chains.
+"""ColabFold's A3M files: split those of many queries, and join those of a complex's chains.
 
 An MSA server and ``mmseqs result2msa`` write the alignments of several queries into one file, each ended by a NUL byte.
-A complex gets one file as ColabFold writes it, which :func:`fastfold.data.msa.colabfold.parse_colabfold` reads: lengths
-and copies of its different chains, then rows over all of them that belong together, then each chain's own rows with
-gaps in place of the others.
+A complex gets one file in ColabFold's format (:func:`fastfold.data.msa.colabfold.parse_colabfold`): lengths and copies
+of its different chains, then rows paired over all chains, then each chain's own rows with gaps for the others.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 
 FIRST_QUERY = 101
-"""Name of the first query, as ColabFold counts them."""
+"""Name of the first query in ColabFold's numbering."""
 
 
 def fasta_of(sequences: Sequence[str]) -> str:
-    """FASTA text of some queries, called 101, 102 and so on."""
+    """Format queries as FASTA, named 101, 102 and so on."""
     return "".join(f">{FIRST_QUERY + i}\n{sequence}\n" for i, sequence in enumerate(sequences))
 
 
 def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> list[str]:
-    """Cut a file of several alignments apart.
+    """Split a file of several alignments.
 
     Args:
-        content: A3M text with a NUL byte after each query's rows, the query first, called by its number.
-        sequences: The queries in the order of their numbers, from 101 on.
-        origin: Where it came from, for errors.
+        content: A3M text with a NUL byte after each query's rows, the query first, named by its number.
+        sequences: Queries in the order of their numbers, from 101 on.
+        origin: Source of the content in errors.
 
     Returns:
-        The A3M text of each query; its own row alone where nothing was found.
+        A3M text of each query; only its own row if nothing was found.
 
     Raises:
         InputError: A block is not the alignment of one of these queries.
@@ -45,7 +44,9 @@ def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> l
         name = text[1:].split("\n", 1)[0].split()
         number = int(name[0]) - FIRST_QUERY if name and name[0].isdigit() and len(name[0]) < 7 else -1
         if not text.startswith(">") or not 0 <= number < len(sequences):
-            raise InputError(f"the alignment of an unknown query, which begins {text[:40]!r}", path=origin)
+            raise InputError(
+                f"expected the alignment of a query, found one that begins {text[:40]!r}", path=origin
+            )
         if texts[number]:
             raise InputError(f"two alignments of query {name[0]}", path=origin)
         check_query(parse_a3m(text, path=origin), mask_unknown(sequences[number]), path=origin)
@@ -56,7 +57,7 @@ def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> l
 def join_complex(
     sequences: Sequence[str], copies: Sequence[int], unpaired: Sequence[str], paired: Sequence[str] | None
 ) -> str:
-    """Write the alignment of a complex as ColabFold does.
+    """Format the alignment of a complex as ColabFold does.
 
     Args:
         sequences: Its different chains.
@@ -74,7 +75,7 @@ def join_complex(
     if len({len(of_chain) for of_chain in rows}) != 1:
         counts = ", ".join(str(len(of_chain)) for of_chain in rows)
         raise InputError(
-            f"the paired alignments of the chains have {counts} rows, and not all the same number"
+            f"expected equal numbers of rows in the paired alignments of the chains, found {counts}"
         )
     for together in zip(*rows, strict=True):
         lines.append(">" + "\t".join(name for name, _ in together))
@@ -89,6 +90,6 @@ def join_complex(
 
 
 def _rows(text: str) -> list[tuple[str, str]]:
-    """Name and letters of each row."""
+    """Return the name and letters of each row."""
     records, _ = a3m_records(text)
     return [(record.header, "".join(record.lines)) for record in records]

@@ -1,11 +1,11 @@
-"""Alignments by MMseqs2 on local databases in ColabFold's layout, by the steps of ColabFold's own pipeline.
+"""Alignments by MMseqs2 on local databases in ColabFold's layout, with the steps of ColabFold's pipeline.
 
-A database is a set of clusters: ``<name>`` has a sequence of each, ``<name>_seq`` all sequences, ``<name>_aln`` how
-these are aligned. ``<name>.idx`` is the index of all of them, where there is one. Steps and settings are
-those of ``colabfold_search`` (Mirdita et al., Nature Methods 19, 679, 2022): three iterations of search, the members of
-the clusters that were found (``expandaln``), their alignment to the profile (``align``), a filter, and the alignment;
-then the same in environmental sequences, beginning with the profile. Chains of a complex are paired by the species of
-what was found (``pairaln``), for which the database needs ``<name>_mapping`` and ``<name>_taxonomy``.
+A database is a set of clusters: ``<name>`` has a sequence of each, ``<name>_seq`` all sequences, ``<name>_aln`` their
+alignments. ``<name>.idx`` is an optional index of all of them. Steps and settings are those of ``colabfold_search``
+(Mirdita et al., Nature Methods 19, 679, 2022): three iterations of search, expansion to the members of the found
+clusters (``expandaln``), alignment to the profile (``align``), a filter, and the alignment; then the same in
+environmental sequences, starting from the profile. Chains of a complex are paired by the species of their hits
+(``pairaln``), for which the database needs ``<name>_mapping`` and ``<name>_taxonomy``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHOOSE = "--qid 0 --qsc 0.8 --diff 0 --max-seq-id 1.0 --filter-min-enable 100"
 
 @dataclass(frozen=True)
 class _Database:
-    """The parts of a database as the steps take them."""
+    """Files of a database as arguments of the steps."""
 
     main: Path
     members: str
@@ -45,10 +45,10 @@ class _Database:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> _Database:
-        """A database that is there, by its index if it has one.
+        """Open an existing database, with its index if available.
 
         Raises:
-            ConfigError: A part of it is missing.
+            ConfigError: A file is missing.
         """
         main = folder / name
         indexed = any((folder / f"{name}{end}").is_file() for end in (".idx", ".idx.index"))
@@ -56,7 +56,7 @@ class _Database:
         missing = [f"{name}{end}.dbtype" for end in wanted if not (folder / f"{name}{end}.dbtype").is_file()]
         if missing:
             raise ConfigError(
-                f"{folder}: is no folder of databases in ColabFold's layout, it has no {', '.join(missing)}; make it "
+                f"{folder}: not a folder of databases in ColabFold's layout, it lacks {', '.join(missing)}; make it "
                 "with ColabFold's setup_databases.sh"
             )
         if indexed:
@@ -65,7 +65,7 @@ class _Database:
 
     @property
     def identity(self) -> list[object]:
-        """Name and sizes of its files, which differ between any two releases."""
+        """Return name and sizes of its files, which identify a release."""
         paths = sorted(path for path in self.main.parent.glob(f"{self.main.name}*") if path.is_file())
         return [[path.name, path.stat().st_size] for path in paths if ".idx" not in path.name]
 
@@ -82,7 +82,7 @@ class MmseqsSource:
         temporary: Folder for intermediate files, which may take many times the size of the alignments.
 
     Raises:
-        ConfigError: The program or a database is missing, or there is no GPU search in the program.
+        ConfigError: The program or a database is missing, or the program lacks GPU search.
     """
 
     def __init__(
@@ -106,7 +106,9 @@ class MmseqsSource:
             program = Mmseqs(self._path, threads=1, log=Path(place) / "log")
             self._version = program.version
             if gpu and not program.has_gpu_flag:
-                raise ConfigError(f"{self._path}: this build of MMseqs2 has no --gpu; install one from 17 on")
+                raise ConfigError(
+                    f"{self._path}: this build of MMseqs2 lacks --gpu; install version 17 or later"
+                )
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -133,7 +135,7 @@ class MmseqsSource:
     def announce(
         self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
     ) -> None:
-        """Say what is searched."""
+        """Announce the searches."""
         names = UNIREF if self._environment is None else f"{UNIREF} and {ENVIRONMENT}"
         say(
             f"mmseqs {self._version}: {len(sequences)} sequences in {names}, {len(complexes)} complexes to pair"
@@ -144,7 +146,7 @@ class MmseqsSource:
 
         Raises:
             ConfigError: A step fails.
-            InputError: What came of it is no alignment of the sequences.
+            InputError: The result is not an alignment of the sequences.
         """
         for start in range(0, len(sequences), self._batch):
             batch = sequences[start : start + self._batch]
@@ -155,15 +157,15 @@ class MmseqsSource:
         """Pair the chains of complexes by species, batch by batch.
 
         Raises:
-            ConfigError: A step fails, or the database has no species.
-            InputError: What came of it is no alignment of the chains.
+            ConfigError: A step fails, or the database lacks species.
+            InputError: The result is not an alignment of the chains.
         """
         main = self._uniref.main
         species = [Path(f"{main}{end}").is_file() for end in ("_mapping", "_taxonomy", "_nodes.dmp")]
         if complexes and not (species[0] and (species[1] or species[2])):
             raise ConfigError(
-                f"{self._folder}: {UNIREF}_mapping or {UNIREF}_taxonomy is missing, by which chains of complexes are "
-                "paired; make the databases again with ColabFold's setup_databases.sh"
+                f"{self._folder}: {UNIREF}_mapping or {UNIREF}_taxonomy is missing, which pairing of chains needs; "
+                "make the databases again with ColabFold's setup_databases.sh"
             )
         for start in range(0, len(complexes), self._batch):
             batch = complexes[start : start + self._batch]
@@ -173,7 +175,7 @@ class MmseqsSource:
                     yield chains, [next(texts) for _ in chains]
 
     def _program(self, place: Path, sequences: Sequence[str]) -> Mmseqs:
-        """The program with the queries in ``place/query``."""
+        """Return the program with the queries in ``place/query``."""
         program = Mmseqs(self._path, threads=self._threads, log=place / "log")
         (place / "query.fasta").write_text(fasta_of(sequences), "ascii")
         program.run(
@@ -215,10 +217,10 @@ class MmseqsSource:
         profile: Path,
         sequences: Sequence[str],
     ) -> list[str]:
-        """From clusters that were found to the alignment of each query; removes what it leaves."""
+        """Align the found clusters of each query, and remove intermediate files."""
         load = ("--db-load-mode", database.load)
         members, own = database.members, place / "query"
-        # As in ColabFold, clusters are filtered where the query is a sequence, not where it is a profile.
+        # As in ColabFold, clusters are filtered if the query is a sequence, and not if it is a profile.
         expand = f"{_EXPAND} {_DISTINCT} 1" if query == own else _EXPAND
         names = ("found", "expanded", "aligned", "chosen", "msa")
         found, expanded, aligned, chosen, msa = (place / name for name in names)
@@ -256,7 +258,7 @@ class MmseqsSource:
         return self._unpack(program, msa, sequences)
 
     def _unpack(self, program: Mmseqs, msa: Path, sequences: Sequence[str]) -> list[str]:
-        """The alignments in a database of them, in the order of the queries."""
+        """Read the alignments of a database, in the order of the queries."""
         folder = msa.parent / "texts"
         program.run("unpackdb", msa, folder, "--unpack-name-mode", "0", "--unpack-suffix", ".a3m")
         content = b"\0".join(path.read_bytes() for path in sorted(folder.glob("*.a3m")))

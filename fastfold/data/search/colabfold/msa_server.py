@@ -1,8 +1,8 @@
-"""Alignments from an MSA server, whose owner gets to see the sequences.
+"""Alignments from an MSA server, whose owner can see the sequences.
 
-One sequence is one query, so that each is asked for once and kept by itself; the chains of a complex are a query to be
-paired. Modes are ColabFold's: ``env`` searches UniRef30 and environmental sequences and filters, ``pairgreedy`` pairs
-what comes from one species in two chains or more.
+One sequence is one query, so that each is requested once and stored separately; the chains of a complex are a query for
+pairing. Modes are ColabFold's: ``env`` searches UniRef30 and environmental sequences and filters, ``pairgreedy`` pairs
+rows of one species in two chains or more.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SEARCH_MODE, _PAIR_MODE = "env", "pairgreedy"
 
 
 class MsaServer:
-    """An MSA server as a source of alignments.
+    """Source of alignments by an MSA server.
 
     Args:
         server: The server.
-        say: Told what comes back and is not used.
+        say: Called with a line about unused parts of results.
     """
 
     def __init__(self, server: TicketServer, *, say: Callable[[str], None] = lambda line: None) -> None:
@@ -41,11 +41,11 @@ class MsaServer:
     def announce(
         self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
     ) -> None:
-        """Say that sequences leave the machine, how many, and where to."""
+        """Announce that sequences leave the machine, with their number and destination."""
         sent = list(dict.fromkeys((*sequences, *(s for chains in complexes for s in chains))))
         number = f"{len(sent)} sequences" if len(sent) > 1 else "1 sequence"
         say(
-            f"--msa-server: leaving this machine for {self._server.url}, whose owner can read and keep what is sent: "
+            f"--msa-server: leaving this machine for {self._server.url}, whose owner can read and keep the data: "
             f"{number} ({sum(map(len, sent)):,} residues)"
         )
 
@@ -54,7 +54,7 @@ class MsaServer:
 
         Raises:
             NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
-            InputError: What came back cannot be used.
+            InputError: The result is invalid.
         """
         for sequence in sequences:
             try:
@@ -67,20 +67,18 @@ class MsaServer:
             )
             self._mention(files.get(_TEMPLATES, b""))
             if _UNIREF not in files:
-                raise InputError(
-                    f"the result has no {_UNIREF}; is this an MSA server?", path=self._server.url
-                )
+                raise InputError(f"the result lacks {_UNIREF}; is this an MSA server?", path=self._server.url)
             text = self._only(files[_UNIREF], sequence)
             if _ENVIRONMENT in files:
                 text += self._only(files[_ENVIRONMENT], sequence)
             yield sequence, text
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | QueryFailedError]]:
-        """Ask for the rows of each combination of chains that belong together; an error as in :meth:`unpaired`.
+        """Request the paired rows of each combination of chains; errors are as in :meth:`unpaired`.
 
         Raises:
             NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
-            InputError: What came back cannot be used.
+            InputError: The result is invalid.
         """
         for chains in complexes:
             try:
@@ -90,9 +88,7 @@ class MsaServer:
                 continue
             files = read_archive(data, frozenset((_PAIRED,)), origin=self._server.url)
             if _PAIRED not in files:
-                raise InputError(
-                    f"the result has no {_PAIRED}; is this an MSA server?", path=self._server.url
-                )
+                raise InputError(f"the result lacks {_PAIRED}; is this an MSA server?", path=self._server.url)
             yield chains, split_queries(files[_PAIRED], chains, origin=f"{self._server.url} ({_PAIRED})")
 
     def _only(self, content: bytes, sequence: str) -> str:

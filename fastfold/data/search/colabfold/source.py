@@ -1,8 +1,8 @@
-"""What an MSA server and MMseqs2 have in common, and the way from either to a folder for ``--msa-dir``.
+"""Common part of MSA servers and MMseqs2: write the alignments of targets to a folder for ``--msa-dir``.
 
-Each distinct sequence is searched once, and each combination of different chains is paired once, whatever they are
-called; what is in the folder's store is not searched again. A single chain gets ``<id>/colabfold_hits.a3m``, a complex
-the same with all of its chains in one alignment.
+Each distinct sequence is searched once, and each combination of different chains is paired once, under any name;
+results in the folder's store are not searched again. A single chain gets ``<id>/colabfold_hits.a3m``, a complex the
+same with all of its chains in one alignment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "colabfold"
 FILE = f"{NAME}_hits.a3m"
 
 Chains = tuple[str, ...]
-"""Different chains of a complex in its order."""
+"""Different chains of a complex, in its order."""
 
 
 class ColabFoldSource(Protocol):
@@ -34,18 +34,18 @@ class ColabFoldSource(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What decides its alignments besides the sequences, for :class:`~fastfold.data.search.store.SearchKey`."""
+        """Inputs of its alignments other than sequences, for :class:`~fastfold.data.search.store.SearchKey`."""
 
     def announce(
         self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
     ) -> None:
-        """Say what is about to happen to some sequences."""
+        """Announce the searches for some sequences."""
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | FastFoldError]]:
         """Search for each sequence; yields it with its A3M text or an error once that is known."""
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | FastFoldError]]:
-        """Pair chains; yields them with the A3M text of each, whose rows belong together, or with an error."""
+        """Pair chains; yield them with the A3M text of each, with paired rows, or with an error."""
 
 
 def search_colabfold(
@@ -59,17 +59,17 @@ def search_colabfold(
 
     Args:
         targets: The targets.
-        source: What searches.
-        out: Folder of alignments; its store keeps what was found.
-        say: Told what happens.
+        source: Source of the alignments.
+        out: Folder of alignments; its store keeps the results.
+        say: Called with progress lines.
 
     Returns:
-        What was found, and the targets that the source could not do; of these nothing is written.
+        Summary, with the targets that the source failed on; nothing is written for them.
 
     Raises:
-        OutputError: An alignment is there that is not from a search, or would come before what is found.
+        OutputError: An alignment exists that is not from a search, or would take precedence over the result.
         WriteError: The folder cannot be written.
-        FastFoldError: The search fails; what was found before is kept.
+        FastFoldError: The search fails; finished results are kept.
     """
     targets = list(targets)
     prepare_output_directory(out)
@@ -109,7 +109,7 @@ def search_colabfold(
         reason = next((failed[part] for part in (*_chains(target), _chains(target)) if part in failed), None)
         if reason is None:
             raise InputError(
-                "the search brought no alignment of its chains; run the same command again",
+                "the search returned no alignment of its chains; run the same command again",
                 record=target.record,
             )
         without.append((target, reason))
@@ -117,7 +117,7 @@ def search_colabfold(
 
 
 def has_alignment(target: Target, out: Path) -> bool:
-    """Whether a target has an alignment, with it or in the folder of alignments, that no search of this kind made."""
+    """Return True if a target has an alignment, its own or in the folder, from another source."""
     if target.alignments is not None:
         return True
     ours = out / target.name / FILE
@@ -125,33 +125,33 @@ def has_alignment(target: Target, out: Path) -> bool:
 
 
 def _found(target: Target, chain: Chain | None, out: Path) -> list[AlignmentFile]:
-    """The files of alignments of a target as a whole, or of one of its chains."""
+    """Return the alignment files of a whole target, or of one of its chains."""
     paths: list[AlignmentFile] = []
     for name in dict.fromkeys((target.record, target.name)):
-        with contextlib.suppress(InputError):  # a place without an alignment
+        with contextlib.suppress(InputError):  # a folder without an alignment
             found = find_alignments(out, name, chain=chain)
             paths += found.unpaired + found.paired
     return paths
 
 
 def _letters(target: Target) -> list[str]:
-    """The chains of a target as they were given."""
+    """Return the chains of a target as given."""
     return [chain.letters or chain.sequence for chain in target.chains]
 
 
 def _chains(target: Target) -> Chains:
-    """Its different chains."""
+    """Return the different chains of a target."""
     return tuple(dict.fromkeys(_letters(target)))
 
 
 def _check(target: Target, out: Path) -> None:
-    """See, before a search, that nothing stands in the way, and that what is found will be what is used."""
+    """Check, before a search, that its result can be written and will be used."""
     check_place(out / target.name, NAME)
     for chain in target.chains if target.is_complex else ():
         for path in _found(target, chain, out):
             raise OutputError(
-                f"{path}: is an alignment of chain {chain.id} of {target.name} alone, and would be used instead of one "
-                "of the whole complex; choose another folder for the alignments"
+                f"{path}: an alignment of only chain {chain.id} of {target.name}, which would be used instead of "
+                "that of the whole complex; choose another folder for the alignments"
             )
 
 

@@ -1,10 +1,10 @@
-"""The protocol of MSA servers such as ColabFold's: a query is posted, its ticket is asked for until it is finished.
+"""Protocol of MSA servers such as ColabFold's: post a query, then poll its ticket until it is finished.
 
 - ``POST /ticket/msa`` (or ``/ticket/pair``) with the form fields ``q``, FASTA text, and ``mode``; the answer is JSON
   with ``id`` and ``status``.
-- ``GET /ticket/<id>``: the same again. ``PENDING`` and ``RUNNING`` mean to wait, ``RATELIMIT`` to come back later,
-  ``COMPLETE`` that there is a result; ``ERROR`` ends the query, ``MAINTENANCE`` all of them. ``UNKNOWN`` is what a
-  server says that has just been started or has forgotten a ticket.
+- ``GET /ticket/<id>``: the same answer. ``PENDING`` and ``RUNNING`` mean to wait, ``RATELIMIT`` to try later,
+  ``COMPLETE`` that a result is ready. ``ERROR`` ends the query, ``MAINTENANCE`` all of them. A server that was just
+  started or has forgotten a ticket answers ``UNKNOWN``.
 - ``GET /result/download/<id>``: a ``tar.gz`` of files.
 
 A server answers the same query from its memory, so that a run that was interrupted finds its result there.
@@ -27,7 +27,7 @@ from fastfold.utils.units import clock
 Endpoint = Literal["msa", "pair"]
 
 MAX_RESULT = 1 << 30
-"""Most bytes of a packed result."""
+"""Largest compressed result in bytes."""
 
 _MAX_ANSWER = 1 << 20
 _PIECE = 1 << 20
@@ -38,11 +38,11 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
 
 
 class QueryFailedError(NetworkError):
-    """A query that the server cannot answer, while others may succeed."""
+    """Query that the server cannot answer, while others may succeed."""
 
 
 class TicketServer:
-    """A server that queries are sent to.
+    """Client of an MSA server.
 
     Args:
         url: Its address.
@@ -53,7 +53,7 @@ class TicketServer:
         now: Seconds of a clock that never goes back.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class TicketServer:
         self._say, self._pause, self._now = say, pause, now
 
     def result(self, endpoint: Endpoint, query: str, mode: str) -> bytes:
-        """Send a query and wait for what comes of it.
+        """Send a query and wait for its result.
 
         Args:
-            endpoint: ``msa`` for an alignment of each sequence, ``pair`` for rows that belong together.
+            endpoint: ``msa`` for an alignment of each sequence, ``pair`` for paired rows.
             query: FASTA text.
-            mode: What the server calls the search.
+            mode: The server's name of the search.
 
         Returns:
-            A ``tar.gz``.
+            Bytes of a ``tar.gz``.
 
         Raises:
-            QueryFailedError: The server fails with this query.
-            NetworkError: The server cannot be reached, refuses the query, makes no sense, or takes too long.
+            QueryFailedError: The server fails on this query.
+            NetworkError: The server cannot be reached, refuses the query, gives an invalid answer, or takes too long.
         """
         end = self._now() + self._patience_s
         form = urlencode({"q": query, "mode": mode}).encode("ascii")
@@ -102,14 +102,14 @@ class TicketServer:
             if status in ("PENDING", "RUNNING"):
                 ticket = self._ticket(answer, ticket)
             elif status == "UNKNOWN":
-                ticket = None  # forgotten, or not yet taken: ask again
+                ticket = None  # forgotten, or not accepted yet: send the query again
             if status != said:
                 said = str(status)
                 self._say(f"{self.url}: {_MEANINGS[said]}")
             if self._now() + wait > end:
                 raise NetworkError(
-                    f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). What has "
-                    "arrived is kept; run the same command later to ask again, or search local databases (--db)"
+                    f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). Received "
+                    "results are kept; run the same command later to ask again, or search local databases (--db)"
                 )
             self._pause(wait * random.uniform(0.9, 1.1))
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
@@ -122,21 +122,19 @@ class TicketServer:
             )
         if status == "ERROR":
             return QueryFailedError(
-                f"{self.url}: the server failed with this query (ERROR). {kept}; run the same command in an hour, or "
+                f"{self.url}: the server failed on this query (ERROR). {kept}; run the same command in an hour, or "
                 "search local databases (--db)"
             )
         return NetworkError(
-            f"{self.url}: the server answers with the status {str(status)[:40]!r}, which is none of the protocol; is "
-            "this the address of an MSA server?"
+            f"{self.url}: the server answers with the unknown status {str(status)[:40]!r}; is this the address of an "
+            "MSA server?"
         )
 
     def _ticket(self, answer: dict[str, Any], before: str | None) -> str:
-        """The number of a ticket, which becomes part of an address."""
+        """Return the number of a ticket, which becomes a part of an address."""
         found = answer.get("id", before)
         if not isinstance(found, str) or re.fullmatch(r"[A-Za-z0-9_-]{1,200}", found) is None:
-            raise NetworkError(
-                f"{self.url}: the server sends no ticket that can be used: {str(found)[:40]!r}"
-            )
+            raise NetworkError(f"{self.url}: expected a ticket from the server, found {str(found)[:40]!r}")
         return found
 
     def _ask(self, path: str, form: bytes | None) -> dict[str, Any]:
@@ -147,8 +145,8 @@ class TicketServer:
             answer = None
         if not isinstance(answer, dict):
             raise NetworkError(
-                f"{self.url}{path}: the server does not answer in JSON but with {text[:60]!r}; is this the address of "
-                "an MSA server?"
+                f"{self.url}{path}: expected JSON from the server, found {text[:60]!r}; is this the address of an MSA "
+                "server?"
             )
         return answer
 
@@ -156,7 +154,7 @@ class TicketServer:
         return self._fetch(f"/result/download/{ticket}", None, MAX_RESULT)
 
     def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
-        """The whole answer, asked for again where the connection breaks."""
+        """Return the whole answer, requested again after a broken connection."""
         for attempt in range(1, _ATTEMPTS + 1):
             wait = min(2.0**attempt, _LONGEST_WAIT_S)
             try:
@@ -171,8 +169,8 @@ class TicketServer:
                 )
                 if attempt == _ATTEMPTS:
                     raise NetworkError(
-                        f"{problem}; gave up after {attempt} attempts. What has arrived is kept; run the same command "
-                        "later to ask again"
+                        f"{problem}; gave up after {attempt} attempts. Received results are kept; run the same "
+                        "command later to ask again"
                     ) from None
             wait = min(wait, _LONGEST_WAIT_S)
             self._say(f"{problem}; trying again in {wait:.0f} s")
@@ -188,19 +186,19 @@ class TicketServer:
                     "address of an MSA server?"
                 )
             pieces, size, end = [], 0, self._now() + _DOWNLOAD_S
-            # One piece of what has arrived: a full one could be waited for as long as the server drips.
+            # Read in pieces, because reading a full answer could wait as long as a slow server sends.
             while piece := response.read1(_PIECE):
                 if self._now() > end:
                     raise NetworkError(
-                        f"{self.url}{path}: the answer did not arrive within {clock(_DOWNLOAD_S)}. What has arrived "
-                        "before is kept; run the same command later to ask again"
+                        f"{self.url}{path}: the answer did not arrive within {clock(_DOWNLOAD_S)}. Earlier results "
+                        "are kept; run the same command later to ask again"
                     )
                 pieces.append(piece)
                 size += len(piece)
                 if size > limit:
                     raise NetworkError(
-                        f"{self.url}{path}: the server sends more than {limit >> 20} MiB, which no answer has: it was "
-                        "not read further"
+                        f"{self.url}{path}: the server sends more than {limit >> 20} MiB, more than any valid "
+                        "answer; stopped reading"
                     )
             if length is not None and size < int(length):
                 raise OSError(f"closed after {size:,} of {int(length):,} bytes")
@@ -210,6 +208,6 @@ class TicketServer:
 _MEANINGS = {
     "UNKNOWN": "the query is not known yet; asking again",
     "RATELIMIT": "too many queries at once; waiting for a turn",
-    "PENDING": "the query waits in line",
+    "PENDING": "the query is waiting in line",
     "RUNNING": "the search is running",
 }

@@ -1,4 +1,4 @@
-"""Taking files out of an archive that a server sent, without trusting it: nothing is written, and sizes are limited."""
+"""Read files from an untrusted archive in memory, with limited sizes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import zlib
 from fastfold.errors import InputError
 
 MAX_UNPACKED = 1 << 30
-"""Most bytes that an archive may unpack to."""
+"""Largest decompressed size of an archive in bytes."""
 _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
 
 
 def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[str, bytes]:
-    """The wanted files of a ``tar.gz`` as bytes in memory.
+    """Return the wanted files of a ``tar.gz`` as bytes.
 
     Args:
         data: The archive.
-        wanted: Names of files; others are passed over.
-        origin: Where it came from, for errors.
+        wanted: Names of files; others are skipped.
+        origin: Source of the archive in errors.
 
     Returns:
-        Contents by name; of what is not there, nothing.
+        Contents by name; missing files are absent.
 
     Raises:
-        InputError: It is not such an archive, is damaged or cut off, unpacks to too much, or has what an honest archive
-            has not: links, devices, names that lead out of it, or two files of one name.
+        InputError: The data are not such an archive, are damaged or truncated, decompress to too much, or contain
+            links, devices, names that lead out of it, or two files of one name.
     """
     found: dict[str, bytes] = {}
     try:
         content = _unpack(data, origin)
         if b"GNU.sparse." in content:  # tarfile would read a map of any length
             raise _harmful(origin, "has a sparse member")
-        # Seekable, so that a size in a header is an offset and nothing that is read piece by piece.
+        # Seekable, so that a size in a header is an offset, which is not read piece by piece.
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for number, member in enumerate(archive):
                 name = member.name.removeprefix("./")
@@ -47,7 +47,7 @@ def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[st
                 if not 0 <= member.size <= MAX_UNPACKED:
                     raise _harmful(origin, f"has a member {name[:60]!r} of {member.size} bytes")
                 if not (member.isfile() or member.isdir()) or member.issparse():
-                    raise _harmful(origin, f"has a member {name[:60]!r} that is no plain file")
+                    raise _harmful(origin, f"has a member {name[:60]!r} that is not a plain file")
                 if name not in wanted or member.isdir():
                     continue
                 if name in found:
@@ -65,20 +65,20 @@ def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[st
         zlib.error,
     ) as error:
         raise InputError(
-            f"the result is damaged or cut off ({error}); run the same command again", path=origin
+            f"the result is damaged or truncated ({error}); run the same command again", path=origin
         ) from None
     return found
 
 
 def _harmful(origin: str, what: str) -> InputError:
-    return InputError(f"the result {what}; nothing of it was used. Do not use this server", path=origin)
+    return InputError(f"the result {what}; none of it was used. Do not use this server", path=origin)
 
 
 def _unpack(data: bytes, origin: str) -> bytes:
-    """Return the content of a gzip, read to its end so that a cut shows.
+    """Decompress a gzip to its end, so that truncation is detected.
 
     Raises:
-        InputError: It is more than an archive may unpack to, or takes longer.
+        InputError: It decompresses to too much, or takes too long.
     """
     pieces, left, end = [], MAX_UNPACKED, time.monotonic() + _UNPACK_S
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:

@@ -73,9 +73,9 @@ def indexed(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(FileLock(path.with_suffix(".lock"))):
-            if (found := _read(path)) is None:
-                _write(path, scan())
-                found = _read(path)
+            if (found := _read_index(path)) is None:
+                _write_index(path, scan())
+                found = _read_index(path)
     except (OutputError, OSError) as error:
         _log.warning("the index of the training set cannot be written: %s", error)
         return scan()
@@ -83,7 +83,7 @@ def indexed(
     return found
 
 
-def _read(path: Path) -> Scanned | None:
+def _read_index(path: Path) -> Scanned | None:
     if not path.exists():
         return None
     try:
@@ -94,7 +94,7 @@ def _read(path: Path) -> Scanned | None:
     return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
 
 
-def _write(path: Path, found: Scanned) -> None:
+def _write_index(path: Path, found: Scanned) -> None:
     with writing_records(path) as writer:
         for name, entries in found.sets.items():
             add_entries(writer, name, entries)

@@ -36,11 +36,11 @@ def test_letters_that_stand_for_no_residue_may_come_back_as_x() -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b">103\nMKV\n", "unknown query, which begins '>103"),
-        (b">100\nMKV\n", "unknown query"),
-        (b">x\nMKV\n", "unknown query"),
-        (b"<html></html>", "unknown query"),
-        (b">101\nMKL\n", "of another sequence|differs|query"),
+        (b">103\nMKV\n", "found one that begins '>103"),
+        (b">100\nMKV\n", "expected the alignment of a query"),
+        (b">x\nMKV\n", "expected the alignment of a query"),
+        (b"<html></html>", "expected the alignment of a query"),
+        (b">101\nMKL\n", "another sequence|differs|query"),
         (b">101\nMKV\n>a\nMK\n", "columns"),
         (b">101\nMKV\n\0>101\nMKV\n", "two alignments of query 101"),
     ],
@@ -82,7 +82,7 @@ def test_copies_of_one_chain_are_paired_with_the_query_alone() -> None:
 
 
 def test_pairs_without_a_partner_are_refused() -> None:
-    with pytest.raises(InputError, match="have 3, 1 rows, and not all the same number"):
+    with pytest.raises(InputError, match="found 3, 1"):
         join_complex(["MKV", "LLAA"], [1, 1], UNPAIRED, [PAIRED[0], ">102\nLLAA\n"])
 
 

@@ -154,16 +154,16 @@ def test_a_gpu_is_passed_on_where_the_program_has_it(program: Path, databases: P
     assert "--gpu 1 --prefilter-mode 1" in " ".join(search)
     assert "--k-score" not in search
     (program.parent / "help").write_text("no such option")
-    with pytest.raises(ConfigError, match="this build of MMseqs2 has no --gpu"):
+    with pytest.raises(ConfigError, match="this build of MMseqs2 lacks --gpu"):
         source(databases, tmp_path, gpu=True)
 
 
 @pytest.mark.parametrize(
     ("missing", "expected"),
     [
-        (f"{UNIREF}.dbtype", f"it has no {UNIREF}.dbtype"),
-        (f"{UNIREF}_aln.dbtype", f"it has no {UNIREF}_aln.dbtype"),
-        (f"{ENVIRONMENT}_seq.dbtype", f"it has no {ENVIRONMENT}_seq.dbtype"),
+        (f"{UNIREF}.dbtype", f"it lacks {UNIREF}.dbtype"),
+        (f"{UNIREF}_aln.dbtype", f"it lacks {UNIREF}_aln.dbtype"),
+        (f"{ENVIRONMENT}_seq.dbtype", f"it lacks {ENVIRONMENT}_seq.dbtype"),
         (f"{UNIREF}_mapping", f"{UNIREF}_mapping or {UNIREF}_taxonomy is missing"),
         (f"{UNIREF}_taxonomy", f"{UNIREF}_mapping or {UNIREF}_taxonomy is missing"),
     ],

@@ -35,7 +35,7 @@ def test_a_chain_gets_its_alignment(tmp_path: Path) -> None:
     with msa_server(StandIn(["PENDING"])) as server:
         assert search(server.url, [target], tmp_path, said) == SearchSummary(1, 0)
     assert said == [
-        f"--msa-server: leaving this machine for {server.url}, whose owner can read and keep what is sent: 1 sequence "
+        f"--msa-server: leaving this machine for {server.url}, whose owner can read and keep the data: 1 sequence "
         "(9 residues)"
     ]
     (((msa,), paired),) = load_alignments(tmp_path, target)
@@ -118,7 +118,7 @@ def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
     with msa_server(stand_in) as server:
         found = search(server.url, targets, tmp_path)
         assert (found.searched, found.reused) == (1, 0)
-        assert [(target.name, "failed with this query" in why) for target, why in found.failed] == [
+        assert [(target.name, "failed on this query" in why) for target, why in found.failed] == [
             ("dimer", True),
             ("b", True),
         ]
@@ -137,12 +137,15 @@ def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        (tar_gz({"msa.sh": b"x"}), "has no uniref.a3m"),
+        (tar_gz({"msa.sh": b"x"}), "lacks uniref.a3m"),
         (tar_gz({"uniref.a3m": f">101\n{B}\n".encode()}), "another sequence|query"),
         (tar_gz({"uniref.a3m": f">101\n{A}\n>x\nMK\n".encode()}), "columns"),
-        (tar_gz({"uniref.a3m": f">101\n{A}\n".encode(), ENVIRONMENT: b"<html>"}), "unknown query"),
+        (
+            tar_gz({"uniref.a3m": f">101\n{A}\n".encode(), ENVIRONMENT: b"<html>"}),
+            "expected the alignment of a query",
+        ),
         (tar_gz({"../uniref.a3m": b""}), "leads out"),
-        (b"nonsense", "damaged or cut off"),
+        (b"nonsense", "damaged or truncated"),
     ],
 )
 def test_a_result_that_cannot_be_used_leaves_nothing(tmp_path: Path, result: bytes, expected: str) -> None:
@@ -155,7 +158,7 @@ def test_pairs_that_cannot_be_used_leave_no_alignment(tmp_path: Path) -> None:
     short = tar_gz({"pair.a3m": f">101\n{A}\n>x\n{A}\n\0>102\n{B}\n\0".encode()})
     with (
         msa_server(StandIn(results={"pair": short})) as server,
-        pytest.raises(InputError, match="have 2, 1 rows"),
+        pytest.raises(InputError, match="found 2, 1"),
     ):
         search(server.url, [target_from_sequence(f"{A}:{B}", "dimer")], tmp_path)
     assert not (tmp_path / "dimer").exists()
@@ -167,7 +170,7 @@ def test_alignments_of_others_are_not_touched_and_nothing_is_sent(tmp_path: Path
     mine.write_text(f">x\n{A}\n")
     with (
         msa_server(StandIn()) as server,
-        pytest.raises(OutputError, match="is there already, and not from a search"),
+        pytest.raises(OutputError, match="exists already, and is not from a search"),
     ):
         search(server.url, [target_from_sequence(A, "a")], tmp_path)
     assert mine.read_text() == f">x\n{A}\n"
@@ -178,7 +181,7 @@ def test_alignments_of_single_chains_would_come_first_and_nothing_is_sent(tmp_pa
     (tmp_path / "dimer" / "A.a3m").write_text(f">x\n{A}\n")
     with (
         msa_server(StandIn()) as server,
-        pytest.raises(OutputError, match="is an alignment of chain A of dimer alone"),
+        pytest.raises(OutputError, match="an alignment of only chain A of dimer"),
     ):
         search(server.url, [target_from_sequence(f"{A}:{B}", "dimer")], tmp_path)
     assert server.requests == []

@@ -19,7 +19,7 @@ GOOD = tar_gz({"uniref.a3m": random.Random(0).randbytes(5000), "./pair.a3m": b"b
 
 
 def special(kind: bytes, name: str = "uniref.a3m", target: str = "/etc/passwd") -> tarfile.TarInfo:
-    """A member that is no plain file."""
+    """A member that is not a plain file."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member
@@ -39,16 +39,16 @@ def test_wanted_files_are_read_and_others_are_not() -> None:
         (tar_gz({"../uniref.a3m": b"x"}), "leads out of it"),
         (tar_gz({"a/../../x": b"x"}), "leads out of it"),
         (tar_gz({"/uniref.a3m": b"x"}), "leads out of it"),
-        (tar_gz({"x": special(tarfile.SYMTYPE)}), "is no plain file"),
-        (tar_gz({"x": special(tarfile.LNKTYPE, "other")}), "is no plain file"),
-        (tar_gz({"x": special(tarfile.FIFOTYPE)}), "is no plain file"),
-        (tar_gz({"x": special(tarfile.CHRTYPE)}), "is no plain file"),
+        (tar_gz({"x": special(tarfile.SYMTYPE)}), "is not a plain file"),
+        (tar_gz({"x": special(tarfile.LNKTYPE, "other")}), "is not a plain file"),
+        (tar_gz({"x": special(tarfile.FIFOTYPE)}), "is not a plain file"),
+        (tar_gz({"x": special(tarfile.CHRTYPE)}), "is not a plain file"),
         (tar_gz({str(i): b"" for i in range(1001)}), "more than 1000 members"),
         (tar_gz({"uniref.a3m": b"x", "./uniref.a3m": b"y"}), "two members"),
     ],
 )
 def test_what_an_honest_archive_has_not_is_refused(data: bytes, expected: str) -> None:
-    with pytest.raises(InputError, match=f"server: the result .*{expected}.*; nothing of it was used"):
+    with pytest.raises(InputError, match=f"server: the result .*{expected}.*; none of it was used"):
         read_archive(data, WANTED, origin="server")
 
 
@@ -64,7 +64,7 @@ def test_what_an_honest_archive_has_not_is_refused(data: bytes, expected: str) -
     ],
 )
 def test_what_is_damaged_says_so(data: bytes) -> None:
-    with pytest.raises(InputError, match=r"damaged or cut off .*; run the same command again"):
+    with pytest.raises(InputError, match=r"damaged or truncated .*; run the same command again"):
         read_archive(data, WANTED, origin="server")
 
 
@@ -100,7 +100,7 @@ def test_sizes_in_pax_headers_neither_hang_nor_crash(headers: dict[str, str]) ->
 
 def test_a_long_row_of_headers_without_a_file_is_an_error() -> None:
     header = gzip.decompress(with_pax({"comment": "x"}))[:1024]
-    with pytest.raises(InputError, match="damaged or cut off"):
+    with pytest.raises(InputError, match="damaged or truncated"):
         read_archive(gzip.compress(header * 3000), WANTED, origin="server")
 
 
@@ -150,5 +150,5 @@ def test_an_archive_that_unpacks_too_slowly_is_refused(monkeypatch: pytest.Monke
     clock = iter(range(0, 10**6, 400))
     monkeypatch.setattr(unpack.time, "monotonic", lambda: float(next(clock)))
     data = tar_gz({"uniref.a3m": bytes(4 << 20)})
-    with pytest.raises(InputError, match="does not unpack within 10 minutes; nothing of it was used"):
+    with pytest.raises(InputError, match="does not unpack within 10 minutes; none of it was used"):
         read_archive(data, WANTED, origin="server")
