@@ -267,12 +267,12 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
         )
     alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
-        read = None if one is None else _read(one, chain.sequence)
+        read = None if one is None else _read_alignment(one, chain.sequence)
         alignments.append(([read] if read else [], []))
     return alignments
 
 
-def _read(msa: Any, query: str) -> Msa:
+def _read_alignment(msa: Any, query: str) -> Msa:
     """Read an alignment from a path, a list of rows, or an ``Msa``.
 
     Raises:

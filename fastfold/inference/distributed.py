@@ -85,7 +85,7 @@ class DistributedFolder:
         """
         where = (host_memory, offload_dir)
         self._send("memory", where)
-        return self._least(*where)
+        return self._smallest_memory(*where)
 
     def run(
         self,
@@ -166,7 +166,7 @@ class DistributedFolder:
                 model.to("cpu")
         elif message == "memory":
             with suppress(ConfigError):  # rank 0 raises it too
-                self._least(*content)
+                self._smallest_memory(*content)
         return message != "stop"
 
     def _until_parted(self) -> AbstractContextManager[None]:
@@ -190,7 +190,7 @@ class DistributedFolder:
         """On rank 0, stop the other processes."""
         self._send("stop", None)
 
-    def _least(self, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+    def _smallest_memory(self, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
         """Compute :meth:`memory` on every rank, and allocate buffers of that size for offloaded tensors."""
         own: FoldMemory | ConfigError
         try:

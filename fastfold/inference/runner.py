@@ -149,7 +149,7 @@ def run(
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
-                summary = _Run(runner).run(targets, costs)
+                summary = _FoldingRun(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
 
@@ -239,7 +239,7 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
         distributed.stop()
 
 
-class _Run:
+class _FoldingRun:
     """Run over all targets, with the folder's table and page."""
 
     def __init__(self, runner: TargetRunner) -> None:
@@ -249,7 +249,7 @@ class _Run:
     def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
         """Fold the targets in order; a failed one does not stop the others."""
         try:
-            found = self._run(targets, costs)
+            found = self._fold_all(targets, costs)
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
@@ -261,7 +261,7 @@ class _Run:
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
 
-    def _run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    def _fold_all(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []

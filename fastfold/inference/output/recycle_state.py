@@ -208,12 +208,12 @@ def _read_all(path: Path, device: torch.device) -> Features | None:
     """Read the tensors of a file; return None if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: _read(file, name, device) for name in file.keys()}  # noqa: SIM118
+            return {name: _read_tensor(file, name, device) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
 
 
-def _read(file: Any, name: str, device: torch.device) -> Tensor:
+def _read_tensor(file: Any, name: str, device: torch.device) -> Tensor:
     """Read a tensor of a safetensors file into its own memory, in blocks of rows."""
     part = file.get_slice(name)
     dtypes = {kind: dtype for dtype, kind in _DTYPES.items()}

@@ -1,1 +1,1 @@
-"""Thousands of targets: a scheduler hands them to workers, on this machine or on those of a Ray cluster."""
+"""Fold thousands of targets with workers on this machine or on a Ray cluster."""

@@ -17,9 +17,9 @@ _COLUMNS = ("target", "reason")
 
 @dataclass
 class FailuresFile:
-    """The table of a results folder, to which several runs add. A target that is folded later leaves it.
+    """Table of failed targets, to which several runs add. A target that is folded later is removed.
 
-    It is written at most so often that writing takes a small part of the time.
+    Writes are limited so that they take a small part of the time.
 
     Attributes:
         folder: The results folder.
@@ -30,29 +30,29 @@ class FailuresFile:
     _next: float = field(default=0.0, init=False)
 
     def add(self, target: str, reason: str) -> None:
-        """Write a target down, now or soon, in place of what was known of it.
+        """Add a target, written now or later, replacing its earlier line.
 
         Args:
-            target: Its name.
-            reason: Why it failed.
+            target: Name of the target.
+            reason: Reason of the failure.
 
         Raises:
             WriteError: The table cannot be written.
         """
         self._changed[target] = " ".join(reason.split())
         if time.monotonic() >= self._next:
-            with contextlib.suppress(PlaceError):  # said by the last flush
+            with contextlib.suppress(PlaceError):  # reported by the last flush
                 self.flush()
 
     def remove(self, target: str) -> None:
-        """Strike a target out with the next :meth:`flush`, because it is folded now."""
+        """Remove a folded target with the next :meth:`flush`."""
         self._changed[target] = None
 
     def flush(self) -> None:
-        """Write the table with all changes; without a line there is no table.
+        """Write the table with all changes; remove the file if it has no lines.
 
         Raises:
-            WriteError: It cannot be written; what was there still is.
+            WriteError: The table cannot be written; the old one is unchanged.
         """
         if not self._changed:
             return

@@ -1,4 +1,4 @@
-"""What passes between the scheduler, its workers, and whatever runs them."""
+"""Messages between the scheduler, its workers, and their executor."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fastfold.errors import FastFoldError
 
 Kind = Literal["search", "fold"]
-Status = Literal["done", "finished", "elsewhere", "failed", "lost", "fatal"]
+Status = Literal["done", "finished", "in_progress", "failed", "lost", "fatal"]
 
 
 class ScreenError(FastFoldError):
-    """Nothing can go on: workers cannot start, or what they all need is missing."""
+    """Error after which a screen cannot continue: workers cannot start, or a common input is missing."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work for one worker.
+    """Piece of work for one worker.
 
     Attributes:
-        id: Its number, which no other job has.
-        name: What a person calls it.
-        kind: Which workers can do it.
-        payload: What they are given: a :class:`~fastfold.data.targets.Target` to fold, or sequences to search for.
-        cost: Work in arbitrary units; of two jobs that could be started, the one that costs more is.
-        smallest: Bytes of the host's memory without which it cannot be done; 0 if that is unknown or none of its
-            memory is the host's.
-        needs: Jobs that have to be done before.
+        id: Unique number.
+        name: Name for users.
+        kind: Kind of workers that can do it.
+        payload: Input of the worker: a :class:`~fastfold.data.targets.Target` to fold, or sequences to search for.
+        cost: Work in arbitrary units; more expensive jobs start first.
+        smallest: Smallest sufficient host memory in bytes; 0 if it is unknown or no host memory is used.
+        needs: Jobs that must be finished first.
     """
 
     id: int
@@ -41,11 +40,11 @@ class Job:
 
 
 class Task(NamedTuple):
-    """A job as a worker gets it.
+    """Job with its memory, as sent to a worker.
 
     Attributes:
         job: The job.
-        memory: Bytes that it may take; None where the worker decides.
+        memory: Memory limit in bytes; None if the worker decides.
     """
 
     job: Job
@@ -54,15 +53,15 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
-        status: ``done``; ``finished`` before, so that there was nothing to do; ``elsewhere``, another process is
-            working on it; ``failed`` for a reason that would be there again; ``lost``, because its worker ended; or
-            ``fatal``, when every other job would fail too.
-        text: The result in words, or the reason, which names the job if it failed.
-        lines: What people should know besides, in order.
-        seconds: How long it took.
+        status: ``done``; ``finished`` before, so nothing was done; ``in_progress``, another process is working on it;
+            ``failed`` for a permanent reason; ``lost``, because its worker ended; or ``fatal``, if every other job
+            would fail too.
+        text: Result in words, or the reason, which names a failed job.
+        lines: Further lines for users, in order.
+        seconds: Duration in seconds.
     """
 
     status: Status
@@ -73,14 +72,14 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that does one job at a time.
+    """Process that does one job at a time.
 
     Attributes:
-        id: What it is called; one that takes the place of a lost one has another name.
-        kind: Of the jobs that it does.
-        host: The machine that it runs on.
-        memory: Bytes of that machine's memory that were free before the workers came; None if its jobs take their
-            memory elsewhere, on a GPU for example.
+        id: Name of the worker; a replacement has another name.
+        kind: Kind of its jobs.
+        host: Machine of the worker.
+        memory: Free memory of that machine in bytes before the workers started; None if its jobs use other memory, for
+            example on a GPU.
     """
 
     id: str
@@ -90,20 +89,20 @@ class Worker:
 
 
 class Ready(NamedTuple):
-    """A new worker can take jobs."""
+    """Event: a new worker can take jobs."""
 
     worker: Worker
 
 
 class Finished(NamedTuple):
-    """A worker is through with its job, and can take another one."""
+    """Event: a worker has finished its job, and can take another one."""
 
     worker: str
     result: JobResult
 
 
 class Gone(NamedTuple):
-    """A worker has ended, with its job if it had one. Another :class:`Ready` tells of the one in its place."""
+    """Event: a worker has ended, together with its job. Another :class:`Ready` follows for its replacement."""
 
     worker: str
     reason: str
@@ -113,17 +112,17 @@ Event = Ready | Finished | Gone
 
 
 class Executor(Protocol):
-    """Runs workers somewhere."""
+    """Runner of workers."""
 
     def start(self, worker: str, task: Task) -> None:
-        """Give a job to a worker that has none."""
+        """Send a job to an idle worker."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """What has happened since the last call; waits for something, at most ``timeout`` seconds.
+        """Return the events since the last call; wait for one, at most ``timeout`` seconds.
 
         Raises:
-            ScreenError: No worker can be had.
+            ScreenError: No worker can be started.
         """
 
     def close(self) -> None:
-        """End all workers, at once."""
+        """End all workers at once."""

@@ -1,4 +1,4 @@
-"""Workers on this machine: a process for each, and a thread that waits for it."""
+"""Workers on this machine: one process each, and a thread that waits for it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastfold.inference.screen.worker_process import Function, Limits, WorkerPro
 
 
 class LocalExecutor:
-    """Runs workers on this machine.
+    """Runner of workers on this machine.
 
-    A process that is lost is replaced with its worker's next job.
+    A lost process is replaced with its worker's next job.
 
     Args:
-        workers: The workers, each with what it does.
-        limits: Of each job.
+        workers: The workers, each with its function.
+        limits: Limits of each job.
     """
 
     def __init__(self, workers: Sequence[tuple[Worker, Function]], limits: Limits) -> None:
@@ -38,11 +38,11 @@ class LocalExecutor:
             thread.start()
 
     def start(self, worker: str, task: Task) -> None:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """Start a job, see :class:`~fastfold.inference.screen.job.Executor`."""
         self._tasks[worker].put(task)
 
     def wait(self, timeout: float) -> list[Event]:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """Wait for events, see :class:`~fastfold.inference.screen.job.Executor`."""
         events: list[Event] = []
         try:
             events.append(self._events.get(timeout=timeout))
@@ -52,7 +52,7 @@ class LocalExecutor:
             return events
 
     def close(self) -> None:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """End all workers, see :class:`~fastfold.inference.screen.job.Executor`."""
         for tasks in self._tasks.values():
             tasks.put(None)
         for process in self._processes:
@@ -63,6 +63,6 @@ class LocalExecutor:
             process.join()
 
     def _serve(self, worker: Worker, process: WorkerProcess, tasks: queue.SimpleQueue[Task | None]) -> None:
-        """Do the jobs of a worker, until there is None."""
+        """Run the jobs of a worker, until it receives None."""
         while (task := tasks.get()) is not None:
             self._events.put(Finished(worker.id, process.run(task)))

@@ -1,4 +1,4 @@
-"""How the memory of a machine is shared out among workers, and how much of it a target needs."""
+"""Distribution of a machine's memory among workers, and the memory of a target."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.planner import Planner
 
 PROCESS_BYTES = 512 << 20
-"""Of a worker that does nothing: Python, PyTorch and what it keeps for later."""
+"""Memory of an idle worker: Python, PyTorch and its cache."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Shares out the host's memory.
+    """Distribution of the host's memory.
 
     Attributes:
-        per_worker: Bytes that every worker takes besides its folds: see :func:`worker_bytes`.
-        budget: Bytes for each fold, where a person has decided; None to share what there is.
-        limit: Bytes that a fold may take at most, whatever there is; None for no such limit.
+        per_worker: Bytes of every worker in addition to its folds: see :func:`worker_bytes`.
+        budget: Bytes for each fold, if set by the user; None to share the free memory.
+        limit: Largest number of bytes of a fold; None for no limit.
     """
 
     per_worker: int = PROCESS_BYTES
@@ -30,21 +30,21 @@ class MemoryPlan:
     limit: int | None = None
 
     def total(self, memory: int, workers: int) -> int:
-        """Bytes of a machine for all folds together, of those that were free before its workers came."""
+        """Return the bytes for all folds on a machine, from its free memory before its workers started."""
         return max(1, memory * 9 // 10 - workers * self.per_worker)
 
     def share(self, total: int, workers: int) -> int:
-        """Bytes that every fold gets at least."""
+        """Return the bytes that every fold gets at least."""
         share = max(1, total // workers) if self.budget is None else self.budget
         return share if self.limit is None else min(share, self.limit)
 
     def grant(self, smallest: int, total: int, workers: int) -> int:
-        """Bytes for a fold: its share, or what it needs if that is more and can be had.
+        """Return the bytes for a fold: its share, or its smallest memory if that is more and available.
 
         Args:
-            smallest: Bytes without which it cannot be done.
+            smallest: Smallest sufficient number of bytes.
             total: See :meth:`total`.
-            workers: Of the machine.
+            workers: Number of workers on the machine.
         """
         share = self.share(total, workers)
         most = min(x for x in (self.budget or total, self.limit) if x is not None)
@@ -53,12 +53,12 @@ class MemoryPlan:
 
 @dataclass
 class TargetMemory:
-    """What the smallest plan of a target takes, on the CPU.
+    """Memory of a target's smallest plan on the CPU.
 
     Attributes:
-        networks: Those of the run.
-        config: How targets are folded.
-        templates: Shown to the networks; None for as many as they take.
+        networks: Networks of the run.
+        config: Settings of the fold.
+        templates: Number of templates; None for the networks' maximum.
     """
 
     networks: Sequence[Network]
@@ -79,19 +79,22 @@ class TargetMemory:
         self._known: dict[tuple[str, int], int] = {}
 
     def smallest(self, target: Target) -> int:
-        """Bytes without which a target cannot be folded by one of the networks that suit it."""
-        return max(self._of(network.name, target.num_residues) for network in suitable(self.networks, target))
+        """Return the bytes without which no suitable network can fold a target."""
+        return max(
+            self._smallest_for(network.name, target.num_residues)
+            for network in suitable(self.networks, target)
+        )
 
-    def _of(self, name: str, residues: int) -> int:
+    def _smallest_for(self, name: str, residues: int) -> int:
         if (name, residues) not in self._known:
-            # With as many rows as the network takes: what the alignments hold is not known yet.
+            # With the network's maximum of rows, because the alignments are not known yet.
             self._known[name, residues] = self._planners[name].smallest(residues, templates=self.templates)
         return self._known[name, residues]
 
 
 def worker_bytes(networks: Sequence[Network], precision: str | None) -> int:
-    """Bytes that a worker takes besides its folds: its process, and the parameters of all networks."""
+    """Return the bytes of a worker without its folds: its process, and the parameters of all networks."""
     size = 2 if precision == "bf16" else 4
-    # While a network is loaded, its file's numbers are there in float32.
+    # While a network is loaded, its file's parameters are in memory in float32.
     most = max((network.info.parameters * 4 for network in networks), default=0)
     return PROCESS_BYTES + most + sum(network.info.parameters * size for network in networks)

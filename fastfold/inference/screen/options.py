@@ -1,4 +1,4 @@
-"""What a screen is told beside how to fold."""
+"""Options of a screen other than the fold's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastfold.inference.screen.shard import Shard
 
 @dataclass(frozen=True)
 class TargetLists:
-    """Where the targets of a screen come from. All that are given count together.
+    """Sources of a screen's targets, which can be combined.
 
     Attributes:
-        inputs: Files as :func:`fastfold.data.queries.read.read_targets` takes them, and tables of partners
+        inputs: Files for :func:`fastfold.data.queries.read.read_targets`, and tables of partners
             (:func:`fastfold.data.queries.pairs.read_pair_table`).
-        proteins: Proteins that the tables of partners name; None if they have sequences.
-        all_vs_all: Proteins, every pair of which is folded.
-        homodimers: Whether ``all_vs_all`` pairs each protein with itself as well.
-        baits: Proteins that are folded with each of the ``candidates``.
-        candidates: See there.
+        proteins: Proteins named by the tables of partners; None if they contain sequences.
+        all_vs_all: Proteins whose pairs are all folded.
+        homodimers: True if ``all_vs_all`` also pairs each protein with itself.
+        baits: Proteins to fold with each of the ``candidates``.
+        candidates: Partners of the baits.
     """
 
     inputs: tuple[Path, ...] = ()
@@ -33,11 +33,11 @@ class TargetLists:
     def __post_init__(self) -> None:
         if (self.baits is None) != (self.candidates is None):
             raise ConfigError(
-                "--baits and --candidates are given together: every bait is folded with every candidate"
+                "--baits and --candidates need each other: every bait is folded with every candidate"
             )
         if self.homodimers and self.all_vs_all is None:
             raise ConfigError(
-                "--homodimers belongs to --all-vs-all; a bait that is a candidate too is its own partner"
+                "--homodimers needs --all-vs-all; a bait that is also a candidate is paired with itself already"
             )
         if not (self.inputs or self.all_vs_all or self.baits):
             raise ConfigError("no targets given; fastfold screen --help explains the command")
@@ -45,15 +45,15 @@ class TargetLists:
 
 @dataclass(frozen=True)
 class ScreenOptions:
-    """Where and within which limits a screen runs.
+    """Workers and limits of a screen.
 
     Attributes:
         workers: Number of processes that fold; None for one per GPU, or one (on each machine of a cluster).
         ray: Address of a Ray cluster (:func:`fastfold.inference.screen.ray_cluster.connect`); None for this machine.
-        cpus_per_worker: CPUs of each; None for equal parts of what there is, one if it has a GPU.
-        time_limit: Seconds that a target may take; None for any time.
-        memory_limit: Bytes of the host's memory that the process of a target may hold; None for any amount.
-        shard: The part of the targets that is folded; None for all.
+        cpus_per_worker: CPUs of each worker; None for equal parts, one if it has a GPU.
+        time_limit: Largest number of seconds of a target; None for no limit.
+        memory_limit: Largest host memory in bytes of a target's process; None for no limit.
+        shard: Part of the targets to fold; None for all.
     """
 
     workers: int | None = None
@@ -67,4 +67,4 @@ class ScreenOptions:
         for name in ("workers", "cpus_per_worker"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 10_000:
-                raise ConfigError(f"{name} must be from 1 to 10,000, got {value}")
+                raise ConfigError(f"{name} must be from 1 to 10,000, found {value}")

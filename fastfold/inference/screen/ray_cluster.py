@@ -1,7 +1,7 @@
-"""Workers on the machines of a Ray cluster: an actor for each, which watches a process of its machine.
+"""Workers on the machines of a Ray cluster: an actor each, which watches a process of its machine.
 
-Ray is imported when it is asked for. Nothing is uploaded to the cluster: FastFold has to be installed on its machines,
-and the folders have to be the same on all of them. Ray's own statistics of use are switched off.
+Ray is imported only if requested. Nothing is uploaded to the cluster: FastFold must be installed on its machines, and
+the folders must be the same on all of them. Ray's usage statistics are disabled.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from fastfold.utils.host_memory import host_available_bytes
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # which would upload the working folder of `uv run`
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise the working folder of `uv run` is uploaded
     "RAY_raylet_start_wait_time_s": "180",
 }
-_STORE_BYTES = 200 << 20  # targets and results in words pass through it, never features
+_STORE_BYTES = 200 << 20  # for targets and results in words, but no features
 _FAILED_STARTS = 3
 _PATIENCE_S = 60.0
 
 
 class Machine(NamedTuple):
-    """What an actor finds where it runs.
+    """Machine of an actor.
 
     Attributes:
-        host: The machine.
-        memory: Bytes of its memory that are free.
-        version: Of FastFold there.
+        host: Name of the machine.
+        memory: Free memory in bytes.
+        version: Version of FastFold there.
     """
 
     host: str
@@ -55,37 +55,37 @@ class Machine(NamedTuple):
 
 
 class WorkerActor:
-    """Runs on a machine of the cluster.
+    """Actor on a machine of the cluster.
 
     Args:
-        packed: What its process does with a job; see :class:`WorkerProcess`.
-        limits: Of each job.
+        packed: Function of its process; see :class:`WorkerProcess`.
+        limits: Limits of each job.
     """
 
     def __init__(self, packed: bytes, limits: Limits) -> None:
         self._process = WorkerProcess(packed, limits)
 
     def describe(self) -> Machine:
-        """What there is here, before any work."""
+        """Return the machine's data before any work."""
         import ray
 
         return Machine(ray.get_runtime_context().get_node_id(), host_available_bytes(), __version__)
 
     def run(self, task: Task) -> JobResult:
-        """Have a job done."""
+        """Run a job."""
         return self._process.run(task)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Workers that are alike.
+    """Group of equal workers.
 
     Attributes:
-        kind: Of the jobs that they do.
-        count: How many there are.
-        function: What they do with a job.
-        cpus: CPUs that each has for itself.
-        gpus: GPUs that each has for itself.
+        kind: Kind of their jobs.
+        count: Number of workers.
+        function: Function for a job.
+        cpus: Exclusive CPUs of each worker.
+        gpus: Exclusive GPUs of each worker.
     """
 
     kind: Kind
@@ -96,12 +96,12 @@ class Group:
 
 
 class RayExecutor:
-    """Runs workers in a Ray cluster; those that are lost, with their machine or alone, are replaced.
+    """Runner of workers in a Ray cluster, which replaces lost ones.
 
     Args:
         groups: The workers.
-        limits: Of each job.
-        say: Told of what people should know.
+        limits: Limits of each job.
+        say: Called with lines for the user.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class RayExecutor:
                 self._add(group)
 
     def start(self, worker: str, task: Task) -> None:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """Start a job, see :class:`~fastfold.inference.screen.job.Executor`."""
         self._calls[self._actors[worker].run.remote(task)] = worker
 
     def wait(self, timeout: float) -> list[Event]:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """Wait for events, see :class:`~fastfold.inference.screen.job.Executor`."""
         ray = self._ray
         try:
             found, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
             if not found:
                 found, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
         except ray.exceptions.RayError as error:
-            raise ScreenError(f"the Ray cluster cannot be reached any more: {_first_line(error)}") from error
+            raise ScreenError(f"lost the connection to the Ray cluster: {_first_line(error)}") from error
         if len(self._starting) < len(self._actors):
             self._said = time.monotonic()
         elif time.monotonic() - self._said > _PATIENCE_S:
@@ -141,9 +141,9 @@ class RayExecutor:
         return [self._event(call) for call in found]
 
     def close(self) -> None:
-        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        """End all workers, see :class:`~fastfold.inference.screen.job.Executor`."""
         for actor in self._actors.values():
-            with contextlib.suppress(Exception):  # the cluster may be gone
+            with contextlib.suppress(Exception):  # the cluster may have ended
                 self._ray.kill(actor, no_restart=True)
         self._actors.clear()
         self._calls.clear()
@@ -158,7 +158,7 @@ class RayExecutor:
         self._calls[self._actors[worker].describe.remote()] = worker
 
     def _event(self, call: Any) -> Event:
-        """What a call of an actor has come to."""
+        """Return the event of a finished call of an actor."""
         worker = self._calls.pop(call)
         group = self._groups[worker]
         try:
@@ -172,13 +172,13 @@ class RayExecutor:
         self._failed_starts = 0
         if found.version != __version__:
             raise ScreenError(
-                f"a machine of the Ray cluster has FastFold {found.version}, this one has {__version__}: their results "
-                "would not be of one run; install the same version on all"
+                f"a machine of the Ray cluster has FastFold {found.version}, this one has {__version__}; install the "
+                "same version on all machines"
             )
         return Ready(Worker(worker, group.kind, found.host, None if group.gpus else found.memory))
 
     def _replace(self, worker: str, error: Exception) -> None:
-        """Start another actor in the place of one that is gone."""
+        """Start another actor to replace a lost one."""
         if worker in self._starting:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
@@ -186,20 +186,20 @@ class RayExecutor:
                     f"workers cannot start in the Ray cluster, {_FAILED_STARTS} times in a row: {_first_line(error)}"
                 ) from error
         self._starting.discard(worker)
-        with contextlib.suppress(Exception):  # most often it is gone
+        with contextlib.suppress(Exception):  # it has usually ended
             self._ray.kill(self._actors[worker], no_restart=True)
         del self._actors[worker]
         self._add(self._groups.pop(worker))
 
 
 class Resources(NamedTuple):
-    """What a cluster has.
+    """Resources of a cluster.
 
     Attributes:
-        machines: How many.
-        cpus: Of all machines together.
-        smallest: CPUs of the machine that has fewest.
-        gpus: Of all machines together.
+        machines: Number of machines.
+        cpus: CPUs of all machines together.
+        smallest: CPUs of the machine with the fewest.
+        gpus: GPUs of all machines together.
     """
 
     machines: int
@@ -209,18 +209,17 @@ class Resources(NamedTuple):
 
 
 def connect(address: str) -> Resources:
-    """Join a Ray cluster.
+    """Connect to a Ray cluster.
 
     Args:
-        address: ``HOST:PORT``, ``auto`` for the one that runs on this machine, or ``local`` to start one here for this
-            run alone.
+        address: ``HOST:PORT``, ``auto`` for the cluster of this machine, or ``local`` to start one here for this run.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no cluster at the address.
+        ConfigError: Ray is not installed, or no cluster runs at the address.
     """
     if address.startswith("ray://"):
         raise ConfigError(
-            f"--ray {address}: Ray's client connection cannot be used; run the command on a machine of the cluster, "
+            f"--ray {address}: Ray's client connection is not supported; run the command on a machine of the cluster, "
             "with --ray auto"
         )
     ray = import_ray()
@@ -233,9 +232,9 @@ def connect(address: str) -> Resources:
                 address=address, logging_level="error", log_to_driver=False, configure_logging=False, **here
             )
             break
-        except Exception as error:  # of many types
+        except Exception as error:  # Ray raises many types
             if address == "local" and "timed out during startup" in str(error) and attempt < _FAILED_STARTS:
-                ray.shutdown()  # the machine is busy with other things: once more
+                ray.shutdown()  # the machine is busy: try again
                 continue
             raise ConfigError(
                 f"--ray {address}: {_first_line(error)}; start a cluster with 'ray start --head', or use --ray local"
@@ -248,10 +247,10 @@ def connect(address: str) -> Resources:
 
 
 def import_ray() -> Any:
-    """Ray, with its settings.
+    """Import Ray with its settings.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: Ray is not installed.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -263,6 +262,6 @@ def import_ray() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, without Ray's tracebacks; of an actor that could not be made, why."""
+    """Return an error's message without Ray's tracebacks, or the reason why an actor could not start."""
     first = first_line(error)
     return str(error).strip().splitlines()[-1].strip() if "creation task" in first else first

@@ -1,4 +1,4 @@
-"""``fastfold screen``: fold thousands of targets with several workers, and go on after anything was killed."""
+"""``fastfold screen``: fold thousands of targets with several workers, resumable after any interruption."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def screen(
 ) -> Summary:
     """Fold all targets of some lists by several workers into a results folder.
 
-    What the folder has already is not folded again. A target that fails, or that ends its worker twice, is listed in
-    ``failures.tsv`` and the others go on.
+    Existing results are not folded again. A target that fails, or that ends its worker twice, is listed in
+    ``failures.tsv``, and the others continue.
 
     Args:
-        lists: Where the targets come from.
+        lists: Sources of the targets.
         output: Folder for the results, the same on all machines.
-        weights: Weights files; none for the small network that ships with the package.
-        config: How to fold.
-        options: What else to do.
-        where: Where and within which limits.
+        weights: Weights files; empty for the small network that ships with the package.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
+        where: Workers and limits.
 
     Returns:
-        How the run ended.
+        Summary of the run.
 
     Raises:
-        FastFoldError: Nothing can be folded at all: unusable weights, folders, devices, or no workers.
-        WriteError: A result cannot be written; what was finished is kept.
+        FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
+        WriteError: A result cannot be written; finished results are kept.
     """
     check_request(config, options)
     if config.parallel is not None:
@@ -81,7 +81,7 @@ def screen(
         config, chosen = with_precision(config, choose_device(config.device))
     elif config.precision == "auto":
         raise ConfigError(
-            "the machines of a cluster may differ: name the precision instead of auto (--precision)"
+            "the machines of a cluster may differ: set the precision (--precision) instead of auto"
         )
     else:
         config = replace(config, precision=config.precision or "fp32")
@@ -100,12 +100,12 @@ def screen(
     )
     check_takers(options.templates, networks)
     if options.templates.wanted:
-        TemplateFinder(options.templates)  # refuses what cannot be used
+        TemplateFinder(options.templates)  # refuses invalid sources
     targets, errors = screen_targets(lists, complex_=options.complex_)
     if untrained := untrained_networks(networks, targets):
         raise ConfigError(
-            f"cannot screen complexes with {untrained[0]}, which was trained on single chains alone: its structures "
-            "say nothing about partners. Give --weights multimer"
+            f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
+            "are not informative about partners. Give --weights multimer"
         )
     costs = [target_cost(target, suitable(networks, target), config) for target in targets]
     if where.shard is not None:
@@ -133,7 +133,7 @@ def screen(
 
 
 class _Screen:
-    """The targets of a run, with the tables of the folder."""
+    """Targets of a run, with the folder's tables."""
 
     def __init__(
         self, targets: Sequence[Target], costs: Sequence[float], folder: ResultsFolder, progress: Progress
@@ -154,7 +154,7 @@ class _Screen:
             ahead = max(rules.ahead, 4 * workers.count)
             Scheduler(jobs, workers.executor, self._report, replace(rules, ahead=ahead)).run()
         except BaseException:
-            with suppress(WriteError):  # what stopped the run counts more
+            with suppress(WriteError):  # the error that stopped the run is reported
                 self._flush()
             raise
         finally:
@@ -162,16 +162,16 @@ class _Screen:
         failed = finish_tables(self._progress, self._table.flush, self._failures.flush)
         if len(self._targets) > MAX_REPORTED:
             self._progress.line(
-                f"no page of so many targets is made; fastfold report {self._folder.path} makes it"
+                f"too many targets for an automatic page; fastfold report {self._folder.path} makes it"
             )
         elif self._folded or not (self._folder.path / REPORT).exists():
-            with suppress(InputError):  # nothing to show, because all failed
+            with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self._folder.path, say=self._progress.line)
                 failed += finish_tables(self._progress, page)
         return Summary(tuple(self._folded), tuple(self._skipped), (*self._failed, *failed))
 
     def _report(self, job: Job, result: JobResult) -> None:
-        """A job is through."""
+        """Report a finished job."""
         for line in result.lines:
             self._progress.line(line, important=True)
         if job.kind == "search":

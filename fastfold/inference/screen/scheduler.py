@@ -1,4 +1,4 @@
-"""Which job is started when, and what becomes of those whose workers are lost. Nothing here knows where workers run."""
+"""Scheduler of jobs for workers on any machines, including the replacement of lost workers' jobs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fastfold.inference.screen.job import (
 from fastfold.inference.screen.memory_plan import MemoryPlan
 
 MAX_LOSSES = 2
-"""A job whose workers are lost so often is given up: it may be what ends them."""
+"""Number of lost workers after which a job is given up, because it may be the cause."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
-"""Seconds until a job that another process works on is tried again: first, and at most."""
+"""Seconds until a job that another process is working on is tried again: first, and at most."""
 _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a scheduler goes about its work.
+    """Settings of a scheduler.
 
     Attributes:
-        memory: How the machines' memory is shared out.
-        ahead: Folds that may wait after they were searched for, before searches pause.
+        memory: Distribution of the machines' memory.
+        ahead: Number of searched targets that may wait for their folds before searches pause.
         max_losses: See :data:`MAX_LOSSES`.
     """
 
@@ -46,17 +46,17 @@ class Rules:
 
 
 class Scheduler:
-    """Has jobs done by workers, those that cost most first.
+    """Scheduler that dispatches jobs to workers, most expensive first.
 
-    A job is handed over when a worker is idle, so that nothing piles up with the workers. Where workers share the
-    memory of a machine, a job waits until there is enough of it, and cheaper ones go ahead.
+    A job is sent when a worker is idle, so workers do not queue jobs. If workers share the memory of a machine, a job
+    waits until enough is free, and cheaper ones may run first.
 
     Args:
         jobs: All jobs.
         executor: Runs the workers.
-        report: Told of each job and what became of it, once.
-        rules: How to go about it.
-        clock: Seconds.
+        report: Called once for each job with its result.
+        rules: Settings; None for the defaults.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Scheduler:
                 self._push(job)
 
     def run(self) -> None:
-        """Do all jobs.
+        """Run all jobs.
 
         Raises:
-            ScreenError: A worker says that no job can be done, or there are no workers to be had.
+            ScreenError: A worker reports that no job can succeed, or no worker can be started.
         """
         while self._open:
             self._wake()
@@ -105,7 +105,7 @@ class Scheduler:
             self._searched.add(job.id)
 
     def _wake(self) -> None:
-        """Take back the jobs that had to wait for another process."""
+        """Reactivate the jobs that waited for another process."""
         while self._later and self._later[0][0] <= self._clock():
             self._push(self._open[heapq.heappop(self._later)[1]])
 
@@ -125,11 +125,11 @@ class Scheduler:
                 self._executor.start(worker.id, task)
 
     def _pauses(self, kind: Kind) -> bool:
-        """Whether searches are far enough ahead of the folds."""
+        """Return True if searches are far enough ahead of the folds."""
         return kind == "search" and len(self._searched) >= self._rules.ahead
 
     def _choose(self, worker: Worker) -> Task | None:
-        """The job that costs most of those for which the machine has memory."""
+        """Choose the most expensive job for which the machine has memory."""
         ready: list[tuple[float, int]] = self._ready[worker.kind]
         if worker.kind == "search" or worker.memory is None:
             return Task(self._open[heapq.heappop(ready)[1]], None) if ready else None
@@ -143,10 +143,10 @@ class Scheduler:
         while ready and chosen is None:
             job = self._open[ready[0][1]]
             memory = plan.grant(job.smallest, total, count)
-            if memory <= free or not taken:  # a job that has the machine for itself gets what there is
+            if memory <= free or not taken:  # a job alone on the machine gets all free memory
                 chosen = Task(job, memory)
                 heapq.heappop(ready)
-            elif free < plan.share(total, count):  # not enough for any job
+            elif free < plan.share(total, count):  # too little for any job
                 break
             else:
                 left.append(heapq.heappop(ready))
@@ -168,10 +168,10 @@ class Scheduler:
     def _finished(self, job: Job, event: Finished) -> None:
         result = event.result
         if result.status == "fatal":
-            raise ScreenError(f"{result.text}. The run ends here; what was finished is kept")
+            raise ScreenError(f"{result.text}. The run ends here; finished results are kept")
         if result.status == "lost":
             self._lost(job, result)
-        elif result.status == "elsewhere":
+        elif result.status == "in_progress":
             delay = self._delays.get(job.id, FIRST_DELAY_S)
             self._delays[job.id] = min(2 * delay, LONGEST_DELAY_S)
             heapq.heappush(self._later, (self._clock() + delay, job.id))
@@ -188,7 +188,7 @@ class Scheduler:
         self._close(job, JobResult("failed", text, result.lines, result.seconds))
 
     def _close(self, job: Job, result: JobResult) -> None:
-        """A job is through for good; what needs it may start, or can never be done."""
+        """Close a job permanently; dependent jobs may start, or fail."""
         del self._open[job.id]
         self._report(job, result)
         for dependent in self._dependents.pop(job.id, ()):

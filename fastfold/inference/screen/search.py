@@ -1,4 +1,4 @@
-"""Searching for the alignments of a screen's chains: each distinct chain once, whatever targets it is in."""
+"""Search for the alignments of a screen's chains: each distinct chain once for all targets."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.utils.atomic_files import prepare_output_directory
 
 BATCH = 16
-"""Chains that are searched for together."""
+"""Number of chains per search."""
 
 
 class ChainQuery(NamedTuple):
-    """A chain to search for.
+    """Chain to search for.
 
     Attributes:
-        sequence: As it was given, upper case.
-        paired: Whether it is in a complex of different chains, whose rows are paired by species.
+        sequence: Given sequence, upper case.
+        paired: True if it is in a complex of different chains, whose rows are paired by species.
     """
 
     sequence: str
@@ -34,37 +34,37 @@ class ChainQuery(NamedTuple):
 
 
 class ChainSearch(Protocol):
-    """Searches for chains in all places that were asked for; it is pickled, and used in several processes."""
+    """Picklable search for chains with all requested engines, used in several processes."""
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
-        """Search for distinct chains, unless that was done before, and keep the results.
+        """Search for distinct chains without a result, and keep the results.
 
         Raises:
-            FastFoldError: A place cannot be searched.
+            FastFoldError: An engine cannot search.
         """
 
     def publish(self, target: Target) -> None:
-        """Put the results of a target's chains into the folder of alignments, where its fold finds them.
+        """Put the results of a target's chains into the folder of alignments for its fold.
 
         Raises:
-            FastFoldError: A result is missing, or a file of somebody else is in its place.
+            FastFoldError: A result is missing, or a file of another origin is in its place.
         """
 
 
 @dataclass(frozen=True)
 class EngineSearch:
-    """Searches by engines into the store of a folder of alignments: a :class:`ChainSearch`.
+    """Search by engines into the store of a folder of alignments: a :class:`ChainSearch`.
 
     Attributes:
-        engines: Where to search.
-        out: The folder of alignments, the same on all machines.
+        engines: Search engines.
+        out: Folder of alignments, the same on all machines.
     """
 
     engines: tuple[SearchEngine, ...]
     out: Path
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
-        """See :class:`ChainSearch`; UniProt is searched for chains that are paired alone."""
+        """Search for chains, see :class:`ChainSearch`; UniProt only for paired chains."""
         store = SearchStore(prepare_output_directory(self.out) / FOLDER)
         for engine in self.engines:
             key = engine.key(store)
@@ -75,16 +75,16 @@ class EngineSearch:
                     store.add(found.sequence, key, found.files, facts=found.facts)
 
     def publish(self, target: Target) -> None:
-        """See :class:`ChainSearch`."""
+        """Publish results, see :class:`ChainSearch`."""
         search_targets([target], self.engines, self.out, quiet=True, needed_alone=True)
 
 
 @dataclass(frozen=True)
 class SearchWorker:
-    """What a process that searches does.
+    """Function of a process that searches.
 
     Attributes:
-        search: How to search.
+        search: The search.
     """
 
     search: ChainSearch
@@ -93,8 +93,8 @@ class SearchWorker:
         """Search for the chains of a job.
 
         Args:
-            number: The job's.
-            task: Its payload is a list of :class:`ChainQuery`.
+            number: Number of the job.
+            task: Task whose payload is a list of :class:`ChainQuery`.
         """
         try:
             self.search.search(task.job.payload)
@@ -102,20 +102,20 @@ class SearchWorker:
             return JobResult("fatal", str(error))
         except FastFoldError as error:
             return JobResult("failed", str(error))
-        except Exception as error:  # a bug that one chain brings to light: the others go on
+        except Exception as error:  # a bug that one chain triggers: the others continue
             return JobResult("failed", internal_error(error))
         return JobResult("done")
 
 
 def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
-    """The searches for all distinct chains of some targets, those of the costliest target first.
+    """Make jobs for all distinct chains of some targets, those of the most expensive target first.
 
     Args:
-        targets: The targets; one that brings its alignments is not searched for.
-        costs: Of their folds.
+        targets: The targets; those with alignments are skipped.
+        costs: Costs of their folds.
 
     Returns:
-        The jobs, which have negative numbers; and for each target the numbers of those that it needs.
+        Jobs with negative numbers; and for each target the numbers of the jobs that it needs.
     """
     paired = {
         sequence
@@ -143,7 +143,7 @@ def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list
 
 
 def _chains(target: Target) -> list[str]:
-    """The distinct sequences to search for, as they were given."""
+    """Return the distinct sequences to search for, as given."""
     if target.alignments is not None:
         return []
     return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.chains))

@@ -1,4 +1,4 @@
-"""What the workers of a screen are, and where they run."""
+"""Set up the workers of a screen."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fastfold.utils.units import GIB
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a run.
+    """Workers of a run.
 
     Attributes:
-        executor: Runs them.
-        count: How many fold.
-        on_cpu: Whether they fold on CPUs, which share their machine's memory.
-        text: The same in words.
+        executor: Runs the workers.
+        count: Number of workers that fold.
+        on_cpu: True if they fold on CPUs, which share their machine's memory.
+        text: Description in words.
     """
 
     executor: Executor
@@ -47,18 +47,17 @@ class Workers:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the workers of a run are made of.
+    """Inputs of a run's workers.
 
     Attributes:
         networks: The networks.
-        shipped: Whether these are the network that ships with the package, which every machine has at a place of its
-            own.
+        shipped: True for the network that ships with the package, which has a different path on each machine.
         output: Folder for the results.
-        config: How to fold.
-        options: What else to do.
-        where: Where and within which limits.
-        search: How to search for alignments; None for no searches.
-        say: Told of what people should know.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
+        where: Workers and limits.
+        search: Search for alignments; None for no searches.
+        say: Called with lines for the user.
     """
 
     networks: Sequence[Network]
@@ -74,13 +73,13 @@ class Setup:
         """Start the workers.
 
         Raises:
-            ConfigError: They cannot be had.
+            ConfigError: The workers cannot be started.
         """
         limits = Limits(self.where.time_limit, self.where.memory_limit)
         return self._local(limits) if self.where.ray is None else self._on_ray(limits)
 
     def jobs(self, targets: Sequence[Target], costs: Sequence[float], *, on_cpu: bool) -> list[Job]:
-        """All jobs of the run; a fold has the number of its target."""
+        """Return all jobs of the run; a fold has the number of its target."""
         searches: list[Job] = []
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
@@ -102,31 +101,29 @@ class Setup:
         return [*searches, *folds]
 
     def rules(self) -> Rules:
-        """How memory is shared out.
+        """Return the distribution of memory.
 
         Raises:
-            ConfigError: The limit for the memory of a target leaves nothing to fold with, or cannot be watched here.
+            ConfigError: The memory limit of a target is too small to fold, or is not supported on this system.
         """
         own = worker_bytes(self.networks, self.config.precision)
         limit = self.where.memory_limit
         if limit is not None and not resident_bytes(os.getpid()):
             raise ConfigError(
-                "--memory-limit needs Linux, which tells what a process holds; leave it out here"
+                "--memory-limit needs Linux, which reports the memory of a process; leave it out on this system"
             )
         if limit is not None and limit <= own:
-            raise ConfigError(
-                f"--memory-limit: a worker takes {own / GIB:.2f} GiB before it folds anything; allow more than that"
-            )
+            raise ConfigError(f"--memory-limit: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
         return Rules(MemoryPlan(own, self.config.budget, None if limit is None else limit - own))
 
     def _function(self, device: str, threads: int, sharers: int) -> FoldWorker:
-        """What a worker that folds does; other machines have other working folders."""
+        """Return the function of a worker that folds; paths are absolute for other machines."""
         weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
         config = replace(self.config, device=device, initial_guess=_resolved(self.config.initial_guess))
         templates = self.options.templates
         options = replace(
             self.options,
-            engines=(),  # what they find is published before the fold
+            engines=(),  # their results are published before the fold
             templates=replace(
                 templates,
                 structures=tuple(path.resolve() for path in templates.structures),
@@ -159,9 +156,7 @@ class Setup:
             devices = [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
         count = where.workers or max(1, gpus)
         if gpus and count > gpus:
-            raise ConfigError(
-                f"--workers {count}: each worker has a GPU for itself, and there are {gpus} to be used"
-            )
+            raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
         threads = where.cpus_per_worker or max(1, available_cores() // count)
         memory = None if gpus else host_available_bytes()
         workers: list[tuple[Worker, Callable[..., JobResult]]] = []
@@ -182,7 +177,7 @@ class Setup:
         found = connect(str(where.ray))
         gpus = 0 if device == "cpu" else found.gpus
         if device == "cuda" and not gpus:
-            raise ConfigError("the Ray cluster has no GPUs; use --device cpu")
+            raise ConfigError("the Ray cluster lacks GPUs; use --device cpu")
         count = where.workers or (gpus or found.machines)
         if gpus:
             cpus = where.cpus_per_worker or 1
@@ -194,7 +189,7 @@ class Setup:
         function = self._function("cuda" if gpus else "cpu", cpus, sharers)
         groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
         if self.search is not None:
-            # On a cluster that is full of folds it gets no CPU of its own, rather than wait for one for ever.
+            # Without own CPUs, because on a cluster full of folds it would wait forever for one.
             groups.append(Group("search", 1, SearchWorker(self.search), int(found.cpus > count * cpus)))
         text = (
             f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "

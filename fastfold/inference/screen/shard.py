@@ -1,4 +1,4 @@
-"""The part of a list of targets that one of several runs takes: ``--shard 2/8``."""
+"""Part of a list of targets for one of several runs: ``--shard 2/8``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Shard:
     """One of several parts.
 
     Attributes:
-        index: Which, from 1.
-        count: How many there are.
+        index: Number of the part, from 1.
+        count: Number of parts.
     """
 
     index: int
     count: int
 
     def of(self, targets: Sequence[Target], costs: Sequence[float]) -> list[int]:
-        """The targets of this part.
+        """Return the targets of this part.
 
-        Every target is in one part, whatever their order in the input, and the parts cost about the same: in the order
-        of their cost, each target goes to the part that costs least so far (longest processing time first, Graham
-        1969).
+        Every target is in one part, independent of the order of the input, and the parts cost about the same. In the
+        order of cost, each target is added to the part with the lowest cost so far (longest processing time first,
+        Graham 1969).
 
         Args:
             targets: All targets.
-            costs: Of each.
+            costs: Cost of each target.
 
         Returns:
             Indices, in the order of the input.
@@ -52,10 +52,10 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """A part written as ``2/8``: the second of eight.
+    """Parse a part written as ``2/8``: the second of eight.
 
     Raises:
-        ConfigError: Not that.
+        ConfigError: The text has another form.
     """
     found = re.fullmatch(r"\s*(\d{1,6})/(\d{1,6})\s*", text, re.ASCII)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):

@@ -1,4 +1,4 @@
-"""The targets of a screen, from all lists together."""
+"""Targets of a screen, from all lists together."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fastfold.inference.screen.options import TargetLists
 
 
 def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
-    """The targets of all lists, under names that are unique among them.
+    """Read the targets of all lists, with unique names.
 
     Args:
         lists: The lists.
-        complex_: All records of an input that is no table of partners are one complex.
+        complex_: Join all records of an input to one complex, except in tables of partners.
 
     Returns:
-        The targets, and one error for each record that cannot be used.
+        The targets, and one error for each invalid record.
 
     Raises:
-        ConfigError: A list of proteins was given that nothing refers to.
+        ConfigError: A list of proteins is not used by any table.
         InputError: Baits and candidates contradict each other.
     """
     errors: list[InputError] = []
@@ -63,5 +63,5 @@ def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[
 
 
 def _found(targets: Sequence[Target]) -> list[FoundTarget]:
-    """Targets as if they had just been read, so that their names are made unique together."""
+    """Return targets as if just read, to make their names unique together."""
     return [FoundTarget(target, target.source, 1) for target in targets]

@@ -1,4 +1,4 @@
-"""What a worker process does: it keeps the networks loaded, and folds one target after the other."""
+"""Worker process that keeps the networks loaded and folds one target after the other."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class FoldWorker:
-    """Folds targets into a results folder; it is pickled, and opens what it needs with its first job.
+    """Picklable function that folds targets into a results folder, opened with the first job.
 
     Attributes:
-        output: The results folder, which all workers share.
+        output: Results folder, shared by all workers.
         weights: Weights files.
-        config: How to fold.
-        options: What else to do.
-        threads: Threads for PyTorch.
-        sharers: Workers of its machine, which share the memory that folds on GPUs take of the host.
-        search: Has searched for the chains of the targets; None where nothing was searched.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
+        threads: Threads of PyTorch.
+        sharers: Workers of its machine, which share the host memory that folds on GPUs use.
+        search: Search for the targets' chains; None without a search.
     """
 
     output: Path
@@ -46,11 +46,11 @@ class FoldWorker:
         """Fold a target.
 
         Args:
-            number: The job's.
-            task: Its payload is a :class:`~fastfold.data.targets.Target`.
+            number: Number of the job.
+            task: Task whose payload is a :class:`~fastfold.data.targets.Target`.
 
         Returns:
-            ``fatal`` where no other target could be folded or written either.
+            Result, ``fatal`` if no other target could be folded or written either.
         """
         said = io.StringIO()
         target: Target = task.job.payload
@@ -65,7 +65,7 @@ class FoldWorker:
             status, text = "failed", reason(error, target)
         except (WriteError, WeightsError) as error:
             status, text = "fatal", str(error)
-        except Exception as error:  # also a bug that one target brings to light: the others go on
+        except Exception as error:  # also a bug that one target triggers: the others continue
             status, text = "failed", reason(error, target)
             if debugging():
                 said.write(traceback.format_exc())
@@ -79,21 +79,21 @@ class FoldWorker:
             self.search.publish(target)
         runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
         with runner.progress:
-            results, made, elsewhere = runner.fold(target, target.name, 1.0)
-            if elsewhere:
-                return "elsewhere", ""
+            results, made, in_progress = runner.fold(target, target.name, 1.0)
+            if in_progress:
+                return "in_progress", ""
             if runner.options.reference is not None:
                 runner.compare(results, target, target.name, runner.options.reference)
         records = results.records()
         if not records:  # with --skip-bad-weights
             return (
                 "failed",
-                f"{target.name}: the networks that suit it were left out, because their files cannot be used",
+                f"{target.name}: its suitable networks were left out, because their files are invalid",
             )
         return "done" if made else "finished", conclusion(records)
 
     def _opened(self) -> TargetRunner:
-        """The runner with its networks, opened once."""
+        """Return the runner with its networks, opened once."""
         if self._runner is None:
             import torch
 
@@ -108,10 +108,10 @@ class FoldWorker:
             torch.set_num_threads(self.threads)
             device = choose_device(self.config.device)
             if device.type == "cuda":
-                # Before any other call: PyTorch would make a context on the first GPU too.
+                # Before other calls, because PyTorch would make a context on the first GPU too.
                 torch.cuda.set_device(device)
             share_host_memory(self.sharers)
-            skip = (lambda _: None) if self.options.skip_bad_weights else None  # said by the run itself
+            skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
             self._runner = TargetRunner(
                 open_networks(self.weights or (Path(MINI),), skip=skip),
                 ResultsFolder(self.output),

@@ -1,4 +1,4 @@
-"""A worker as a process of this machine: replaced when it has ended, and ended when a job goes beyond its limits."""
+"""Worker in a process of this machine, which is replaced after it ends, and killed at its limits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job may take before its worker is ended.
+    """Limits of a job.
 
     Attributes:
-        seconds: From its start; None for any time.
-        memory: Bytes of the host's memory that its process holds, networks included; None for any amount.
+        seconds: Seconds from its start; None for no limit.
+        memory: Host memory of its process in bytes, including networks; None for no limit.
     """
 
     seconds: float | None = None
@@ -36,19 +36,18 @@ class Limits:
 
 
 def pack_function(function: Function) -> bytes:
-    """A function for another process, by pickle."""
+    """Pickle a function for another process."""
     return pickle.dumps(function, protocol=PROTOCOL)
 
 
 class WorkerProcess:
-    """A process that runs one function on a job at a time.
+    """Process that runs one function on a job at a time.
 
-    It is started with the first job, and again after it has ended. It ends with the process that made it, however that
-    ends.
+    It is started with the first job, and again after it has ended. It ends when its parent ends in any way.
 
     Args:
-        packed: Does a job: a function as :func:`pack_function` has it, which this process does not load.
-        limits: Of each job.
+        packed: Function from :func:`pack_function`, which this process does not load.
+        limits: Limits of each job.
     """
 
     def __init__(self, packed: bytes, limits: Limits) -> None:
@@ -58,16 +57,17 @@ class WorkerProcess:
         self._closed = False
 
     def run(self, task: Task) -> JobResult:
-        """Have a job done; whatever it does to its process, there is a result.
+        """Run a job; return a result even if its process ends.
 
         Args:
             task: The job.
 
         Returns:
-            ``lost`` if its process ended, ``failed`` if it was ended for a limit, ``fatal`` if none can be started.
+            Result, ``lost`` if its process ended, ``failed`` if a limit ended it, ``fatal`` if no process can be
+            started.
         """
         begin = time.monotonic()
-        found = self._ensure_running() or self._run(task)
+        found = self._ensure_running() or self._run_task(task)
         return replace(found, seconds=time.monotonic() - begin)
 
     def close(self) -> None:
@@ -75,15 +75,15 @@ class WorkerProcess:
         self._closed = True
         process = self._process
         if process is not None:
-            with contextlib.suppress(ValueError, AttributeError):  # gone already
+            with contextlib.suppress(ValueError, AttributeError):  # it has ended already
                 process.kill()
 
     def join(self) -> None:
-        """Wait until the process that was closed has ended; where no other thread runs a job."""
+        """Wait for the end of a closed process; no other thread may run a job."""
         self._forget()
 
     def _ensure_running(self) -> JobResult | None:
-        """Start the process if there is none; tells why it cannot be."""
+        """Start the process if needed; return an error if it cannot start."""
         if self._process is not None and self._process.is_alive():
             return None
         reason = ""
@@ -98,7 +98,7 @@ class WorkerProcess:
         return JobResult("fatal", f"a worker process cannot start, {_FAILED_STARTS} times in a row: {reason}")
 
     def _start(self) -> str:
-        """Start the process and wait until it is ready; returns why it is not."""
+        """Start the process and wait until it is ready; return the reason if it is not."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -109,7 +109,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._process, self._pipe = process, ours
-        if self._closed:  # meanwhile
+        if self._closed:  # closed meanwhile
             process.kill()
         try:
             _, _, failure = receive(ours)
@@ -117,7 +117,7 @@ class WorkerProcess:
             return describe_end(process)
         return failure or ""
 
-    def _run(self, task: Task) -> JobResult:
+    def _run_task(self, task: Task) -> JobResult:
         process, pipe = self._process, self._pipe
         assert pipe is not None
         try:
@@ -140,7 +140,7 @@ class WorkerProcess:
                 return JobResult("failed", f"{task.job.name}: {beyond}")
 
     def _beyond(self, pid: int, seconds: float) -> str:
-        """Which limit a job has passed, in words."""
+        """Return the limit that a job has passed, in words; empty for none."""
         limits = self._limits
         if limits.seconds is not None and seconds > limits.seconds:
             return f"was not finished after {clock(limits.seconds)}, its --time-limit; give it more time"
@@ -168,7 +168,7 @@ class WorkerProcess:
 
 
 def resident_bytes(pid: int) -> int:
-    """Bytes of memory that a process holds (Linux); 0 if there is no such process."""
+    """Return the bytes of memory that a process holds (Linux); 0 if it does not exist."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):

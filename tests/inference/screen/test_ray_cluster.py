@@ -138,7 +138,7 @@ def test_a_cluster_that_is_gone_ends_the_run(ray: FakeRay, monkeypatch: pytest.M
         raise RayError("GCS is down")
 
     monkeypatch.setattr(ray, "wait", wait)
-    with pytest.raises(ScreenError, match="cannot be reached any more: GCS is down"):
+    with pytest.raises(ScreenError, match="lost the connection to the Ray cluster: GCS is down"):
         running.wait(0)
 
 

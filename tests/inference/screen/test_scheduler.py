@@ -178,7 +178,7 @@ def test_a_job_that_another_process_does_is_tried_again_after_growing_delays_unt
 
     def do(task: Task) -> JobResult:
         tried.append(executor.now)
-        return JobResult("elsewhere" if len(tried) < 8 else "finished")
+        return JobResult("in_progress" if len(tried) < 8 else "finished")
 
     executor = FakeExecutor(workers(1), do)
     results = schedule([fold(0, 1)], executor)
@@ -188,7 +188,7 @@ def test_a_job_that_another_process_does_is_tried_again_after_growing_delays_unt
 
 def test_while_one_job_waits_for_another_process_the_others_are_done():
     def do(task: Task) -> JobResult:
-        return JobResult("elsewhere") if task.job.id == 9 and executor.now < 1 else JobResult("done")
+        return JobResult("in_progress") if task.job.id == 9 and executor.now < 1 else JobResult("done")
 
     executor = FakeExecutor(workers(1), do)
     schedule([fold(9, 9), fold(1, 1), fold(2, 2)], executor)
@@ -316,7 +316,7 @@ def test_whatever_happens_every_job_ends_once(seed: int):
     rng = random.Random(seed)
 
     def do(task: Task) -> JobResult | Gone:
-        kind = rng.choice(["done", "done", "finished", "elsewhere", "failed", "lost", "gone"])
+        kind = rng.choice(["done", "done", "finished", "in_progress", "failed", "lost", "gone"])
         return Gone("", "gone") if kind == "gone" else JobResult(kind, kind)
 
     jobs = [search(-k, rng.random()) for k in range(1, 10)]

@@ -48,7 +48,7 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
 ) -> None:
     monkeypatch.setattr(setup, "worker_bytes", lambda networks, precision: 2 * GIB)
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 1)
-    with pytest.raises(ConfigError, match=r"a worker takes 2\.00 GiB before it folds anything"):
+    with pytest.raises(ConfigError, match=r"an idle worker takes 2\.00 GiB"):
         _setup(memory_limit=int(gib * GIB)).rules()
     _setup(memory_limit=2 * GIB + 1).rules()
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
@@ -60,7 +60,7 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
 def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="--workers 3: each worker has a GPU for itself, and there are 2"):
+    with pytest.raises(ConfigError, match="--workers 3: each worker needs a separate GPU; available: 2"):
         _setup("cuda", workers=3).start()
-    with pytest.raises(ConfigError, match="there are 1"):
+    with pytest.raises(ConfigError, match="available: 1"):
         _setup("cuda:1", workers=2).start()

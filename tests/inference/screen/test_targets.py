@@ -55,7 +55,7 @@ def test_errors_of_every_list_are_kept_and_the_rest_is_used(tmp_path: Path):
 def test_lists_that_make_no_sense_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no targets"):
         TargetLists()
-    with pytest.raises(ConfigError, match="given together"):
+    with pytest.raises(ConfigError, match="need each other"):
         TargetLists(baits=tmp_path)
     with pytest.raises(ConfigError, match="cpus_per_worker"):
         ScreenOptions(cpus_per_worker=0)

@@ -72,7 +72,7 @@ def test_a_target_that_another_process_folds_is_left_to_it(cli: CommandLine, mon
         return contextlib.nullcontext(False)
 
     monkeypatch.setattr(TargetResults, "claimed", taken)
-    assert fold(one).status == "elsewhere"
+    assert fold(one).status == "in_progress"
     monkeypatch.setattr(TargetResults, "claimed", claimed)
     assert fold(one).status == "finished"
 
