@@ -16,7 +16,9 @@ from tests.conftest import REPOSITORY
 
 CHECKED = (
     "fastfold/cli",
+    "fastfold/data",
     "fastfold/evoformer",
+    "fastfold/inference",
     "fastfold/kernels",
     "fastfold/memory",
     "fastfold/protein",

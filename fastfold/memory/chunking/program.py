@@ -63,7 +63,7 @@ class Program:
             parts: dict[int, Any] = {}
             for member in loop.members:
                 operation = self.graph.operation(member)
-                given = self._given(loop, operation, parts, values, start, length)
+                given = self._chunk_arguments(loop, operation, parts, values, start, length)
                 parts[member] = _call(operation, given, sample)
                 del given
                 if member in loop.outputs and member not in loop.reuse:
@@ -77,7 +77,7 @@ class Program:
                 whole[output].narrow(loop.dims[output], start, length).copy_(parts[output])
         values.update(whole)
 
-    def _given(
+    def _chunk_arguments(
         self,
         loop: Loop,
         operation: Operation,

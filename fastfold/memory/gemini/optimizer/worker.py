@@ -35,7 +35,7 @@ class Worker:
             self._tasks.append((task, size))
             self._waiting += size
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name)
+                self._thread = threading.Thread(target=self._process_tasks, name=self._name)
                 self._thread.start()
 
     def finish(self) -> BaseException | None:
@@ -51,7 +51,7 @@ class Worker:
         error, self._error = self._error, None
         return error
 
-    def _run(self) -> None:
+    def _process_tasks(self) -> None:
         while True:
             with self._changed:
                 if not self._tasks:
