@@ -25,7 +25,7 @@ def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> n
         ``[K]`` int64, increasing, without repeats; empty for an empty text.
 
     Raises:
-        InputError: A part cannot be read, or there is no such chain or residue.
+        InputError: A part cannot be read, or names a missing chain or residue.
     """
     found: set[int] = set()
     for part in filter(None, (one.strip() for one in text.split(","))):
