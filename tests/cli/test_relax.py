@@ -32,7 +32,7 @@ def test_one_bad_file_does_not_keep_the_others_from_being_relaxed(cli: CommandLi
     assert done.code == 1
     assert cli.names() == ["good_relax.json", "good_relaxed.cif", "good_relaxed.pdb"]
     assert "missing.cif" in done.err
-    assert f"{alone}: TRP 1 of chain A stands alone" in done.err
+    assert f"{alone}: TRP 1 of chain A is not bonded to another residue" in done.err
     assert "Traceback" not in done.err
     assert f"{good}: relaxed: " in done.out
     assert "CPU (1 thread)" in done.out
