@@ -62,6 +62,8 @@ class InferConfig:
         save_representations: Keep single and pair representation and the structure module's activations.
         save_recycles: Keep the structure after each pass.
         initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
+        restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
+        restraint_steps: Largest number of gradient steps towards them.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
         relax: Predictions of a target that are relaxed.
         relax_platform: OpenMM's platform for the relaxation; ``auto`` for the fastest that works.
@@ -91,6 +93,8 @@ class InferConfig:
     save_representations: bool = False
     save_recycles: bool = False
     initial_guess: Path | None = None
+    restraints: Path | None = None
+    restraint_steps: int = 60
     cyclic: bool = False
     relax: RelaxWhich = "none"
     relax_platform: str = "auto"
@@ -131,10 +135,22 @@ class InferConfig:
             if not isinstance(self.offload_dir, (str, Path)):
                 raise ConfigError(f"offload_dir must be a path, found {self.offload_dir!r}")
             object.__setattr__(self, "offload_dir", Path(self.offload_dir))
-        if self.initial_guess is not None:
-            if not isinstance(self.initial_guess, (str, Path)):
-                raise ConfigError(f"initial_guess must be a path, found {self.initial_guess!r}")
-            object.__setattr__(self, "initial_guess", Path(self.initial_guess))
+        for name in ("initial_guess", "restraints"):
+            value = getattr(self, name)
+            if value is not None:
+                if not isinstance(value, (str, Path)):
+                    raise ConfigError(f"{name} must be a path, found {value!r}")
+                object.__setattr__(self, name, Path(value))
+        _check_whole("restraint_steps", self.restraint_steps, 1, 100_000)
+        if self.restraints is not None:
+            for name, why in (
+                ("parallel", "gradients need one process per fold"),
+                ("cuda_graphs", "gradient steps are not recorded"),
+            ):
+                if getattr(self, name):
+                    raise ConfigError(f"restraints and {name} exclude each other: {why}")
+            if self.precision in ("int8", "bf16-products"):
+                raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
         if self.parallel is not None and (self.dropout or self.save_representations):
             asked = "dropout" if self.dropout else "save_representations"
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")

@@ -77,4 +77,9 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
         "dropout": config.dropout,
         "cyclic": config.cyclic,
         "initial_guess": None if config.initial_guess is None else config.initial_guess.name,
+        **(
+            {}
+            if config.restraints is None
+            else {"restraints": config.restraints.name, "restraint_steps": config.restraint_steps}
+        ),
     }

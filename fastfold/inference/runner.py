@@ -179,8 +179,9 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
         find_reference(options.reference, "")
-    if config.initial_guess is not None and not config.initial_guess.is_file():
-        raise InputError("no such file; check the name given with --initial-guess", path=config.initial_guess)
+    for option, path in (("--initial-guess", config.initial_guess), ("--restraints", config.restraints)):
+        if path is not None and not path.is_file():
+            raise InputError(f"no such file; check the name given with {option}", path=path)
     if config.relax != "none":
         check_installed()
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import

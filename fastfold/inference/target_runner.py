@@ -304,6 +304,9 @@ class TargetRunner:
             state = self._state(results, job, prepared.label)
             prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state)
             most = peak()
+        if prediction.restraints is not None:
+            counts = (prediction.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
+            self.progress.line(f"{work}: {{}} of {{}} restraints hold, {{}} before".format(*counts))
         took = {
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),

@@ -40,7 +40,7 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
         ({"num_recycles": -1}, "num_recycles must be from 0 to 1000, found -1"),
         ({"num_recycles": 1.5}, "num_recycles must be a whole number, found 1.5"),
         ({"num_recycles": True}, "num_recycles must be a whole number"),
-        ({"num_recycles": "3"}, "num_recycles must be a whole number, got '3'"),
+        ({"num_recycles": "3"}, "num_recycles must be a whole number, found '3'"),
         ({"num_ensemble": 0}, "num_ensemble must be from 1"),
         ({"seeds": ()}, "seeds is empty"),
         ({"seeds": (1, -1)}, "seed must be from 0"),

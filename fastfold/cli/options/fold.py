@@ -182,6 +182,19 @@ def _add_sampling(group: Any) -> None:
         metavar="FILE",
         help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
+    group.add_argument(
+        "--restraints",
+        type=Path,
+        metavar="FILE",
+        help="distances that the structure should have: CSV, Chai's CSV or Boltz' YAML",
+    )
+    group.add_argument(
+        "--restraint-steps",
+        type=int,
+        default=InferConfig.restraint_steps,
+        metavar="N",
+        help=f"largest number of gradient steps towards the restraints (default {InferConfig.restraint_steps})",
+    )
     group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
     group.add_argument(
         "--precision",
@@ -352,6 +365,8 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         save_representations=options.save_representations,
         save_recycles=options.save_recycles,
         initial_guess=options.initial_guess,
+        restraints=options.restraints,
+        restraint_steps=options.restraint_steps,
         cyclic=options.cyclic,
         relax=options.relax,
         relax_platform=options.relax_platform,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,11 +14,12 @@ from fastfold.data.features.pipeline import featurize
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence.scores import plddt
 from fastfold.evoformer.inputs import RESIDUES, Relaxation, RelaxedSequence, relax_sequence, sequence_features
+from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.losses import Outputs, seq_ent_loss
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
+from fastfold.inference.folding.gradients import differentiable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.target_templates import read_templates, takes_templates
 from fastfold.kernels.cpu.products import exact_products
@@ -27,9 +27,6 @@ from fastfold.protein import residue_constants as rc
 
 RecycleMode = Literal["last", "average"]
 """Passes whose gradient counts: the last, or the mean of all, as in ColabDesign."""
-
-_CHECKPOINTED = 128
-"""Residues from which activations are recomputed in the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ class Evaluator:
         for number in range(recycles + 1) if average else [recycles]:
             relaxed = relax_sequence(leaf, relaxation, self._bias, noise)
             features, aatype, order = self._features_of(network, relaxed)
-            with _differentiable(model, len(aatype), seed + number, dropout), exact_products(self.device):
+            with differentiable(model, len(aatype), seed + number, dropout), exact_products(self.device):
                 result = model(
                     lambda cycle, member, f=features: f, number, recycle_tolerance=0.0, state=state
                 )
@@ -277,30 +274,6 @@ class _Passes:
 
     def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
         """Keep nothing: the pass is the last."""
-
-
-@contextmanager
-def _differentiable(model: AlphaFold, residues: int, seed: int, dropout: bool) -> Iterator[None]:
-    """Let a network pass gradients to its inputs alone, without the stop of orientations; undo it at the end."""
-    training = model.training
-    needed = [p for p in model.parameters() if p.requires_grad]
-    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
-    module = model.structure_module
-    for parameter in needed:
-        parameter.requires_grad_(False)
-    module.stop_rotation_gradient = False
-    model.set_checkpointing(residues >= _CHECKPOINTED)
-    model.train(dropout)
-    try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        module.stop_rotation_gradient = True
-        model.set_checkpointing(False)
-        model.train(training)
-        for parameter in needed:
-            parameter.requires_grad_(True)
 
 
 def uniform_bias(forbidden: str) -> Tensor | None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
-from fastfold.inference.design import losses
-from fastfold.inference.design.losses import ContactOptions, Outputs
+from fastfold.evoformer.losses import design as losses
+from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.inference.design.residues import residue_places
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 from fastfold.protein.io.read import read_user_structure

@@ -27,6 +27,7 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.restraints import fit_restraints, read_restraints
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
 
@@ -108,6 +109,7 @@ class TargetPredictor:
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
+        self._restraints = [] if config.restraints is None else read_restraints(config.restraints, target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
         host = 0 if config.cuda_graphs else config.host_bytes
@@ -165,6 +167,10 @@ class TargetPredictor:
                 join=target.is_complex and not model.multimer,
             )
             add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
+            restrained = None
+            if self._restraints:
+                restrained = fit_restraints(model, sampler, self._restraints, steps=config.restraint_steps)
+                sampler = restrained.sampler
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
             if self._graph is not None:
                 by = partial(by, graph=self._graph)
@@ -172,6 +178,9 @@ class TargetPredictor:
                 by = partial(by, state=state)
             prediction = self._fits[id(model)].run(by, self._say)
         report = None if templates is None or not templates.report else templates.report
+        if restrained is not None:
+            restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
+            prediction = replace(prediction, restraints=restraints.to_json())
         return replace(prediction, templates=report)
 
 

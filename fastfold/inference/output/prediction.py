@@ -84,6 +84,8 @@ class Prediction:
         recycles: Structure after each pass, if requested.
         templates: Per chain, the templates used by the network, and reasons why others were left out; None if the
             network uses none or none were requested.
+        restraints: Restraints before and after their fit, in JSON's types
+            (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any.
         chain_confidence: Confidences of the chains of a complex; None for single chains and networks without aligned
             errors.
         no_interface_scores: Reason why a complex has no interface scores; None if it has them.
@@ -111,6 +113,7 @@ class Prediction:
     recycles: tuple[Recycle, ...] = ()
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
+    restraints: Mapping[str, Any] | None = None
     no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:
@@ -263,6 +266,7 @@ class Prediction:
             "max_pae": score_files.rounded(self.max_pae, 4),
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
+            **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 

@@ -35,7 +35,7 @@ CLASH_PENALTY = 100.0
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
-    """Hash the inputs that all predictions of a target share: chains, alignments and initial guess.
+    """Hash the inputs that all predictions of a target share: chains, alignments and further files.
 
     Args:
         target: The target.
@@ -47,8 +47,11 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
         [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
         for pair in alignments
     ]
-    guess = None if config.initial_guess is None else file_digest(config.initial_guess)
-    return input_hash(chains, rows, guess)
+    files = [
+        None if path is None else file_digest(path) for path in (config.initial_guess, config.restraints)
+    ]
+    # Without restraints the hash is that of results from before there were any.
+    return input_hash(chains, rows, *(files if files[1] else files[:1]))
 
 
 def run_record(

@@ -119,7 +119,12 @@ class Setup:
     def _function(self, device: str, threads: int, sharers: int) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
         weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
-        config = replace(self.config, device=device, initial_guess=_resolved(self.config.initial_guess))
+        config = replace(
+            self.config,
+            device=device,
+            initial_guess=_resolved(self.config.initial_guess),
+            restraints=_resolved(self.config.restraints),
+        )
         templates = self.options.templates
         options = replace(
             self.options,

@@ -31,6 +31,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ensemble": ("--num-ensemble 8", {"num_ensemble": 8}),
     "stop": ("--stop-at-score 90", {"stop_at_score": 90.0}),
     "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),
+    "restraints": ("--restraints a.csv", {"restraints": Path("a.csv")}),
+    "restraint steps": ("--restraint-steps 7", {"restraint_steps": 7}),
     "ring": ("--cyclic", {"cyclic": True}),
     "precision": ("--precision bf16", {"precision": "bf16"}),
     "rank": ("--rank ptm", {"rank": "ptm"}),

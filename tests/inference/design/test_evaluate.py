@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator, RecycleMode, uniform_bias
 from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, hallucination
+from fastfold.inference.folding.gradients import differentiable
 
 SOFT = Relaxation(soft=0.6)
 
@@ -44,6 +46,22 @@ def test_the_gradient_of_a_binder_is_a_finite_difference(multimer: AlphaFold, ba
     model = copy.deepcopy(multimer).double()
     task = binder(backbone, 6, chains=["A"], hotspots="A3")
     check_gradient(Evaluator(task, [model], {"plddt": 1.0, "exp_res": 1.0}, hard_profile=False))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_settings_of_gradients_are_undone(monomer: AlphaFold, fails: bool) -> None:
+    model = copy.deepcopy(monomer)
+    state = torch.random.get_rng_state()
+    with contextlib.suppress(ZeroDivisionError), differentiable(model, 200, 3, True):
+        assert model.training
+        assert not model.structure_module.stop_rotation_gradient
+        assert not any(p.requires_grad for p in model.parameters())
+        torch.rand(3)
+        _ = 1 / (0 if fails else 1)
+    assert not model.training
+    assert model.structure_module.stop_rotation_gradient
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_network_is_left_as_it_was(monomer: AlphaFold) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fastfold.data.targets import target_from_sequence
-from fastfold.inference.design import losses
-from fastfold.inference.design.losses import Outputs
+from fastfold.evoformer.losses import design as losses
+from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.design.task import DesignTask, Reference, hallucination
 
 N, TARGET = 24, 14

@@ -1,0 +1,252 @@
+"""Files of distance restraints: our table, cross-link tables, Chai's table and Boltz' YAML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fastfold.data.targets import Target
+from fastfold.errors import InputError
+from fastfold.protein.protein import chain_name
+from fastfold.utils.text_files import read_text_bytes
+
+CROSSLINKERS = {"DSS": 30.0, "BS3": 30.0, "DSSO": 30.0, "DSBU": 30.0, "EDC": 20.0}
+"""Largest distance of CA atoms in Å by crosslinker.
+
+DSS and BS3: Merkley et al., 2014 (doi:10.1002/pro.2458), 26 to 30 Å. The others: usual bounds for their spacers
+(Rappsilber, 2011, doi:10.1016/j.jsb.2010.10.014).
+"""
+
+_CONTACT = 8.0
+_OURS = ("chain1", "residue1", "chain2", "residue2")
+_CHAI = ("chainA", "res_idxA", "chainB", "res_idxB", "connection_type")
+_MAX_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Restraint:
+    """Distance of CA atoms of two residues.
+
+    Attributes:
+        first: Place of a residue in the target, from 0.
+        second: Place of the other one.
+        low: Smallest distance in Å.
+        high: Largest distance in Å; infinite for none.
+        weight: Weight, positive.
+        group: Name of a group, in which one restraint must hold; or an empty text.
+        line: Place in the file, for reports.
+    """
+
+    first: int
+    second: int
+    low: float
+    high: float
+    weight: float = 1.0
+    group: str = ""
+    line: str = ""
+
+
+def read_restraints(path: Path, target: Target) -> list[Restraint]:
+    """Read the restraints of a target.
+
+    Args:
+        path: CSV with the columns ``chain1, residue1, chain2, residue2`` and ``max``, ``min`` or ``crosslinker``;
+            ``weight`` and ``group`` are optional. Or CSV of Chai, or YAML of Boltz with ``constraints``.
+            Chains are A, B and so on in the order of the target, residues are counted from 1 in each.
+        target: The target.
+
+    Returns:
+        The restraints in the order of the file.
+
+    Raises:
+        InputError: The file cannot be read; names each line that cannot be used.
+    """
+    try:
+        text = read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError("is not text in UTF-8", path=path) from None
+    if path.suffix.lower() in (".yaml", ".yml"):
+        found = _from_yaml(path, text, target)
+    else:
+        found = _from_table(path, text, target)
+    if not found:
+        raise InputError("has no restraint", path=path)
+    return found
+
+
+def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
+    dialect = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
+    rows = csv.DictReader(io.StringIO(text), delimiter=dialect)
+    columns = [name.strip() for name in rows.fieldnames or []]
+    rows.fieldnames = columns
+    if set(_CHAI) <= set(columns):
+        read: Callable[[Mapping[str, str], Target], list[Restraint]] = _chai_row
+    elif set(_OURS) <= set(columns):
+        unknown = set(columns) - {*_OURS, "min", "max", "weight", "group", "crosslinker"}
+        if unknown:
+            raise InputError(f"has an unknown column {sorted(unknown)[0]!r}", path=path)
+        read = _own_row
+    else:
+        missing = next(name for name in _OURS if name not in columns)
+        raise InputError(
+            f"has no column {missing!r}; expected {', '.join(_OURS)} with max or crosslinker, or Chai's columns",
+            path=path,
+        )
+    return _collect(path, ((f"line {rows.line_num}", row) for row in rows), lambda row: read(row, target))
+
+
+def _collect(
+    path: Path, rows: Iterable[tuple[str, Any]], read: Callable[[Any], list[Restraint]]
+) -> list[Restraint]:
+    """Read rows, and name all that cannot be used in one error."""
+    found: list[Restraint] = []
+    errors: list[str] = []
+    for place, row in rows:
+        try:
+            found += [_at(one, place) for one in read(row)]
+        except (ValueError, InputError) as error:
+            errors.append(f"{place}: {error}")
+    if errors:
+        more = f"\n... and {len(errors) - 20} more" if len(errors) > 20 else ""
+        raise InputError("has unusable restraints:\n" + "\n".join(errors[:20]) + more, path=path)
+    return found
+
+
+def _at(one: Restraint, place: str) -> Restraint:
+    return Restraint(one.first, one.second, one.low, one.high, one.weight, one.group, place)
+
+
+def _own_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
+    cells = {key: (value or "").strip() for key, value in row.items() if key is not None}
+    if None in row:
+        raise ValueError("has more cells than the header")
+    first = _place(target, cells["chain1"], cells["residue1"])
+    second = _place(target, cells["chain2"], cells["residue2"])
+    high = _number("max", cells.get("max", ""), math.inf)
+    linker = cells.get("crosslinker", "")
+    if linker:
+        if linker.upper() not in CROSSLINKERS:
+            raise ValueError(f"unknown crosslinker {linker!r}; known: {', '.join(CROSSLINKERS)}, or give max")
+        high = min(high, CROSSLINKERS[linker.upper()])
+    weight = _number("weight", cells.get("weight", ""), 1.0)
+    return [
+        _checked(
+            first, second, _number("min", cells.get("min", ""), 0.0), high, weight, cells.get("group", "")
+        )
+    ]
+
+
+def _chai_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
+    """Read a contact, or a pocket: any residue of the first chain may be near the second residue."""
+    cells = {key: (value or "").strip() for key, value in row.items() if key is not None}
+    kind = cells["connection_type"]
+    if kind not in ("contact", "pocket"):
+        raise ValueError(f"connection type {kind!r} is not supported; contact and pocket are")
+    low = _number("min_distance_angstrom", cells.get("min_distance_angstrom", ""), 0.0)
+    high = _number("max_distance_angstrom", cells.get("max_distance_angstrom", ""), _CONTACT)
+    sides = [(cells[f"chain{side}"], cells[f"res_idx{side}"]) for side in "AB"]
+    if kind == "pocket":
+        chain, _ = sides[0]
+        second = _place(target, *sides[1])
+        name = f"pocket {'/'.join((chain, *sides[1]))}"
+        return [_checked(one, second, low, high, 1.0, name) for one in _chain_places(target, chain)]
+    return [_checked(_place(target, *sides[0]), _place(target, *sides[1]), low, high, 1.0, "")]
+
+
+def _from_yaml(path: Path, text: str, target: Target) -> list[Restraint]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"is not YAML: {str(error).splitlines()[0]}", path=path) from error
+    entries = content.get("constraints") if isinstance(content, Mapping) else None
+    if not isinstance(entries, list):
+        raise InputError("expected a list 'constraints', as Boltz has it", path=path)
+    rows = [(f"constraint {number}", entry) for number, entry in enumerate(entries, 1)]
+    return _collect(path, rows, lambda entry: _boltz_entry(entry, target))
+
+
+def _boltz_entry(entry: Any, target: Target) -> list[Restraint]:
+    if not (isinstance(entry, Mapping) and len(entry) == 1):
+        raise ValueError("expected one of contact and pocket")
+    ((kind, value),) = entry.items()
+    if kind not in ("contact", "pocket") or not isinstance(value, Mapping):
+        raise ValueError(f"{kind!r} is not supported; contact and pocket are")
+    high = _number("max_distance", str(value.get("max_distance", "")), _CONTACT if kind == "contact" else 6.0)
+    if kind == "contact":
+        first, second = (_token(value.get(f"token{i}"), target) for i in (1, 2))
+        return [_checked(first, second, 0.0, high, 1.0, "")]
+    contacts = value.get("contacts")
+    if not isinstance(contacts, list):
+        raise ValueError("pocket: expected a list 'contacts'")
+    found = []
+    for token in contacts:
+        second = _token(token, target)
+        name = f"pocket {value.get('binder')}/{second}"
+        found += [
+            _checked(one, second, 0.0, high, 1.0, name)
+            for one in _chain_places(target, str(value.get("binder", "")))
+        ]
+    return found
+
+
+def _token(token: Any, target: Target) -> int:
+    if not (isinstance(token, Sequence) and not isinstance(token, str) and len(token) == 2):
+        raise ValueError(f"expected a chain and a residue such as [A, 10], found {token!r}")
+    return _place(target, str(token[0]), str(token[1]))
+
+
+def _chain_places(target: Target, chain: str) -> range:
+    names = [chain_name(number) for number in range(len(target.chains))]
+    if chain not in names:
+        raise ValueError(f"unknown chain {chain!r}; the target has {', '.join(names)}")
+    number = names.index(chain)
+    start = sum(len(one.sequence) for one in target.chains[:number])
+    return range(start, start + len(target.chains[number].sequence))
+
+
+def _place(target: Target, chain: str, residue: str) -> int:
+    """Return the place of a residue such as ``10``, ``K10`` or ``10`` with its type checked."""
+    places = _chain_places(target, chain)
+    match = re.fullmatch(r"([A-Z])?(\d{1,9})", residue, re.ASCII)
+    if match is None:
+        raise ValueError(f"expected a residue number such as 10 or K10, found {residue!r}")
+    number = int(match[2])
+    if not 1 <= number <= len(places):
+        raise ValueError(f"chain {chain} has residues 1 to {len(places)}, found {number}")
+    whole = "".join(one.sequence for one in target.chains)
+    letter = whole[places[number - 1]]
+    if match[1] and match[1] != letter:
+        raise ValueError(f"residue {number} of chain {chain} is {letter}, found {residue}")
+    return places[number - 1]
+
+
+def _number(name: str, text: str, default: float) -> float:
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected a number, found {text!r}") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name}: expected a number from 0, found {text!r}")
+    return value
+
+
+def _checked(first: int, second: int, low: float, high: float, weight: float, group: str) -> Restraint:
+    if first == second:
+        raise ValueError("restrains a residue to itself")
+    if not low and math.isinf(high):
+        raise ValueError("needs min, max or a crosslinker")
+    if low > high:
+        raise ValueError(f"min {low:g} is larger than max {high:g}")
+    if not weight:
+        raise ValueError("weight: expected a positive number, found 0")
+    return Restraint(first, second, low, high, weight, group)
