@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.alignment_sources import alignment_engines
-from fastfold.cli.options.fold import add_fold_options, check_weights_names, infer_config, run_options
+from fastfold.cli.options.fold import add_fold_options, infer_config, reclaim_inputs, run_options
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError
@@ -102,7 +102,7 @@ def run_infer(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    check_weights_names(options)
+    reclaim_inputs(options)
     if not options.inputs:
         raise ConfigError(
             "no input given; put the inputs first, because every name after --db is a database"
@@ -110,7 +110,7 @@ def run_infer(options: argparse.Namespace) -> int:
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if not options.db and options.msa_server is None:
+        if (not options.db and options.msa_server is None) or options.msa_mode == "single_sequence":
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
             )

@@ -84,6 +84,9 @@ def add_search_command(commands: Any) -> None:
     )
     add_source_options(search)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
+    search.add_argument(
+        "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
+    )
     search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     search.add_argument(
         "--gpu", action="store_true", help="mmseqs: search on a GPU, in databases made for one"
@@ -158,6 +161,13 @@ def _engines(options: argparse.Namespace) -> Engines:
     if options.msa_server is None and not options.db:
         raise ConfigError(
             "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
+        )
+    if options.msa_mode == "single_sequence":
+        raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")
+    if options.pair_mode is not None and options.msa_server is None and options.engine != MMSEQS:
+        raise ConfigError(
+            "--pair-mode chooses rows of whole complexes, which --msa-server and --engine mmseqs make; give it to "
+            "fastfold infer instead"
         )
     if options.gpu and options.engine != MMSEQS:
         raise ConfigError(f"--gpu needs --engine {MMSEQS}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.queries.read import read_targets
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     import torch
 
 WITHOUT_ALIGNMENT = (
-    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
-    "searches for one, --msa-dir DIR takes what there is"
+    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --msa-dir "
+    f"DIR takes existing ones, --db FASTA searches on this machine, and {PUBLIC_SERVER_TERMS}"
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.search.colabfold.modes import PairMode, select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
@@ -50,6 +51,7 @@ class RunOptions:
 
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
+        pair_mode: Rows of the alignments that a complex gets.
         engines: Where to search for alignments first. They go to ``msa_dir``, or to a folder ``alignments`` among the
             results.
         templates: Where templates come from.
@@ -63,6 +65,7 @@ class RunOptions:
     """
 
     msa_dir: Path | None = None
+    pair_mode: PairMode = "unpaired_paired"
     engines: Engines = ()
     templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = False
@@ -202,10 +205,12 @@ class TargetRunner:
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Those that came with the target, or else those of the folder of alignments."""
         if target.alignments is not None:
-            return target.alignments
-        if self.options.msa_dir is not None:
-            return load_alignments(self.options.msa_dir, target)
-        return [([], []) for _ in target.chains]
+            alignments: Sequence[ChainMsas] = target.alignments
+        elif self.options.msa_dir is not None:
+            alignments = load_alignments(self.options.msa_dir, target)
+        else:
+            alignments = [([], []) for _ in target.chains]
+        return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
 
     def _complete(
         self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float

@@ -8,7 +8,12 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fastfold.cli.options.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.cli.options.alignment_sources import (
+    add_source_options,
+    add_worker_option,
+    alignment_engines,
+    wants_server_templates,
+)
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
@@ -25,6 +30,8 @@ from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
     from fastfold.inference.target_runner import RunOptions
+
+_FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
 def add_fold_options(parser: Any) -> None:
@@ -60,12 +67,12 @@ def _add_templates(group: Any) -> None:
     group.add_argument(
         "--templates",
         "--custom-template-path",
-        nargs="+",
+        nargs="*",
         action="extend",
         type=Path,
         metavar="PATH",
-        default=[],
-        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them",
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
+        "server's template hits (needs hhsearch)",
     )
     group.add_argument(
         "--template-alignment",
@@ -114,13 +121,15 @@ def _add_templates(group: Any) -> None:
 
 def _template_options(options: argparse.Namespace) -> TemplateOptions:
     """Return the sources of templates that the options name."""
-    if options.max_template_date is not None and options.template_mmcif_dir is None:
+    server = wants_server_templates(options)
+    if options.max_template_date is not None and options.template_mmcif_dir is None and not server:
         raise ConfigError(
             "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are always "
             "used"
         )
     return TemplateOptions(
-        structures=tuple(options.templates),
+        server=server,
+        structures=tuple(options.templates or ()),
         alignments=tuple(options.template_alignment),
         database=options.template_db,
         mmcif_dir=options.template_mmcif_dir,
@@ -368,6 +377,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
     return RunOptions(
         msa_dir=options.msa_dir,
+        pair_mode=options.pair_mode or RunOptions.pair_mode,
         engines=alignment_engines(options),
         templates=_template_options(options),
         complex_=options.complex,
@@ -380,13 +390,16 @@ def run_options(options: argparse.Namespace) -> RunOptions:
     )
 
 
-def check_weights_names(options: argparse.Namespace) -> None:
-    """Check that no input was taken for a weights file.
+def reclaim_inputs(options: argparse.Namespace) -> None:
+    """Make FASTA files after ``--templates`` inputs, because templates are structures.
 
     Raises:
-        ConfigError: An input was taken for one.
+        ConfigError: A FASTA file follows ``--weights``.
     """
-    misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
+    if options.templates:
+        options.inputs += [path for path in options.templates if _FASTA.search(path.name)]
+        options.templates = [path for path in options.templates if not _FASTA.search(path.name)]
+    misplaced = [path for path in options.weights if _FASTA.search(path.name)]
     if misplaced:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"

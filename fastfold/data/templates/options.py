@@ -21,6 +21,7 @@ class TemplateOptions:
         alignments: How the user aligned them, see :func:`fastfold.data.templates.custom.read_custom_alignment`.
         database: What is searched: ``pdb_seqres.txt`` (or ``.gz``), or the common beginning of the names of an HH-suite
             database's files.
+        server: Use hits of an MSA server, which lie among the alignments.
         mmcif_dir: Folder of the PDB's mmCIF files, from which hits get their atoms.
         obsolete: The PDB's list of obsolete entries, see :class:`fastfold.data.templates.database.MmcifFolder`.
         max_date: Newest release date of a hit, None for any.
@@ -33,6 +34,7 @@ class TemplateOptions:
     structures: tuple[Path, ...] = ()
     alignments: tuple[Path, ...] = ()
     database: Path | None = None
+    server: bool = False
     mmcif_dir: Path | None = None
     obsolete: Path | None = None
     max_date: date | None = None
@@ -46,6 +48,11 @@ class TemplateOptions:
             )
         if self.alignments and not self.structures:
             raise ConfigError("--template-alignment says how --templates are aligned; give these too")
+        if self.server and self.database is not None:
+            raise ConfigError(
+                "--templates without files uses hits of the MSA server, --template-db those of a search here; give one "
+                "of the two"
+            )
         if self.obsolete is not None and self.mmcif_dir is None:
             raise ConfigError("--obsolete-pdbs needs --template-mmcif-dir, the folder of the entries' files")
         if not 1 <= self.max_templates <= MAX_TEMPLATES:
@@ -56,4 +63,4 @@ class TemplateOptions:
     @property
     def wanted(self) -> bool:
         """Whether somebody asked for templates."""
-        return bool(self.structures) or self.mmcif_dir is not None
+        return bool(self.structures) or self.server or self.mmcif_dir is not None

@@ -71,6 +71,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
         "--db a.fasta bfd=b.fasta --cpu 3 --engine phmmer",
         {"engines": (("a.fasta", "bfd=b.fasta"), HmmerSettings(engine="phmmer"), 3, None)},
     ),
+    "pairs": ("--pair-mode paired", {"pair_mode": "paired"}),
     "complex": ("--complex", {"complex_": True}),
     "reference": ("--reference r", {"reference": Path("r")}),
     "weights": ("--skip-bad-weights", {"skip_bad_weights": True}),
