@@ -28,6 +28,10 @@ lists:
   records of --proteins; without --proteins they hold sequences, and a column id names the complex. --msa-dir finds the
   alignment of each protein under its own name; --db searches for each distinct chain once, while others are folded.
 
+  Names take copies and parts as in AlphaPulldown: P1:2, P1:1-100, P1:2:1-100:150-200. With --proteins, a .txt file
+  among the inputs has a complex per line (P1:2+P2:1-100), and .txt files of --baits, --candidates and --all-vs-all have
+  a name per line. Residues keep the numbers of the full proteins.
+
 DIR gets the files of fastfold infer, summary.tsv while targets are finished, and failures.tsv with the reason of each
 target that failed. A target that ends its worker twice, or goes beyond a limit, is given up in this run.
 
@@ -61,7 +65,7 @@ def add_screen_command(commands: Any) -> None:
     lists.add_argument("--baits", type=Path, metavar="FILE", help="fold each of these proteins ...")
     lists.add_argument("--candidates", type=Path, metavar="FILE", help="... with each of these")
     lists.add_argument(
-        "--proteins", type=Path, metavar="FILE", help="proteins that a table of partners names"
+        "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
     workers = screen.add_argument_group("workers")
     workers.add_argument(

@@ -41,12 +41,32 @@ class Chain:
             find its alignments.
         letters: The sequence as it was given, upper case, where it has B, J, O, U or Z; else empty. A chain
             without an alignment shows them to the network as an alignment would: B as D, Z as E, U as C.
+        whole: Sequence of the whole protein as it was given, if the chain has parts of it only; else empty.
+        regions: First and last residue of each part in the whole protein, from 1; empty for a whole protein.
     """
 
     id: str
     sequence: str
     record: str = field(default="", compare=False)
     letters: str = field(default="", compare=False)
+    whole: str = field(default="", compare=False)
+    regions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Number of each residue in the whole protein, from 1."""
+        if not self.regions:
+            return list(range(1, len(self.sequence) + 1))
+        return [number for first, last in self.regions for number in range(first, last + 1)]
+
+    @property
+    def uncut(self) -> Chain:
+        """The chain with all residues of its protein."""
+        if not self.regions:
+            return self
+        sequence = mask_unknown(self.whole)
+        letters = "" if sequence == self.whole else self.whole
+        return replace(self, sequence=sequence, letters=letters, whole="", regions=())
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,16 @@ class Target:
     def is_complex(self) -> bool:
         """Whether there is more than one chain."""
         return len(self.chains) > 1
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a chain has parts of its protein only."""
+        return any(chain.regions for chain in self.chains)
+
+    @property
+    def uncut(self) -> Target:
+        """The target with all residues of its proteins, for which alignments are searched."""
+        return replace(self, chains=tuple(chain.uncut for chain in self.chains)) if self.is_cut else self
 
     @property
     def num_residues(self) -> int:

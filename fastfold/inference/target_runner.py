@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, load_alignments
 from fastfold.data.search.colabfold.modes import PairMode, select_rows
 from fastfold.data.targets import Target
@@ -173,7 +174,10 @@ class TargetRunner:
         results = self.folder.target(target)
         results.rank(self.ranking)
         networks = suitable(self.networks, target)
-        templates = find_templates(self.finder, target, alignments, networks, self.options.msa_dir)
+        templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
+        if target.is_cut:
+            alignments = cut_alignments(target, alignments)
+            templates = None if templates is None else templates.cut(target)
         jobs = self._jobs(target, alignments, templates)
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
@@ -203,11 +207,11 @@ class TargetRunner:
         return FoldedTarget(results, done, elsewhere)
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
-        """Those that came with the target, or else those of the folder of alignments."""
+        """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
         if target.alignments is not None:
             alignments: Sequence[ChainMsas] = target.alignments
         elif self.options.msa_dir is not None:
-            alignments = load_alignments(self.options.msa_dir, target)
+            alignments = load_alignments(self.options.msa_dir, target.uncut)
         else:
             alignments = [([], []) for _ in target.chains]
         return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
@@ -34,6 +35,17 @@ class TargetTemplates:
     features: tuple[Features | None, ...]
     report: tuple[dict[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
+
+    def cut(self, target: Target) -> TargetTemplates:
+        """Return the templates of a target's parts, from those of its whole chains."""
+        cut = []
+        for chain, one in zip(target.chains, self.features, strict=True):
+            if one is not None and chain.regions:
+                columns = np.array(chain.numbers) - 1
+                axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
+                one = {**one, **{name: np.take(one[name], columns, axis) for name, axis in axes.items()}}
+            cut.append(one)
+        return replace(self, features=tuple(cut))
 
     @property
     def number(self) -> int:

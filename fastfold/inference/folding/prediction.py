@@ -111,7 +111,7 @@ def fold(
         seed=seed,
         num_recycles=result["num_recycles"],
         aatype=sampler.static["aatype"][order],
-        residue_index=np.concatenate([np.arange(length) for length in lengths]),
+        residue_index=np.concatenate([np.array(chain.numbers) - 1 for chain in target.chains]),
         chain_index=np.repeat(np.arange(len(lengths)), lengths),
         atom_positions=values["atom_positions"][order],
         atom_mask=structure["final_atom_mask"].cpu().numpy()[order],

@@ -26,6 +26,7 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
+from fastfold.protein.labels import residue_ranges
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
@@ -70,7 +71,7 @@ class Prediction:
         seed: Seed of everything random.
         num_recycles: Recycles that were run (multimer networks may stop early).
         aatype: ``[N]`` int32, 0-20.
-        residue_index: ``[N]`` int32, as the network saw it: from 0 in each chain.
+        residue_index: ``[N]`` int32, number in the whole protein from 0.
         chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on.
         atom_positions: ``[N, 37, 3]`` float32, in Å.
         atom_mask: ``[N, 37]`` float32; unknown residues (X) have no atoms.
@@ -142,7 +143,7 @@ class Prediction:
 
     @cached_property
     def protein(self) -> Protein:
-        """The structure, residues numbered from 1, pLDDT as the B-factor of each atom."""
+        """The structure, residues numbered as in the whole protein from 1, pLDDT as the B-factor of each atom."""
         return self._protein(self.atom_positions, self.plddt)
 
     def _protein(self, atom_positions: np.ndarray, plddt: np.ndarray) -> Protein:
@@ -194,6 +195,17 @@ class Prediction:
             confidence=self.chain_confidence,
         )
         return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
+
+    @property
+    def residue_ranges(self) -> list[list[list[int]]]:
+        """Per chain, first and last number of its parts in the whole protein, from 1."""
+        numbers = self.protein.residue_index
+        return [residue_ranges(numbers[chain]) for chain in self.protein.chains]
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if all chains are numbered from 1 without a gap."""
+        return self.residue_ranges == [[[1, len(sequence)]] for sequence in self.sequences]
 
     @property
     def ranking_confidence(self) -> float:
@@ -254,6 +266,7 @@ class Prediction:
             "num_recycles": int(self.num_recycles),
             "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
             "sequences": list(self.sequences),
+            **({} if self._is_whole else {"residue_ranges": self.residue_ranges}),
             "mean_plddt": score_files.rounded(self.mean_plddt, 2),
             "ptm": score_files.rounded(self.ptm, 4),
             "iptm": score_files.rounded(self.iptm, 4),
@@ -364,6 +377,7 @@ class Prediction:
         return confidence_png(
             self.plddt,
             self.chain_index,
+            numbers=self.protein.residue_index,
             pae=self.pae,
             max_pae=self.max_pae,
             title=self.title,

@@ -225,6 +225,7 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
     found = {
         "name": scores["name"],
         "sequences": scores["sequences"],
+        "ranges": scores.get("residue_ranges"),
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),

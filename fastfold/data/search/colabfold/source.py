@@ -82,7 +82,8 @@ def search_colabfold(
         WriteError: The folder cannot be written.
         FastFoldError: The search fails; what was found before is kept.
     """
-    targets = list(targets)
+    given = list(targets)
+    targets = [target.uncut for target in given]
     prepare_output_directory(out)
     for target in targets:
         _check(target, out)
@@ -118,6 +119,7 @@ def search_colabfold(
         store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
         waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
     without: list[tuple[Target, str]] = []
+    given_of = {id(target): one for target, one in zip(targets, given, strict=True)}
     for target in waiting:
         if _publish(target, plans[id(target)], store, keys, out):
             continue
@@ -127,7 +129,7 @@ def search_colabfold(
                 "the search brought no alignment of its chains; run the same command again",
                 record=target.record,
             )
-        without.append((target, reason))
+        without.append((given_of[id(target)], reason))
     return SearchSummary(len(to_search) + len(to_pair) - len(failed), reused, tuple(without))
 
 
