@@ -388,7 +388,9 @@ class TargetRunner:
         rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
         for chain, count in zip(target.chains, rows, strict=True):
             if self.options.msa_dir is not None and target.alignments is None and not count:
-                what = f"chain {chain.id}" if target.is_complex else repr(target.record)
+                what = repr(chain.record or target.record)
+                if target.is_complex and not chain.record:
+                    what = f"chain {chain.id}"
                 warn(
                     f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; its sequence alone is "
                     "used"

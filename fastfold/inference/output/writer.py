@@ -86,6 +86,7 @@ def run_record(
         "source": Path(target.source).name,
         "record": target.record,
         "chains": chains,
+        **({"chain_names": {chain.id: chain.record for chain in target.chains}} if target.is_complex else {}),
         **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **({} if templates is None else {"templates": _template_names(templates)}),

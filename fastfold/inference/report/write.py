@@ -7,7 +7,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,8 +19,11 @@ from fastfold.inference.output import style
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
 from fastfold.inference.report.molstar import PACKAGE, load_molstar
+from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
 
@@ -30,20 +33,24 @@ NAME = "report.html"
 MAX_EMBEDDED = 20_000_000
 """Characters of packed data that a page carries; structures and aligned errors of the best predictions come first."""
 
+MAX_DETAILED = 1000
+"""Predictions up to which a page has the settings and the coverage of all."""
+
 _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
-_SCRIPTS = ("data.js", "charts.js", "view.js", "main.js")
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "main.js")
 
 
 def write_report(
     directory: str | os.PathLike[str],
     *,
     say: Callable[[str], None] = lambda line: None,
+    where: Condition | None = None,
     max_embedded: int = MAX_EMBEDDED,
 ) -> Path:
-    """Make ``report.html`` of a folder of results; one that is there is replaced.
+    """Make ``report.html`` of a folder of results, and ``interfaces.csv`` if it has complexes; replace existing ones.
 
     The page needs no network and loads nothing: neither can what it shows, which may come from anywhere. Its 3D view
     is Mol*, taken from the package ``molstar-cli``; without that it says which package to install. Where its files
@@ -52,6 +59,7 @@ def write_report(
     Args:
         directory: The folder.
         say: Told of each file that is left out.
+        where: Show predictions alone of which a line of the table of interfaces meets this condition.
         max_embedded: Characters of packed data that the page may carry. Scores, pLDDT, coverage and settings of all
             predictions always are in it, structures and aligned errors as long as there is room.
 
@@ -69,15 +77,25 @@ def write_report(
         raise InputError(
             f"cannot be read: {error.strerror}; give a folder of results", path=folder
         ) from error
+    interfaces: list[Row] = []
     entries = []
+    is_small = len(predictions) <= MAX_DETAILED
     for prediction in predictions:
         with leaving_out(prediction.stem, say):
-            entries.append((prediction, _row(prediction), pack_json(_detail(prediction, say))))
+            rows = rows_of(prediction, say)
+            interfaces += rows
+            if where is None or any(map(where, rows)):
+                detail = pack_json(_detail(prediction, say, with_settings=is_small))
+                entries.append((prediction, _row(prediction, rows), detail))
     if not entries:
-        raise InputError(
-            "there is no prediction in this folder (a file ..._scores.json); give one that fastfold infer wrote to",
-            path=folder,
+        nothing = (
+            "expected a prediction in this folder (..._scores.json), found none; give a folder of results"
         )
+        if where is not None and interfaces:
+            nothing = "no pair of chains meets the condition of --where; write a weaker one"
+        raise InputError(nothing, path=folder)
+    if interfaces:
+        write_rows(sort_rows(interfaces, SORTED_BY), folder / INTERFACES)
     page = folder / NAME
     write_atomic(page, _page(folder, entries, say, max_embedded))
     return page
@@ -198,8 +216,11 @@ def _style() -> dict[str, Any]:
     }
 
 
-def _row(prediction: FoundPrediction) -> dict[str, Any]:
-    """A prediction's line in the table."""
+_OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_pae")
+
+
+def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
+    """Return a prediction's line in the table, with the scores of its best pair of chains."""
     scores = prediction.scores
     interfaces = scores.get("interfaces")
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
@@ -212,15 +233,27 @@ def _row(prediction: FoundPrediction) -> dict[str, Any]:
         "seed": scores["seed"],
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
+        **_best_pair(pairs),
     } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:
+    """Return partners and scores of the pair of chains with the best ipSAE; nothing of a single chain."""
+    if not pairs:
+        return {}
+    best = sort_rows(pairs, SORTED_BY)[0]
+    found = {key: best[key] for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
+    return {key: round(x, 4) if isinstance(x, float) else x for key, x in found.items() if x is not None}
 
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any]:
-    """What the page says of a chosen prediction."""
+def _detail(
+    prediction: FoundPrediction, say: Callable[[str], None], *, with_settings: bool
+) -> dict[str, Any]:
+    """Return the page's facts about a chosen prediction."""
     scores = prediction.scores
     found = {
         "name": scores["name"],
@@ -233,7 +266,7 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
         "config": None,
         "coverage": None,
     }
-    for key in ("config", "coverage"):
+    for key in ("config", "coverage") if with_settings else ():
         path = prediction.files.get(f"_{key}.json")
         if path is None:
             continue

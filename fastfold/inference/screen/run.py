@@ -41,7 +41,7 @@ from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
 
-MAX_REPORTED = 1000
+MAX_REPORTED = 10_000
 """Targets of the largest screen that ends with a page of its results."""
 
 
