@@ -46,6 +46,9 @@ databases:
     uniprot     pairs the chains of complexes by species and is used for nothing else (uniprot*.fasta)
     others      after these, by name
 
+  BFD and UniRef30 in HH-suite's format are named by the beginning of their files' names: --db bfd/bfd_metaclust…
+  uniref30/UniRef30_2021_03. They are searched together by hhblits, which has to be installed, with AlphaFold's flags.
+
   --engine mmseqs takes one folder with ColabFold's databases: uniref30_2302_db, and colabfold_envdb_202108_db if
   environmental sequences are to be searched. It needs MMseqs2 on PATH, or pip install 'fastfold[mmseqs]'.
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+_DATA = Path("/usr/share/hhsuite/data")
+
 needs_hhsearch = pytest.mark.skipif(
     not (shutil.which("hhsearch") and shutil.which("hhmake")), reason="HH-suite is not installed"
 )
@@ -44,3 +46,34 @@ def profile_files(alignments: Mapping[str, str], folder: Path, database: str = "
         data, index = ffindex(entries)
         files |= {f"{database}_{kind}.ffdata": data, f"{database}_{kind}.ffindex": index}
     return files
+
+
+def cluster_database(folder: Path, families: Mapping[str, str], *, name: str = "UniRef30_2021_03") -> Path:
+    """Write a database that hhblits searches; return the common beginning of its files' names.
+
+    Args:
+        folder: Folder for the database.
+        families: A3M text by the name of each family.
+        name: Name of the database.
+    """
+    work = folder / "work"
+    work.mkdir(parents=True)
+    for file, content in profile_files(families, work, name).items():
+        (folder / file).write_bytes(content)
+    command = [str(_cstranslate()), "-f", "-x", "0.3", "-c", "4", "-I", "a3m", "-b"]
+    command += ["-i", f"{name}_a3m", "-o", f"{name}_cs219", "-A", str(_DATA / "cs219.lib")]
+    command += ["-D", str(_DATA / "context_data.lib")]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / name
+
+
+def _cstranslate() -> Path | None:
+    """The program, where Debian's package has it, without choosing among processors."""
+    path = Path("/usr/libexec/hhsuite/cstranslate-plain")
+    return path if path.is_file() else None
+
+
+needs_hhblits = pytest.mark.skipif(
+    not (shutil.which("hhblits") and shutil.which("hhmake") and _cstranslate()),
+    reason="Debian's HH-suite is not installed",
+)

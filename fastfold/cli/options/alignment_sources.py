@@ -53,7 +53,8 @@ def add_source_options(parser: Any) -> None:
         action="extend",
         metavar="[NAME=]FASTA",
         default=[],
-        help="databases to search, FASTA (.gz too)",
+        help="databases to search: FASTA (.gz too), or the beginning of the names of an HH-suite database's files "
+        "(…/UniRef30_2021_03; needs hhblits)",
     )
     parser.add_argument(
         "--engine",
