@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.databases import add_databases_command
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.plan import add_plan_command
@@ -28,6 +29,8 @@ examples:
   fastfold infer protein.fasta --out results --weights monomer_ptm
   fastfold infer *.fasta --out results --weights params_model_*_ptm.npz --msa-dir alignments
   fastfold infer protein.fasta --out results --db uniref90.fasta
+  fastfold databases download uniref90 mgnify small_bfd --dir /data/alphafold
+  fastfold infer protein.fasta --out results --weights multimer --databases /data/alphafold
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
@@ -104,4 +107,5 @@ def _parser() -> argparse.ArgumentParser:
     add_verify_command(commands)
     add_environment_command(commands)
     add_weights_command(commands)
+    add_databases_command(commands)
     return parser

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.alignment_sources import alignment_engines
-from fastfold.cli.options.fold import add_fold_options, infer_config, reclaim_inputs, run_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError
@@ -102,7 +102,7 @@ def run_infer(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    reclaim_inputs(options)
+    complete_options(options)
     if not options.inputs:
         raise ConfigError(
             "no input given; put the inputs first, because every name after --db is a database"

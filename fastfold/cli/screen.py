@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, infer_config, reclaim_inputs, run_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.process import orderly_termination
 
 _SCREEN = """\
@@ -109,7 +109,7 @@ def run_screen(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    reclaim_inputs(options)
+    complete_options(options)
     options.db = [_absolute(database) for database in options.db]
 
     from fastfold.inference.screen.options import ScreenOptions, TargetLists

@@ -12,6 +12,7 @@ from fastfold.cli.options.alignment_sources import (
     add_source_options,
     add_worker_option,
     alignment_engines,
+    find_databases_of,
     positive_number,
 )
 from fastfold.cli.process import orderly_termination
@@ -154,6 +155,7 @@ def run_search(options: argparse.Namespace) -> int:
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
+    find_databases_of(options)
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
     return search_inputs(options, options.out, _engines(options))
@@ -163,7 +165,7 @@ def _engines(options: argparse.Namespace) -> Engines:
     """Return the engines of the options."""
     if options.msa_server is None and not options.db:
         raise ConfigError(
-            "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
+            "say where to search: --db FASTA ..., --databases DIR, --engine mmseqs --db FOLDER, or --msa-server URL"
         )
     if options.msa_mode == "single_sequence":
         raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")

@@ -66,8 +66,12 @@ def takes_templates(config: Any, target: Target) -> bool:
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
     """Raises :class:`ConfigError` if templates are asked for and none of a run's networks takes any."""
-    if options.wanted and not any(
-        network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+    if (
+        options.wanted
+        and not options.is_optional
+        and not any(
+            network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+        )
     ):
         names = ", ".join(network.name for network in networks)
         raise ConfigError(

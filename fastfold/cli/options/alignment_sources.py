@@ -57,6 +57,15 @@ def add_source_options(parser: Any) -> None:
         "(…/UniRef30_2021_03; needs hhblits)",
     )
     parser.add_argument(
+        "--databases",
+        "--data-dir",
+        "--data_dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of AlphaFold's databases (uniref90/, mgnify/ ...): search those that it has, for templates too; "
+        "'fastfold databases download' fills it",
+    )
+    parser.add_argument(
         "--engine",
         choices=("jackhmmer", "phmmer", MMSEQS),
         default=HmmerSettings.engine,
@@ -153,6 +162,32 @@ def alignment_engines(options: argparse.Namespace) -> Engines:
     given = {one.name: getattr(options, one.name) for one in fields(HmmerSettings) if one.name in options}
     memory = getattr(options, "memory", None)
     return LocalSearch(tuple(options.db), HmmerSettings(**given), options.num_workers, memory).engines()
+
+
+def find_databases_of(options: argparse.Namespace) -> None:
+    """Set ``--db`` and the options of templates by the folder of ``--databases``.
+
+    Raises:
+        ConfigError: The folder does not go with another option.
+        InputError: The folder has no database.
+    """
+    if options.databases is None:
+        return
+    if options.msa_server is not None or options.engine == MMSEQS:
+        other = "--msa-server" if options.msa_server is not None else f"--engine {MMSEQS}"
+        raise ConfigError(f"--databases searches AlphaFold's databases on this machine; leave out {other}")
+    from fastfold.data.databases.layout import find_databases
+
+    found = find_databases(options.databases)
+    options.db = [*options.db, *found.sequences]
+    has_templates = "template_db" in options
+    for remark in found.remarks:
+        if not options.quiet and (has_templates or "templates" not in remark):
+            print(f"{options.databases}: {remark}", file=sys.stderr, flush=True)
+    if has_templates and options.template_db is None and found.template_database is not None:
+        options.template_db = found.template_database
+        options.template_mmcif_dir = options.template_mmcif_dir or found.mmcif_dir
+        options.has_optional_templates = True
 
 
 def wants_server_templates(options: argparse.Namespace) -> bool:

@@ -12,6 +12,7 @@ from fastfold.cli.options.alignment_sources import (
     add_source_options,
     add_worker_option,
     alignment_engines,
+    find_databases_of,
     wants_server_templates,
 )
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
@@ -129,6 +130,7 @@ def _template_options(options: argparse.Namespace) -> TemplateOptions:
         )
     return TemplateOptions(
         server=server,
+        is_optional=getattr(options, "has_optional_templates", False),
         structures=tuple(options.templates or ()),
         alignments=tuple(options.template_alignment),
         database=options.template_db,
@@ -390,12 +392,14 @@ def run_options(options: argparse.Namespace) -> RunOptions:
     )
 
 
-def reclaim_inputs(options: argparse.Namespace) -> None:
-    """Make FASTA files after ``--templates`` inputs, because templates are structures.
+def complete_options(options: argparse.Namespace) -> None:
+    """Make FASTA files after ``--templates`` inputs, because templates are structures, and find ``--databases``.
 
     Raises:
-        ConfigError: A FASTA file follows ``--weights``.
+        ConfigError: A FASTA file follows ``--weights``, or options contradict each other.
+        InputError: The folder of databases has none.
     """
+    find_databases_of(options)
     if options.templates:
         options.inputs += [path for path in options.templates if _FASTA.search(path.name)]
         options.templates = [path for path in options.templates if not _FASTA.search(path.name)]

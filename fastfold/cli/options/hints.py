@@ -24,7 +24,6 @@ OTHER_PROGRAMS = {
     "--use-gpu-relax": "use --relax-platform CUDA",
     "--zip": "pack the results with zip -r results.zip DIR",
     # AlphaFold
-    "--data-dir": "use --db for sequence databases, --weights for parameters",
     "--db-preset": "use --db with the files of the databases",
     "--fasta-paths": "give the files without an option, before all options",
     "--model-preset": "use --weights monomer, monomer_ptm or multimer",

@@ -26,6 +26,7 @@ class TemplateOptions:
         obsolete: The PDB's list of obsolete entries, see :class:`fastfold.data.templates.database.MmcifFolder`.
         max_date: Newest release date of a hit, None for any.
         max_templates: Templates of a chain at most.
+        is_optional: Networks that take no templates are no error.
 
     Raises:
         ConfigError: One is given without another that it needs, or there are more templates than networks take.
@@ -39,6 +40,7 @@ class TemplateOptions:
     obsolete: Path | None = None
     max_date: date | None = None
     max_templates: int = MAX_TEMPLATES
+    is_optional: bool = False
 
     def __post_init__(self) -> None:
         if self.database is not None and self.mmcif_dir is None:
