@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.cite import add_cite_command
 from fastfold.cli.databases import add_databases_command
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.options.hints import CommandParser
@@ -108,4 +109,5 @@ def _parser() -> argparse.ArgumentParser:
     add_environment_command(commands)
     add_weights_command(commands)
     add_databases_command(commands)
+    add_cite_command(commands)
     return parser

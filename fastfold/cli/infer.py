@@ -86,7 +86,11 @@ def add_infer_command(commands: Any) -> None:
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     add_fold_options(infer)
     infer.add_argument(
-        "--sort", choices=("input", "length"), default="input", help="length: short targets first"
+        "--sort",
+        "--sort-queries-by",
+        choices=("input", "length", "depth"),
+        default="input",
+        help="length: short targets first; depth: those with few alignment rows first",
     )
     infer.add_argument(
         "--parallel",

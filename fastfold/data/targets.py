@@ -148,6 +148,16 @@ def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> li
     return [replace(target, name=name) for target, name in zip(targets, names, strict=True)]
 
 
+def number_targets(targets: Sequence[Target], prefix: str) -> list[Target]:
+    """Return targets under the names ``<prefix>_0``, ``<prefix>_1`` and so on, as ColabFold numbers them.
+
+    Numbers have as many digits as the number of targets. Alignments are found by the records' names.
+    """
+    digits = len(str(len(targets)))
+    stem = safe_stem(prefix)[: MAX_NAME_LENGTH - digits - 1]
+    return [replace(target, name=f"{stem}_{k:0{digits}}") for k, target in enumerate(targets)]
+
+
 def target_from_sequence(sequence: str, name: str = "query") -> Target:
     """The target of a sequence given as text.
 

@@ -41,6 +41,7 @@ _NOT_FOR_PYTHON = {
     "seeds": "predict takes seed=, predict_many seeds=",
     "precision": "load_model(path, precision=...) sets it",
     "relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
+    "num_relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of a run of the command, and what stands for each here."""

@@ -65,6 +65,7 @@ class InferConfig:
         initial_guess: Structure file, whose atoms the first pass starts from as if it were recycled.
         cyclic: Whether each chain is a ring, its last residue bonded to its first.
         relax: Which predictions of a target are relaxed.
+        num_relax: Number of best predictions that are relaxed; None for those of ``relax``.
         relax_platform: OpenMM's platform for that, ``auto`` for the fastest that works.
 
     Raises:
@@ -94,10 +95,15 @@ class InferConfig:
     initial_guess: Path | None = None
     cyclic: bool = False
     relax: RelaxWhich = "none"
+    num_relax: int | None = None
     relax_platform: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
+        for name, least, most in (
+            ("num_recycles", 0, 1000),
+            ("num_ensemble", 1, 64),
+            ("num_relax", 1, 10_000),
+        ):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least, most)
         for name, highest in (

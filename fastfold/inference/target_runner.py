@@ -27,6 +27,7 @@ from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
 from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
@@ -57,10 +58,14 @@ class RunOptions:
             results.
         templates: Where templates come from.
         complex_: Each file is one complex.
+        num_models: Networks that fold a target at most, in the order of the weights; None for all.
+        name_prefix: Beginning of the targets' names, before a running number; None for the records' names.
+        zip_results: Pack the files of each target into an archive, too.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
         overwrite: Fold everything anew, and remove what the folder has of the targets otherwise.
-        sort: ``length`` to fold short targets first, ``input`` to keep their order.
+        sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
+            order.
         output_format: How files are named, and whose scores file is written.
         quiet: Say nothing but warnings and errors.
     """
@@ -70,6 +75,9 @@ class RunOptions:
     engines: Engines = ()
     templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = False
+    num_models: int | None = None
+    name_prefix: str | None = None
+    zip_results: bool = False
     reference: Path | None = None
     skip_bad_weights: bool = False
     overwrite: bool = False
@@ -203,6 +211,8 @@ class TargetRunner:
             results.rank(self.ranking)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
+        if self.options.zip_results and (done or not archive_path(results).is_file()):
+            write_result_archive(results)
         self._conclude(results.records() if done else [], label)
         return FoldedTarget(results, done, elsewhere)
 
@@ -353,7 +363,8 @@ class TargetRunner:
             return False
         from fastfold.inference.relax.written import relax_results
 
-        chosen = results.records()[: 1 if self.config.relax == "best" else None]
+        number = self.config.num_relax or (1 if self.config.relax == "best" else None)
+        chosen = results.records()[:number]
         relaxation = RelaxConfig(platform=self.config.relax_platform, threads=torch.get_num_threads())
         done = False
 

@@ -13,6 +13,7 @@ from fastfold.cli.options.alignment_sources import (
     add_worker_option,
     alignment_engines,
     find_databases_of,
+    positive_number,
     wants_server_templates,
 )
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
@@ -46,6 +47,12 @@ def add_fold_options(parser: Any) -> None:
         metavar="FILE",
         default=[],
         help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
+    )
+    parser.add_argument(
+        "--num-models",
+        type=positive_number,
+        metavar="N",
+        help="fold by the first N networks of --weights only (default: all)",
     )
     parser.add_argument(
         "--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id"
@@ -227,6 +234,26 @@ def _add_output(group: Any) -> None:
     )
     group.add_argument("--no-plots", action="store_true", help="write no plots")
     group.add_argument(
+        "--skip-output", metavar="LIST", help="leave out kinds of files, joined by commas: plots, pae_json"
+    )
+    group.add_argument(
+        "--jobname-prefix",
+        metavar="TEXT",
+        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
+    )
+    group.add_argument(
+        "--zip",
+        dest="zip_results",
+        action="store_true",
+        help="pack the files of each target into <id>.result.zip, too",
+    )
+    group.add_argument(
+        "--num-relax",
+        type=_count,
+        metavar="N",
+        help="relax the N best predictions of each target (default: as --relax says)",
+    )
+    group.add_argument(
         "--relax",
         nargs="?",
         choices=get_args(RelaxWhich),
@@ -341,12 +368,13 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
     Raises:
         ConfigError: An option is invalid; names it.
     """
+    skipped = _skipped_outputs(options)
     return InferConfig(
         num_recycles=options.num_recycles,
         seeds=_seeds(options),
         precision=options.precision,
-        plots=not options.no_plots,
-        pae={"auto": None, "yes": True, "no": False}[options.pae],
+        plots=not options.no_plots and "plots" not in skipped,
+        pae=False if "pae_json" in skipped else {"auto": None, "yes": True, "no": False}[options.pae],
         device=options.device,
         parallel=options.parallel,
         memory_budget=options.memory_budget or None,
@@ -364,9 +392,33 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         save_recycles=options.save_recycles,
         initial_guess=options.initial_guess,
         cyclic=options.cyclic,
-        relax=options.relax,
+        **_relaxation(options),
         relax_platform=options.relax_platform,
     )
+
+
+def _skipped_outputs(options: argparse.Namespace) -> set[str]:
+    """Return the kinds of files that are left out."""
+    skipped = {name.strip() for name in (options.skip_output or "").split(",")} - {""}
+    if "msa" in skipped:
+        raise ConfigError(
+            "--skip-output msa: alignments stay in the folder alignments, by which a run continues; remove it "
+            "afterwards"
+        )
+    if unknown := sorted(skipped - {"plots", "pae_json"}):
+        raise ConfigError(f"--skip-output: expected plots or pae_json, found {unknown[0]!r}")
+    if "pae_json" in skipped and options.pae == "yes":
+        raise ConfigError("--skip-output pae_json and --pae yes exclude each other; leave out one of them")
+    return skipped
+
+
+def _relaxation(options: argparse.Namespace) -> dict[str, Any]:
+    """Return which predictions are relaxed."""
+    if options.num_relax is None:
+        return {"relax": options.relax}
+    if options.relax != InferConfig.relax:
+        raise ConfigError("--relax and --num-relax both choose predictions to relax; give one of them")
+    return {"relax": "best", "num_relax": options.num_relax} if options.num_relax else {}
 
 
 def run_options(options: argparse.Namespace) -> RunOptions:
@@ -383,6 +435,9 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         engines=alignment_engines(options),
         templates=_template_options(options),
         complex_=options.complex,
+        num_models=options.num_models,
+        name_prefix=options.jobname_prefix,
+        zip_results=options.zip_results,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,
         overwrite=options.overwrite,
