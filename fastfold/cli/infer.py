@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.alignment_sources import alignment_engines
+from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError
@@ -97,6 +99,8 @@ def add_infer_command(commands: Any) -> None:
         metavar="dap=N",
         help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
     )
+    add_config_options(infer)
+    infer.add_argument("--help-all", action=HelpAll)
     infer.set_defaults(run=run_infer)
 
 

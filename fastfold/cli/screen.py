@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.infer import print_summary
+from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination
 
 _SCREEN = """\
@@ -100,6 +102,8 @@ def add_screen_command(commands: Any) -> None:
     )
     add_fold_options(screen)
     # Options of fastfold infer only: a screen has its own order and processes.
+    add_config_options(screen)
+    screen.add_argument("--help-all", action=HelpAll)
     screen.set_defaults(run=run_screen, parallel=None, sort="input")
 
 

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from fastfold.cli.options.config_file import CONFIG, config_text, expand_config
+from fastfold.cli.options.help_all import without_rare
+from fastfold.errors import ConfigError
+
 OTHER_PROGRAMS = {
     # ColabFold
     "--amber": "use --relax best, or --relax all",
@@ -43,15 +47,32 @@ _NEAR = 0.6
 class CommandParser(argparse.ArgumentParser):
     """Parser whose errors show the usage of the command that was given, and say what to write instead."""
 
+    has_full_help = False
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Parse as argparse does; refuse unknown options of a command with the usage of that command."""
         self._given = list(sys.argv[1:] if args is None else args)
-        found, unknown = super().parse_known_args(args, namespace)
+        if CONFIG in self._option_string_actions:
+            try:
+                self._given = expand_config(self._given, self._actions)
+            except ConfigError as error:
+                self.error(str(error))
+        found, unknown = super().parse_known_args(self._given, namespace)
+        if not unknown and getattr(found, "print_config", False) and CONFIG in self._option_string_actions:
+            print(config_text(found, self._actions), end="")
+            self.exit()
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def format_help(self) -> str:
+        """Return the help, without rarely used options where ``--help-all`` lists them."""
+        if self.has_full_help or "--help-all" not in self._option_string_actions:
+            return super().format_help()
+        with without_rare(self._actions):
+            return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print usage, message and hints; exit with code 2."""
