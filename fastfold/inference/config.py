@@ -61,6 +61,7 @@ class InferConfig:
             own number (1).
         rank: By what predictions are ranked.
         save_representations: Whether single and pair representation and the structure module's activations are kept.
+        save_distogram: Keep the probabilities of distances of all pairs.
         save_recycles: Whether the structure after each pass is kept.
         initial_guess: Structure file, whose atoms the first pass starts from as if it were recycled.
         cyclic: Whether each chain is a ring, its last residue bonded to its first.
@@ -91,6 +92,7 @@ class InferConfig:
     num_ensemble: int | None = None
     rank: RankBy = "auto"
     save_representations: bool = False
+    save_distogram: bool = False
     save_recycles: bool = False
     initial_guess: Path | None = None
     cyclic: bool = False
@@ -119,7 +121,8 @@ class InferConfig:
         ):
             if name != "precision" or self.precision is not None:
                 _check_choice(name, getattr(self, name), choices)
-        for name in ("plots", "cuda_graphs", "dropout", "save_representations", "save_recycles", "cyclic"):
+        kept = ("save_representations", "save_recycles", "save_distogram")
+        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.pae not in (None, True, False):
@@ -142,8 +145,9 @@ class InferConfig:
             if not isinstance(self.initial_guess, (str, Path)):
                 raise ConfigError(f"initial_guess must be a path, got {self.initial_guess!r}")
             object.__setattr__(self, "initial_guess", Path(self.initial_guess))
-        if self.parallel is not None and (self.dropout or self.save_representations):
-            asked = "dropout" if self.dropout else "save_representations"
+        alone = ("dropout", "save_representations", "save_distogram")
+        asked = next((name for name in alone if getattr(self, name)), None)
+        if self.parallel is not None and asked is not None:
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
         if self.cuda_graphs:
             for name, why in (

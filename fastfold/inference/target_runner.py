@@ -276,6 +276,7 @@ class TargetRunner:
             pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
             representations=config.save_representations,
             recycles=config.save_recycles,
+            distogram=config.save_distogram,
             colabfold=self.folder.output_format == "colabfold",
         )
 

@@ -266,6 +266,9 @@ def _add_output(group: Any) -> None:
         action="store_true",
         help="write single, pair and structure module's activations",
     )
+    group.add_argument(
+        "--save-distogram", action="store_true", help="write the probabilities of distances of all pairs"
+    )
     group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
     group.add_argument(
         "--overwrite",
@@ -390,6 +393,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         rank=options.rank,
         save_representations=options.save_representations,
         save_recycles=options.save_recycles,
+        save_distogram=options.save_distogram,
         initial_guess=options.initial_guess,
         cyclic=options.cyclic,
         **_relaxation(options),

@@ -16,6 +16,7 @@ RARE = frozenset(
             "skip_bad_weights",
             "save_representations",
             "save_recycles",
+            "save_distogram",
             "skip_output",
             "jobname_prefix",
             "num_relax",

@@ -82,6 +82,8 @@ class Prediction:
         iptm: Predicted interface TM-score, 0 to 1; None for single chains.
         representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, where they
             were asked for.
+        distogram: Of CB distances ``probabilities [N, N, bins]`` float16 and ``bin_edges [bins - 1]`` in Å; None unless
+            asked for.
         recycles: The structure after each pass, where that was asked for.
         templates: Per chain, which templates the network was shown, and why others were left out; None if it takes none
             or nobody asked for any.
@@ -109,6 +111,7 @@ class Prediction:
     ptm: float | None = None
     iptm: float | None = None
     representations: Mapping[str, np.ndarray] | None = None
+    distogram: Mapping[str, np.ndarray] | None = None
     recycles: tuple[Recycle, ...] = ()
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
@@ -340,8 +343,8 @@ class Prediction:
         """Contents of the prediction's files by the ending of their names.
 
         ``.pdb`` (a structure that does not fit into one is in ``.cif`` only, and the log says so), ``.cif``,
-        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz`` and ``_r0.pdb``, ``_r1.pdb`` and so on for
-        the passes of the network. The same prediction always gives the same bytes.
+        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz``, ``_distogram.npz``, and ``_r0.pdb``,
+        ``_r1.pdb`` and so on for the passes of the network. The same prediction always gives the same bytes.
 
         Args:
             plots: Whether to draw the plot.
@@ -368,6 +371,8 @@ class Prediction:
             contents[".png"] = self._plot()
         if self.representations is not None:
             contents["_representations.npz"] = _npz(self.representations)
+        if self.distogram is not None:
+            contents["_distogram.npz"] = _npz(self.distogram)
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
                 contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))

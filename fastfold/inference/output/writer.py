@@ -126,6 +126,7 @@ class Wanted:
         pae: Aligned errors of all pairs.
         representations: The representations.
         recycles: The structure after each pass.
+        distogram: Probabilities of distances.
         colabfold: ColabFold's scores file.
     """
 
@@ -133,6 +134,7 @@ class Wanted:
     pae: bool
     representations: bool
     recycles: bool
+    distogram: bool = False
     colabfold: bool = False
 
     def missing(self, record: PredictionRecord) -> set[str]:
@@ -145,6 +147,7 @@ class Wanted:
             "_pae.json": self.pae,
         }
         asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
+        asked["_distogram.npz"] = self.distogram
         asked[COLABFOLD_SCORES] = self.colabfold
         return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
 

@@ -43,6 +43,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "skipped": ("--skip-output plots,pae_json", {"plots": False, "pae": False}),
     "relax all": ("--relax all --relax-platform CPU", {"relax": "all", "relax_platform": "CPU"}),
     "representations": ("--save-representations", {"save_representations": True}),
+    "distances": ("--save-distogram", {"save_distogram": True}),
     "steps": ("--save-recycles", {"save_recycles": True}),
     "device": ("--device cuda:1", {"device": "cuda:1"}),
     "memory": ("--memory-budget 24GiB", {"memory_budget": "24GiB"}),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from fastfold import load_model, predict
 from fastfold.data.targets import number_targets, target_from_sequence
 from fastfold.inference.models import limit_networks
 from fastfold.inference.output.result_archive import ENDING
@@ -97,3 +100,28 @@ def test_targets_with_few_rows_come_first(cli: CommandLine) -> None:
 def test_contradictions_are_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:
     done = cli.infer(cli.fasta({"T1": "MK"}), *arguments)
     assert (done.code, expected in done.err) == (1, True), done.err
+
+
+@pytest.mark.parametrize("sequence", ["MKVLAAG", "MKVLA:GSH:MKVLA"])
+def test_a_distogram_is_written_in_the_order_of_the_input(cli: CommandLine, sequence: str) -> None:
+    weights = [cli.weights("model_1_multimer_v3" if ":" in sequence else "model_1_ptm")]
+    done = cli.infer(cli.fasta({"T1": sequence}), "--save-distogram", weights=weights)
+    assert done.code == 0, done.err
+    (path,) = cli.out.glob("T1_rank_001_*_distogram.npz")
+    with np.load(path) as archive:
+        probabilities, edges = archive["probabilities"], archive["bin_edges"]
+    number = len(sequence.replace(":", ""))
+    assert probabilities.shape == (number, number, 64)
+    assert (probabilities.dtype, edges.shape) == (np.float16, (63,))
+    assert np.allclose(probabilities.astype(np.float64).sum(-1), 1.0, atol=2e-3)
+    assert np.allclose(probabilities, probabilities.transpose(1, 0, 2), atol=1e-3)
+    model = load_model(weights[0])
+    prediction = predict(sequence, model, num_recycles=0, save_representations=True, save_distogram=True)
+    assert prediction.distogram is not None
+    assert prediction.representations is not None
+    with torch.no_grad():
+        pair = torch.from_numpy(prediction.representations["pair"])
+        expected = torch.softmax(model.heads["distogram"]({"pair": pair})["logits"], -1)
+    assert np.allclose(prediction.distogram["probabilities"], expected.numpy(), atol=1e-3)
+    again = cli.infer(cli.fasta({"T1": sequence}), "--save-distogram", weights=weights)
+    assert "1 finished before" in again.out
