@@ -16,6 +16,7 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
+from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
@@ -40,7 +41,10 @@ _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
-_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "main.js")
+_MOST_FAILURES = 1000
+FAILURES = "failures.tsv"
+"""Table of failed targets in a folder of results."""
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
 
 
 def write_report(
@@ -139,6 +143,7 @@ def _page(
         say(f"the 3D view: left out of the report, {refused}")
     meta = {
         "rows": rows,
+        "failures": _failures(folder),
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -262,7 +267,9 @@ def _detail(
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),
-        "files": sorted(path.name for path in prediction.files.values()),
+        "templates": _finite(scores.get("templates")),
+        "reference": _reference(prediction, say),
+        "files": sorted(path.name for path in (*prediction.files.values(), *_archive(prediction))),
         "config": None,
         "coverage": None,
     }
@@ -277,6 +284,41 @@ def _detail(
             pack_json(value := _finite(value))  # an error here leaves out this file alone
             found[key] = value
     return found
+
+
+def _archive(prediction: FoundPrediction) -> list[Path]:
+    """Return the archive of the prediction's target, if there is one."""
+    folder = next(iter(prediction.files.values())).parent
+    path = folder / f"{prediction.target}{ENDING}"
+    return [path] if path.is_file() and not path.is_symlink() else []
+
+
+def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Return the scores of the prediction against an experimental structure, if it was compared."""
+    folder = next(iter(prediction.files.values())).parent
+    path = folder / f"{prediction.target}_reference.json"
+    if not path.is_file() or path.is_symlink():
+        return None
+    with leaving_out(path.name, say):
+        value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+        own = value.get(prediction.stem)
+        if isinstance(own, dict):
+            numbers = {key: own.get(key) for key in ("tm_score", "lddt_ca", "gdt_ts")}
+            return {"file": str(value.get("reference"))[:200], **_finite(numbers)}
+    return None
+
+
+def _failures(folder: Path) -> list[list[str]]:
+    """Return name and reason of each target that failed, as far as the folder lists them."""
+    path = folder / FAILURES
+    try:
+        lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines() if path.is_file() else []
+    except (OSError, ValueError):
+        return []
+    return [
+        [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
+        for line in lines[1 : 1 + _MOST_FAILURES]
+    ]
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:

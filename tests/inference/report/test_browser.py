@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -266,4 +267,51 @@ def test_ten_thousand_pairs_are_paged_filtered_and_shown_as_a_matrix(
     browser.mouse("mousePressed", x, y, down=True)
     browser.mouse("mouseReleased", x, y)
     browser.wait("document.getElementById('name').textContent === 'bait11_and_prey9'")
+    assert browser.messages == []
+
+
+def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path: Path) -> None:
+    """Explanations, failures, sequence, templates, reference, archive; keys in the aligned error; dark and narrow."""
+    folder = tmp_path / "results"
+    used = {"chain": "A", "used": [{"name": "1abc_A", "aligned_residues": 28}]}
+    prediction = replace(helix_prediction("helices", 30, 20), templates=(used,))
+    paths = prediction.save(folder, rank=1, plots=False)
+    stem = paths["scores"].name.removesuffix("_scores.json")
+    scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5}
+    (folder / "helices_reference.json").write_text(json.dumps({"reference": "1abc.cif", stem: scores}))
+    (folder / "helices.result.zip").write_bytes(b"")
+    (folder / "failures.tsv").write_text("target\treason\nbad\t<b>too long</b>\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+        )
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    assert "Above 0.23 the interface is probably right" in text(browser, "#explanations")
+    assert text(browser, "#failures") == "1 failed targetbad: <b>too long</b>"
+    assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
+    assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
+    assert "1abc.cif0.8120.70066.500" in text(browser, "#reference")
+    assert "helices.result.zip" in text(browser, "#files")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 27, 32)"
+    browser.evaluate("document.getElementById('pae').focus()")
+    for key, number in (("ArrowRight", 3), ("ArrowDown", 2)):
+        for _ in range(number):
+            browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    written = json.loads(paths["pae"].read_text())[0]["predicted_aligned_error"]
+    assert text(browser, "#readout") == (
+        f"aligned on A {residue(folder, 0, 2)} 3, scored A {residue(folder, 0, 3)} 4: {written[2][3]:.0f} Å"
+    )
+    browser.evaluate(
+        "document.querySelectorAll('#sequence span')[31]"
+        ".dispatchEvent(new PointerEvent('pointermove', {bubbles: true}))"
+    )
+    assert text(browser, "#readout").startswith(
+        f"B {residue(folder, 1, 1)} 2: pLDDT {prediction.plddt[31]:.1f}"
+    )
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True
+    )
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     assert browser.messages == []

@@ -11,6 +11,7 @@ const COLUMNS_OF_TABLE = [
   ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
+if (window.matchMedia('(prefers-color-scheme: dark)').matches) Object.assign(meta.style, { ink: '#dfe6ec', faint: '#7d8994' });
 const TEXT = new Set(['target', 'partner_1', 'partner_2', 'model']);
 const PAGE_ROWS = 100;
 const sorting = { key: null, down: false };
@@ -35,7 +36,8 @@ function drawHead() {
   for (const [key, label] of columns) {
     const cell = make('th', undefined, { scope: 'col', class: TEXT.has(key) ? 'text' : '' });
     if (sorting.key === key) cell.setAttribute('aria-sort', sorting.down ? 'descending' : 'ascending');
-    const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button' });
+    const title = EXPLANATIONS[key] ? { title: EXPLANATIONS[key][1] } : {};
+    const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button', ...title });
     button.addEventListener('click', () => {
       sorting.down = sorting.key === key ? !sorting.down : !TEXT.has(key) && key !== 'rank' && key !== 'seed';
       sorting.key = key;
@@ -256,7 +258,16 @@ async function choose(row) {
   byId('coverage-note').textContent = prediction.coverage
     ? `Alignment rows by identity to the query, darker is more alike; ${prediction.coverage.rows.map((rows, number) => `${chainName(number)}: ${Number(rows).toLocaleString('en')}`).join(', ')} rows.`
     : 'The folder says nothing of the alignments of this target.';
+  drawSequence(prediction, {
+    hover: (residue) => point(residue === null ? null : [residue, residue], true),
+    pick: (residue) => {
+      state.pin = residue;
+      say();
+      redraw();
+    },
+  });
   drawPairs(prediction);
+  drawTemplates(prediction);
   drawFiles(prediction);
   drawSettings(prediction);
   legend();
@@ -325,6 +336,22 @@ byId('matrix').hidden = !hasMatrix;
 byId('score').replaceChildren(...pairScores.map(([key, label]) => make('option', label, { value: key })));
 byId('score').addEventListener('change', drawMatrix);
 byId('matrix').addEventListener('toggle', drawMatrix);
+// Arrow keys move a point in the aligned error, ten residues at a time with Shift; Enter marks the scored residue.
+let cursor = [0, 0];
+byId('pae').addEventListener('keydown', (event) => {
+  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (!state.prediction || (!step && event.key !== 'Enter')) return;
+  event.preventDefault();
+  if (!step) {
+    state.pin = cursor[1];
+    say();
+    redraw();
+    return;
+  }
+  const most = state.prediction.length - 1;
+  cursor = cursor.map((at, axis) => Math.max(0, Math.min(most, at + step[axis] * (event.shiftKey ? 10 : 1))));
+  point(cursor, true);
+});
 byId('clear').addEventListener('click', () => select(null));
 for (const radio of document.getElementsByName('colour')) {
   radio.addEventListener('change', () => {
@@ -334,6 +361,8 @@ for (const radio of document.getElementsByName('colour')) {
   });
 }
 window.addEventListener('resize', redraw);
+explain();
+drawFailures();
 drawHead();
 drawRows();
 choose(meta.rows[0]);
