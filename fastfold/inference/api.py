@@ -23,6 +23,7 @@ from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
+from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
@@ -36,7 +37,6 @@ AnyMsa = str | Path | Msa
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "checkpoint_after": "fastfold infer keeps the state of folds in its folder",
-    "device": "load_model(path, device=...) sets it",
     "parallel": "only fastfold infer folds on several devices",
     "seeds": "predict takes seed=, predict_many seeds=",
     "precision": "load_model(path, precision=...) sets it",
@@ -87,6 +87,7 @@ def predict(
     name: str = "query",
     memory_budget: str | int | None = None,
     pae: bool | None = None,
+    device: str | torch.device | None = None,
     **settings: Any,
 ) -> Prediction:
     """Fold a sequence.
@@ -108,6 +109,7 @@ def predict(
         memory_budget: What the fold may take, ``24GiB`` or a number of bytes for example; by default what the device
             has free. The sizes of all blocks follow from it.
         pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
+        device: Device of a network that is given by a path or a name; by default CUDA where there is one.
         settings: More of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
             ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``cuda_graphs``,
             ``save_representations``, ``save_recycles``.
@@ -133,6 +135,7 @@ def predict(
         num_recycles=num_recycles,
         memory_budget=memory_budget,
         pae=pae,
+        device=device,
         **settings,
     ).values()
     return found[0]
@@ -145,8 +148,9 @@ def predict_many(
     seeds: int | Sequence[int] = 0,
     msas: Mapping[str, AnyMsa | Sequence[AnyMsa | None] | None] | None = None,
     templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
+    device: str | torch.device | None = None,
     **settings: Any,
-) -> dict[str, list[Prediction]]:
+) -> Predictions:
     """Fold several sequences, each by every network with every seed.
 
     Args:
@@ -156,11 +160,12 @@ def predict_many(
         seeds: One or several.
         msas: Alignments by name; see :func:`predict`.
         templates: Templates by name; see :func:`predict`.
+        device: See :func:`predict`.
         settings: More of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles``, ``rank`` and
             ``stop_at_score`` for example.
 
     Returns:
-        By name, predictions with the best first.
+        By name, predictions with the best first; ``table()`` lists their scores.
 
     Raises:
         InputError: See :func:`predict`; no other sequence is folded then.
@@ -179,12 +184,15 @@ def predict_many(
         raise ConfigError("models is empty; give at least one network")
     networks: list[AlphaFold] = []
     for one in given:
-        networks += (
-            [one]
-            if isinstance(one, AlphaFold)
-            else [load_model(path) for path in weights_files(_is_path(one))]
-        )
-    found: dict[str, list[Prediction]] = {}
+        if isinstance(one, AlphaFold):
+            if device is not None:
+                raise ConfigError(
+                    "device= is for networks by path or name; load_model(path, device=...) moves others"
+                )
+            networks.append(one)
+        else:
+            networks += [load_model(path, device=device or "auto") for path in weights_files(_is_path(one))]
+    found = Predictions()
     graph = KeptGraph()
     for name, target in targets.items():
         shown = read_templates(target, alignments[name], (templates or {}).get(name))
@@ -213,7 +221,7 @@ def predict_many(
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
     """The settings, each of which must be one."""
-    known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON)
+    known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON) - {"device"}
     for name in settings:
         if name in _NOT_FOR_PYTHON:
             raise ConfigError(f"{name} is no setting here: {_NOT_FOR_PYTHON[name]}")

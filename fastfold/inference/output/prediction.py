@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -30,6 +30,11 @@ from fastfold.protein.labels import residue_ranges
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+
+if TYPE_CHECKING:
+    from fastfold.inference.notebook.view import InlinePage
+    from fastfold.inference.relax.config import RelaxConfig
+    from fastfold.inference.relax.prediction import RelaxedPrediction
 
 _log = logging.getLogger(__name__)
 _KINDS = {".png": "plot"}
@@ -254,6 +259,37 @@ class Prediction:
     def title(self) -> str:
         """What files and plots are headed by."""
         return prediction_title(self.name, self.model_name)
+
+    @classmethod
+    def load(cls, folder: str | Path, name: str | None = None, *, rank: int = 1) -> Prediction:
+        """Read a prediction of a folder of results; see :func:`fastfold.inference.notebook.load.read_prediction`."""
+        from fastfold.inference.notebook.load import read_prediction
+
+        return cls(**read_prediction(folder, name, rank=rank))
+
+    def relax(self, config: RelaxConfig | None = None) -> RelaxedPrediction:
+        """Relax the structure; see :func:`fastfold.inference.relax.relax_prediction`."""
+        from fastfold.inference.relax.prediction import relax_prediction
+
+        return relax_prediction(self, config)
+
+    def view(self, *, height: int = 900) -> InlinePage:
+        """Return the page of the prediction for a notebook, with a frame of some height in pixels."""
+        from fastfold.inference.notebook.view import view_prediction
+
+        return view_prediction(self, height=height)
+
+    def to_biopython(self) -> Any:
+        """Return a ``Bio.PDB`` structure with pLDDT as B-factors."""
+        from fastfold.inference.notebook.convert import to_biopython
+
+        return to_biopython(self)
+
+    def to_biotite(self) -> Any:
+        """Return a Biotite ``AtomArray`` with pLDDT as ``b_factor``; needs the package biotite."""
+        from fastfold.inference.notebook.convert import to_biotite
+
+        return to_biotite(self)
 
     def scores(self) -> dict[str, Any]:
         """What the scores file holds: plain numbers, text and lists.
