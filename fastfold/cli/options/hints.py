@@ -24,7 +24,8 @@ OTHER_PROGRAMS = {
     "--save-pair-representations": "use --save-representations",
     "--use-gpu-relax": "use --relax-platform CUDA",
     # AlphaFold
-    "--db-preset": "use --db with the files of the databases",
+    "--benchmark": "leave it out: nothing is compiled before a fold",
+    "--db-preset": "use --databases DIR, or --db with the files of the databases",
     "--fasta-paths": "give the files without an option, before all options",
     "--model-preset": "use --weights monomer, monomer_ptm or multimer",
     "--models-to-relax": "use --relax best, all or none",
@@ -32,6 +33,12 @@ OTHER_PROGRAMS = {
     "--output-dir": "use --out DIR",
     "--pdb-seqres-database-path": "use --template-db FILE",
     "--use-precomputed-msas": "use --msa-dir DIR",
+    "--uniref90-database-path": "use --databases DIR, or --db uniref90=FILE",
+    "--mgnify-database-path": "use --databases DIR, or --db mgnify=FILE",
+    "--bfd-database-path": "use --databases DIR, or --db bfd=FILE",
+    "--small-bfd-database-path": "use --databases DIR, or --db small_bfd=FILE",
+    "--uniref30-database-path": "use --databases DIR, or --db uniref30=FILE",
+    "--uniprot-database-path": "use --databases DIR, or --db uniprot=FILE",
     # Boltz and Chai
     "--out-dir": "use --out DIR",
     "--recycling-steps": "use --num-recycles N",
