@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,8 @@ def main() -> None:
     )
     parser.add_argument("--plan", choices=PLANS, default="dp=2")
     plan = PLANS[parser.parse_args().plan]
+    if "RANK" not in os.environ:
+        parser.error("start two processes: torchrun --nproc-per-node 2 examples/parallelize_my_model.py")
     dist.init_process_group("gloo")  # torchrun started two of these
     torch.manual_seed(0)
     plain = MyModel().double()

@@ -155,6 +155,20 @@ def test_train_overfit() -> None:
     assert "the trained weights fold: (20, 37, 3)" in printed
 
 
+def test_an_example_for_two_processes_says_how_to_start_them() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "RANK"} | {
+        "PYTHONPATH": str(REPOSITORY)
+    }
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "parallelize_my_model.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "start two processes: torchrun --nproc-per-node 2 examples/parallelize_my_model.py" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("plan", "share"), [("dp=2", 1.0), pytest.param("tp=2", 0.6, marks=pytest.mark.slow)]
 )

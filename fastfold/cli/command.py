@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.databases import add_databases_command
 from fastfold.cli.design import add_design_command
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
 from fastfold.cli.relax import add_relax_command
-from fastfold.cli.report import add_report_command
+from fastfold.cli.report import add_cite_command, add_report_command
 from fastfold.cli.screen import add_screen_command
 from fastfold.cli.search import add_search_command
 from fastfold.cli.train import add_data_command, add_train_command
@@ -29,6 +30,8 @@ examples:
   fastfold infer protein.fasta --out results --weights monomer_ptm
   fastfold infer *.fasta --out results --weights params_model_*_ptm.npz --msa-dir alignments
   fastfold infer protein.fasta --out results --db uniref90.fasta
+  fastfold databases download uniref90 mgnify small_bfd --dir /data/alphafold
+  fastfold infer protein.fasta --out results --weights multimer --databases /data/alphafold
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
@@ -107,4 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     add_verify_command(commands)
     add_environment_command(commands)
     add_weights_command(commands)
+    add_databases_command(commands)
+    add_cite_command(commands)
     return parser

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.alignment_sources import alignment_engines
-from fastfold.cli.options.fold import add_fold_options, check_weights_names, infer_config, run_options
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError
@@ -86,13 +88,19 @@ def add_infer_command(commands: Any) -> None:
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     add_fold_options(infer)
     infer.add_argument(
-        "--sort", choices=("input", "length"), default="input", help="length: short targets first"
+        "--sort",
+        "--sort-queries-by",
+        choices=("input", "length", "depth"),
+        default="input",
+        help="length: short targets first; depth: those with few alignment rows first",
     )
     infer.add_argument(
         "--parallel",
         metavar="dap=N",
         help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
     )
+    add_config_options(infer)
+    infer.add_argument("--help-all", action=HelpAll)
     infer.set_defaults(run=run_infer)
 
 
@@ -102,7 +110,7 @@ def run_infer(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    check_weights_names(options)
+    complete_options(options)
     if not options.inputs:
         raise ConfigError(
             "no input given; put the inputs first, because every name after --db is a database"
@@ -110,7 +118,7 @@ def run_infer(options: argparse.Namespace) -> int:
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if not options.db and options.msa_server is None:
+        if (not options.db and options.msa_server is None) or options.msa_mode == "single_sequence":
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
             )

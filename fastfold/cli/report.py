@@ -1,4 +1,4 @@
-"""``fastfold report``: rebuild the page of a folder of results."""
+"""``fastfold report`` and ``fastfold cite``: page and citations of a folder of results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,53 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_EPILOG = """\
+columns of --where and --sort:
+  target partner_1 partner_2 chain_1 chain_2 rank model seed ipsae pdockq pdockq2 lis actifptm pair_iptm contacts
+  interface_plddt interface_pae pair_clashes ipsae_d0chn ipsae_d0dom mean_plddt ptm iptm ranking_confidence ipsae_max
+  clashes files
+
+examples:
+  fastfold report results --where "ipsae_max>0.5 and rank==1"
+  fastfold report results --where "'P04637' in partner_1" --sort pdockq2 --export hits.csv hits.parquet
+"""
+_LISTED = ("partner_1", "partner_2", "rank", "ipsae", "pdockq2", "lis", "pair_iptm", "interface_pae", "files")
+_MOST_LISTED = 50
+
 
 def add_report_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
         "report",
         help="make the page of a folder of results",
-        description="Make report.html of a folder that fastfold infer wrote to: one file to open in a browser, without "
-        "a network. The 3D view is Mol*, from the package molstar-cli (pip install molstar-cli).",
+        description="Make report.html of a folder that fastfold infer or fastfold screen wrote to: one file to open in "
+        "a browser, without a network. Of complexes, interfaces.csv has the scores of all pairs of chains, best first.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
     parser.add_argument("--table", action="store_true", help="also print summary.tsv as a table")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='keep pairs of chains that meet a condition, such as "ipsae_max>0.5 and rank==1", on the page and in the '
+        "files of --export, and print them",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        default="ipsae",
+        help="column that orders the list and the files, largest first (default ipsae)",
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        default=[],
+        help="write the table of interfaces: .csv, .tsv, or .parquet (needs pyarrow)",
+    )
     parser.set_defaults(run=run_report)
 
 
@@ -29,15 +65,71 @@ def run_report(options: argparse.Namespace) -> int:
     """
     from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report
+    from fastfold.inference.report.export import check_export, write_rows
+    from fastfold.inference.report.interfaces import COLUMNS, find_rows, sort_rows
+    from fastfold.inference.report.where import parse_condition
 
+    where = None if options.where is None else parse_condition(options.where, COLUMNS)
+    sort_rows((), options.sort)
+    for path in options.export:
+        check_export(path)
     if options.table and (lines := read_summary(options.directory / "summary.tsv")):
         shown = [
             column for column in lines[0] if column != "files" and any(line.get(column) for line in lines)
         ]
         print(aligned_table(lines, shown))
-    print(f"wrote {write_report(options.directory, say=_warn)}")
+    if where is not None or options.export:
+        every = find_rows(options.directory)
+        rows = sort_rows(every if where is None else list(filter(where, every)), options.sort)
+        if where is not None:
+            shown_rows = [{key: _cell(row[key]) for key in _LISTED} for row in rows[:_MOST_LISTED]]
+            if shown_rows:
+                print(aligned_table(shown_rows, _LISTED))
+            print(f"{len(rows):,} of {len(every):,} pairs of chains meet the condition")
+        for path in options.export:
+            write_rows(rows, path)
+            print(f"wrote {path}")
+        if where is not None and not rows:
+            return 0
+    print(f"wrote {write_report(options.directory, say=_warn, where=where)}")
     return 0
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def add_cite_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    cite = commands.add_parser(
+        "cite",
+        help="print the papers to cite",
+        description="Print the papers of the methods that FastFold uses, or those of the results in a folder.",
+    )
+    cite.add_argument(
+        "directory", nargs="?", type=Path, metavar="DIR", help="folder of results (default: all papers)"
+    )
+    cite.add_argument("--bibtex", action="store_true", help="print BibTeX entries")
+    cite.set_defaults(run=run_cite)
+
+
+def run_cite(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code.
+
+    Raises:
+        InputError: The folder has no results.
+    """
+    from fastfold.protein.citations import CITATIONS, find_citations
+
+    citations = list(CITATIONS)
+    if options.directory is not None:
+        from fastfold.inference.output.used_methods import used_methods
+
+        citations = find_citations(used_methods(options.directory))
+    texts = [one.bibtex() if options.bibtex else f"{one.use}:\n  {one.text()}" for one in citations]
+    print("\n\n".join(texts))
+    return 0

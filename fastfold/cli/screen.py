@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, check_weights_names, infer_config, run_options
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination
 
 _SCREEN = """\
@@ -27,6 +29,10 @@ lists:
   Pairs are called P1_and_P2, and each comes once. pairs.csv has the columns chain_1, chain_2 (and so on), with names of
   records of --proteins; without --proteins they hold sequences, and a column id names the complex. --msa-dir finds the
   alignment of each protein under its own name; --db searches for each distinct chain once, while others are folded.
+
+  Names take copies and parts as in AlphaPulldown: P1:2, P1:1-100, P1:2:1-100:150-200. With --proteins, a .txt file
+  among the inputs has a complex per line (P1:2+P2:1-100), and .txt files of --baits, --candidates and --all-vs-all have
+  a name per line. Residues keep the numbers of the full proteins.
 
 DIR gets the files of fastfold infer, summary.tsv while targets are finished, and failures.tsv with the reason of each
 target that failed. A target that ends its worker twice, or goes beyond a limit, is given up in this run.
@@ -61,7 +67,7 @@ def add_screen_command(commands: Any) -> None:
     lists.add_argument("--baits", type=Path, metavar="FILE", help="fold each of these proteins ...")
     lists.add_argument("--candidates", type=Path, metavar="FILE", help="... with each of these")
     lists.add_argument(
-        "--proteins", type=Path, metavar="FILE", help="proteins that a table of partners names"
+        "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
     workers = screen.add_argument_group("workers")
     workers.add_argument(
@@ -96,6 +102,8 @@ def add_screen_command(commands: Any) -> None:
     )
     add_fold_options(screen)
     # Options of fastfold infer only: a screen has its own order and processes.
+    add_config_options(screen)
+    screen.add_argument("--help-all", action=HelpAll)
     screen.set_defaults(run=run_screen, parallel=None, sort="input")
 
 
@@ -105,7 +113,7 @@ def run_screen(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    check_weights_names(options)
+    complete_options(options)
     options.db = [_absolute(database) for database in options.db]
 
     from fastfold.inference.screen.options import ScreenOptions, TargetLists

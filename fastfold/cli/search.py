@@ -12,8 +12,11 @@ from fastfold.cli.options.alignment_sources import (
     add_source_options,
     add_worker_option,
     alignment_engines,
+    find_databases_of,
     positive_number,
 )
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
@@ -45,6 +48,9 @@ databases:
     mgnify      at most 501 rows, third                  (mgnify*, mgy_clusters*.fa)
     uniprot     pairs the chains of complexes by species and is used for nothing else (uniprot*.fasta)
     others      after these, by name
+
+  BFD and UniRef30 in HH-suite's format are named by the beginning of their files' names: --db bfd/bfd_metaclust…
+  uniref30/UniRef30_2021_03. They are searched together by hhblits, which has to be installed, with AlphaFold's flags.
 
   --engine mmseqs takes one folder with ColabFold's databases: uniref30_2302_db, and colabfold_envdb_202108_db if
   environmental sequences are to be searched. It needs MMseqs2 on PATH, or pip install 'fastfold[mmseqs]'.
@@ -84,6 +90,9 @@ def add_search_command(commands: Any) -> None:
     )
     add_source_options(search)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
+    search.add_argument(
+        "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
+    )
     search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     search.add_argument(
         "--gpu", action="store_true", help="mmseqs: search on a GPU, in databases made for one"
@@ -139,6 +148,8 @@ def add_search_command(commands: Any) -> None:
         "read repeatedly (default: half of the free memory)",
     )
     search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
+    add_config_options(search)
+    search.add_argument("--help-all", action=HelpAll)
     search.set_defaults(run=run_search)
 
 
@@ -148,6 +159,7 @@ def run_search(options: argparse.Namespace) -> int:
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
+    find_databases_of(options)
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
     return search_inputs(options, options.out, _engines(options))
@@ -157,7 +169,14 @@ def _engines(options: argparse.Namespace) -> Engines:
     """Return the engines of the options."""
     if options.msa_server is None and not options.db:
         raise ConfigError(
-            "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
+            "say where to search: --db FASTA ..., --databases DIR, --engine mmseqs --db FOLDER, or --msa-server URL"
+        )
+    if options.msa_mode == "single_sequence":
+        raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")
+    if options.pair_mode is not None and options.msa_server is None and options.engine != MMSEQS:
+        raise ConfigError(
+            "--pair-mode chooses rows of whole complexes, which --msa-server and --engine mmseqs make; give it to "
+            "fastfold infer instead"
         )
     if options.gpu and options.engine != MMSEQS:
         raise ConfigError(f"--gpu needs --engine {MMSEQS}")

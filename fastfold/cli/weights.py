@@ -88,7 +88,7 @@ def _weights_download(options: argparse.Namespace) -> int:
             print(line, file=sys.stderr, flush=True)
 
     say(LICENCE)
-    with orderly_termination(), _bar(options.quiet) as progress:
+    with orderly_termination(), download_bar(options.quiet) as progress:
         paths = download_weights(list(networks), mirror=options.mirror, say=say, progress=progress)
     for path in paths:
         print(path)
@@ -96,7 +96,7 @@ def _weights_download(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a file's progress: a bar on a terminal, else a line per finished file."""
     if quiet:
         yield lambda name, done, total: None

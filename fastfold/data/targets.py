@@ -40,12 +40,32 @@ class Chain:
         record: Identifier of the chain's own FASTA record, if it has one; used to find its alignments.
         letters: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an
             alignment, the network sees these letters as in an alignment: B as D, Z as E, U as C.
+        whole: The given sequence of the whole protein, if the chain has only parts of it; otherwise empty.
+        regions: First and last residue of each part in the whole protein, from 1; empty for a whole protein.
     """
 
     id: str
     sequence: str
     record: str = field(default="", compare=False)
     letters: str = field(default="", compare=False)
+    whole: str = field(default="", compare=False)
+    regions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Number of each residue in the whole protein, from 1."""
+        if not self.regions:
+            return list(range(1, len(self.sequence) + 1))
+        return [number for first, last in self.regions for number in range(first, last + 1)]
+
+    @property
+    def uncut(self) -> Chain:
+        """The chain with all residues of its protein."""
+        if not self.regions:
+            return self
+        sequence = mask_unknown(self.whole)
+        letters = "" if sequence == self.whole else self.whole
+        return replace(self, sequence=sequence, letters=letters, whole="", regions=())
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,16 @@ class Target:
     def is_complex(self) -> bool:
         """True if the target has more than one chain."""
         return len(self.chains) > 1
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a chain has parts of its protein only."""
+        return any(chain.regions for chain in self.chains)
+
+    @property
+    def uncut(self) -> Target:
+        """The target with all residues of its proteins, for which alignments are searched."""
+        return replace(self, chains=tuple(chain.uncut for chain in self.chains)) if self.is_cut else self
 
     @property
     def num_residues(self) -> int:
@@ -114,6 +144,16 @@ def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> li
         targets.append(target)
     names = unique_stems([target.record for target in targets])
     return [replace(target, name=name) for target, name in zip(targets, names, strict=True)]
+
+
+def number_targets(targets: Sequence[Target], prefix: str) -> list[Target]:
+    """Return targets under the names ``<prefix>_0``, ``<prefix>_1`` and so on, as ColabFold numbers them.
+
+    Numbers have as many digits as the number of targets. Alignments are found by the records' names.
+    """
+    digits = len(str(len(targets)))
+    stem = safe_stem(prefix)[: MAX_NAME_LENGTH - digits - 1]
+    return [replace(target, name=f"{stem}_{k:0{digits}}") for k, target in enumerate(targets)]
 
 
 def target_from_sequence(sequence: str, name: str = "query") -> Target:

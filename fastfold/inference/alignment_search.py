@@ -43,13 +43,13 @@ def search_targets(
         FastFoldError: A database cannot be searched, or a result cannot be written.
     """
     if not isinstance(engines, Sequence):
-        wanted = [target for target in targets if not (needed_alone and has_alignment(target, out))]
+        wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
         return search_colabfold(wanted, engines, out, say=partial(print, file=sys.stderr, flush=True))
 
     def skip(engine: SearchEngine, target: Target) -> bool:
         if not needed_alone:
             return False
-        kinds = len({chain.sequence for chain in target.chains})
+        kinds = len({chain.sequence for chain in target.uncut.chains})
         return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
 
     plan = SearchPlan(targets, engines, out, skip=skip)

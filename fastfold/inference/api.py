@@ -23,6 +23,7 @@ from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
+from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
@@ -36,11 +37,11 @@ AnyMsa = str | Path | Msa
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "checkpoint_after": "fastfold infer keeps the state of folds in its folder",
-    "device": "load_model(path, device=...) sets it",
     "parallel": "only fastfold infer folds on several devices",
     "seeds": "predict takes seed=, predict_many seeds=",
     "precision": "load_model(path, precision=...) sets it",
     "relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
+    "num_relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of the command that Python does not take, each with its replacement."""
@@ -86,6 +87,7 @@ def predict(
     name: str = "query",
     memory_budget: str | int | None = None,
     pae: bool | None = None,
+    device: str | torch.device | None = None,
     **settings: Any,
 ) -> Prediction:
     """Fold a sequence.
@@ -107,8 +109,9 @@ def predict(
         memory_budget: Memory of the fold, for example ``24GiB`` or a number of bytes; None for the device's free
             memory. It determines the sizes of all blocks.
         pae: Keep the aligned errors of all pairs; None for targets of up to 5,000 residues.
+        device: Device of a network given by a path or name; None for CUDA if available.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
-            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``cuda_graphs``,
+            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``restraints``, ``cyclic``, ``cuda_graphs``,
             ``save_representations``, ``save_recycles``.
 
     Returns:
@@ -132,6 +135,7 @@ def predict(
         num_recycles=num_recycles,
         memory_budget=memory_budget,
         pae=pae,
+        device=device,
         **settings,
     ).values()
     return found[0]
@@ -144,8 +148,9 @@ def predict_many(
     seeds: int | Sequence[int] = 0,
     msas: Mapping[str, AnyMsa | Sequence[AnyMsa | None] | None] | None = None,
     templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
+    device: str | torch.device | None = None,
     **settings: Any,
-) -> dict[str, list[Prediction]]:
+) -> Predictions:
     """Fold several sequences by every network with every seed.
 
     Args:
@@ -155,11 +160,12 @@ def predict_many(
         seeds: One or several random seeds.
         msas: Alignments by name; see :func:`predict`.
         templates: Templates by name; see :func:`predict`.
+        device: See :func:`predict`.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
             ``rank`` and ``stop_at_score``.
 
     Returns:
-        Predictions by name, the best first.
+        Predictions by name, the best first; ``table()`` lists their scores.
 
     Raises:
         InputError: See :func:`predict`; further sequences are not folded.
@@ -178,12 +184,15 @@ def predict_many(
         raise ConfigError("models is empty; give at least one network")
     networks: list[AlphaFold] = []
     for one in given:
-        networks += (
-            [one]
-            if isinstance(one, AlphaFold)
-            else [load_model(path) for path in weights_files(_is_path(one))]
-        )
-    found: dict[str, list[Prediction]] = {}
+        if isinstance(one, AlphaFold):
+            if device is not None:
+                raise ConfigError(
+                    "device= is for networks by path or name; load_model(path, device=...) moves others"
+                )
+            networks.append(one)
+        else:
+            networks += [load_model(path, device=device or "auto") for path in weights_files(_is_path(one))]
+    found = Predictions()
     graph = KeptGraph()
     for name, target in targets.items():
         shown = read_templates(target, alignments[name], (templates or {}).get(name))
@@ -212,7 +221,7 @@ def predict_many(
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
     """Return the validated settings."""
-    known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON)
+    known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON) - {"device"}
     for name in settings:
         if name in _NOT_FOR_PYTHON:
             raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")

@@ -60,12 +60,14 @@ class InferConfig:
             default (1).
         rank: Score that ranks predictions.
         save_representations: Keep single and pair representation and the structure module's activations.
+        save_distogram: Keep the probabilities of distances of all pairs.
         save_recycles: Keep the structure after each pass.
         initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
         relax: Predictions of a target that are relaxed.
+        num_relax: Number of best predictions that are relaxed; None for those of ``relax``.
         relax_platform: OpenMM's platform for the relaxation; ``auto`` for the fastest that works.
 
     Raises:
@@ -91,16 +93,22 @@ class InferConfig:
     num_ensemble: int | None = None
     rank: RankBy = "auto"
     save_representations: bool = False
+    save_distogram: bool = False
     save_recycles: bool = False
     initial_guess: Path | None = None
     restraints: Path | None = None
     restraint_steps: int = 60
     cyclic: bool = False
     relax: RelaxWhich = "none"
+    num_relax: int | None = None
     relax_platform: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
+        for name, least, most in (
+            ("num_recycles", 0, 1000),
+            ("num_ensemble", 1, 64),
+            ("num_relax", 1, 10_000),
+        ):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least, most)
         for name, highest in (
@@ -116,7 +124,8 @@ class InferConfig:
         ):
             if name != "precision" or self.precision is not None:
                 _check_choice(name, getattr(self, name), choices)
-        for name in ("plots", "cuda_graphs", "dropout", "save_representations", "save_recycles", "cyclic"):
+        kept = ("save_representations", "save_recycles", "save_distogram")
+        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if self.pae not in (None, True, False):
@@ -151,8 +160,9 @@ class InferConfig:
                     raise ConfigError(f"restraints and {name} exclude each other: {why}")
             if self.precision in ("int8", "bf16-products"):
                 raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
-        if self.parallel is not None and (self.dropout or self.save_representations):
-            asked = "dropout" if self.dropout else "save_representations"
+        alone = ("dropout", "save_representations", "save_distogram")
+        asked = next((name for name in alone if getattr(self, name)), None)
+        if self.parallel is not None and asked is not None:
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
         if self.cuda_graphs:
             for name, why in (

@@ -95,6 +95,16 @@ def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None
     return networks
 
 
+def limit_networks(networks: Sequence[Network], number: int | None) -> list[Network]:
+    """Return the first networks of each kind, monomer and multimer; all without a number."""
+    kept: list[Network] = []
+    for network in networks:
+        alike = sum(one.info.multimer == network.info.multimer for one in kept)
+        if number is None or alike < number:
+            kept.append(network)
+    return kept
+
+
 def network_name(path: Path) -> str:
     """Return the name of a weights file's network in results: the file name without ``params_`` and suffix."""
     return safe_stem(path.name.rsplit(".", 1)[0].removeprefix("params_"))

@@ -32,6 +32,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._stream: IO[str] | None = self.stream or sys.stderr
+        self._warned: dict[str, int] = {}
         self._start, self._done = time.monotonic(), 0.0
         self._bar: Any = _bar(self._stream) if self._stream.isatty() and not self.quiet else None
         if self._bar is not None:
@@ -42,13 +43,26 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for text, number in self._warned.items():
+            if number > 1:
+                more = "1 more target" if number == 2 else f"{number - 1:,} more targets"
+                self.line(f"warning for {more}: {text}", important=True)
         if self._bar is not None:
             self._bar.stop()
 
     def line(self, text: str, *, important: bool = False) -> None:
-        """Print a permanent line; with :attr:`quiet` only if it is important."""
+        """Print a permanent line; with :attr:`quiet` only if it is important.
+
+        A warning of several targets, ``warning: <target>: <text>``, is printed for the first. The others are
+        counted at the end.
+        """
         if self.quiet and not important:
             return
+        if text.startswith("warning: ") and text.count(": ") > 1:
+            problem = text.split(": ", 2)[2]
+            self._warned[problem] = self._warned.get(problem, 0) + 1
+            if self._warned[problem] > 1:
+                return
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._stream is not None:

@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastfold.data.msa.find import ChainMsas, load_alignments
 from fastfold.data.queries.read import read_targets
-from fastfold.data.targets import Target
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
+from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
 from fastfold.evoformer.config import MINI
@@ -25,6 +27,7 @@ from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.models import (
     Network,
     about_mini,
+    limit_networks,
     open_networks,
     refuse_complexes,
     suitable,
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
     import torch
 
 WITHOUT_ALIGNMENT = (
-    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
-    "searches for one, --msa-dir DIR uses existing ones"
+    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --msa-dir "
+    f"DIR takes existing ones, --db FASTA searches on this machine, and {PUBLIC_SERVER_TERMS}"
 )
 
 
@@ -111,12 +114,15 @@ def run(
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
+        networks = limit_networks(networks, options.num_models)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = read_targets(inputs, complex_=options.complex_)
         if not weights:
             targets, refused = refuse_complexes(targets)
             errors = [*errors, *refused]
+        if options.name_prefix is not None:
+            targets = number_targets(targets, options.name_prefix)
         if options.sort == "length":
             targets = sorted(targets, key=lambda target: target.num_residues)
         if options.engines and targets:
@@ -125,6 +131,8 @@ def run(
             targets, unfound = found.left(targets)
             errors = [*errors, *unfound]
             options = replace(options, msa_dir=msa_dir)
+        if options.sort == "depth":
+            targets = sorted(targets, key=lambda target: alignment_depth(target, options.msa_dir))
         costs = [target_cost(target, suitable(networks, target), config) for target in targets]
         with Progress(sum(costs), quiet=options.quiet) as progress:
             for message in skipped:
@@ -151,6 +159,15 @@ def run(
                 )
                 summary = _FoldingRun(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+
+
+def alignment_depth(target: Target, msa_dir: Path | None) -> int:
+    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
+    alignments: Sequence[ChainMsas] = target.alignments or ()
+    if target.alignments is None and msa_dir is not None:
+        with suppress(InputError):
+            alignments = load_alignments(msa_dir, target.uncut)
+    return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
 
 
 def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:

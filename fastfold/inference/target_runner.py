@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.search.colabfold.modes import PairMode, select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
@@ -25,6 +27,7 @@ from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
 from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
@@ -50,21 +53,30 @@ class RunOptions:
 
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
+        pair_mode: Alignment rows of a complex.
         engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
         templates: Sources of templates.
         complex_: True if each file is one complex.
+        num_models: Largest number of networks for a target, in the order of the weights; None for all.
+        name_prefix: Prefix of the targets' names, before a running number; None for the records' names.
+        zip_results: Pack the files of each target into an archive as well.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         skip_bad_weights: Leave out invalid weights files instead of ending the run.
         overwrite: Fold everything again, and remove earlier results of the targets.
-        sort: ``length`` to fold short targets first, ``input`` to keep their order.
+        sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
+            order.
         output_format: Style of file names and scores files.
         quiet: Show only warnings and errors.
     """
 
     msa_dir: Path | None = None
+    pair_mode: PairMode = "unpaired_paired"
     engines: Engines = ()
     templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = False
+    num_models: int | None = None
+    name_prefix: str | None = None
+    zip_results: bool = False
     reference: Path | None = None
     skip_bad_weights: bool = False
     overwrite: bool = False
@@ -169,7 +181,10 @@ class TargetRunner:
         results = self.folder.target(target)
         results.rank(self.ranking)
         networks = suitable(self.networks, target)
-        templates = find_templates(self.finder, target, alignments, networks, self.options.msa_dir)
+        templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
+        if target.is_cut:
+            alignments = cut_alignments(target, alignments)
+            templates = None if templates is None else templates.cut(target)
         jobs = self._jobs(target, alignments, templates)
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
@@ -195,16 +210,20 @@ class TargetRunner:
             results.rank(self.ranking)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
+        if self.options.zip_results and (done or not archive_path(results).is_file()):
+            write_result_archive(results)
         self._conclude(results.records() if done else [], label)
         return FoldedTarget(results, done, in_progress)
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
-        """Return the target's own alignments, or those of the folder of alignments."""
+        """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
         if target.alignments is not None:
-            return target.alignments
-        if self.options.msa_dir is not None:
-            return load_alignments(self.options.msa_dir, target)
-        return [([], []) for _ in target.chains]
+            alignments: Sequence[ChainMsas] = target.alignments
+        elif self.options.msa_dir is not None:
+            alignments = load_alignments(self.options.msa_dir, target.uncut)
+        else:
+            alignments = [([], []) for _ in target.chains]
+        return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
 
     def _complete(
         self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
@@ -256,6 +275,7 @@ class TargetRunner:
             pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
             representations=config.save_representations,
             recycles=config.save_recycles,
+            distogram=config.save_distogram,
             colabfold=self.folder.output_format == "colabfold",
         )
 
@@ -346,7 +366,8 @@ class TargetRunner:
             return False
         from fastfold.inference.relax.written import relax_results
 
-        chosen = results.records()[: 1 if self.config.relax == "best" else None]
+        number = self.config.num_relax or (1 if self.config.relax == "best" else None)
+        chosen = results.records()[:number]
         relaxation = RelaxConfig(platform=self.config.relax_platform, threads=torch.get_num_threads())
         done = False
 
@@ -381,7 +402,9 @@ class TargetRunner:
         rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
         for chain, count in zip(target.chains, rows, strict=True):
             if self.options.msa_dir is not None and target.alignments is None and not count:
-                what = f"chain {chain.id}" if target.is_complex else repr(target.record)
+                what = repr(chain.record or target.record)
+                if target.is_complex and not chain.record:
+                    what = f"chain {chain.id}"
                 warn(
                     f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; only its sequence is "
                     "used"

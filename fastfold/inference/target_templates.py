@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
@@ -35,6 +36,17 @@ class TargetTemplates:
     report: tuple[dict[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
 
+    def cut(self, target: Target) -> TargetTemplates:
+        """Return the templates of a target's parts, from those of its whole chains."""
+        cut = []
+        for chain, one in zip(target.chains, self.features, strict=True):
+            if one is not None and chain.regions:
+                columns = np.array(chain.numbers) - 1
+                axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
+                one = {**one, **{name: np.take(one[name], columns, axis) for name, axis in axes.items()}}
+            cut.append(one)
+        return replace(self, features=tuple(cut))
+
     @property
     def number(self) -> int:
         """Largest number of templates of a chain."""
@@ -58,8 +70,12 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
     Raises:
         ConfigError: No network uses templates.
     """
-    if options.wanted and not any(
-        network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+    if (
+        options.wanted
+        and not options.is_optional
+        and not any(
+            network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+        )
     ):
         names = ", ".join(network.name for network in networks)
         raise ConfigError(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein, chain_name
@@ -65,6 +68,39 @@ def default_names(protein: Protein) -> AuthorNames:
         chain_ids=tuple(chain_name(chain) for chain in range(len(protein.chains))),
         numbers=tuple(str(number) for number in protein.residue_index.tolist()),
     )
+
+
+def residue_ranges(numbers: np.ndarray) -> list[list[int]]:
+    """Return first and last number of each run of consecutive residue numbers.
+
+    Args:
+        numbers: ``[N]`` int, ascending; ``N`` is at least 1.
+    """
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return [[int(part[0]), int(part[-1])] for part in np.split(numbers, breaks)]
+
+
+def numbers_of_ranges(ranges: Any, length: int) -> np.ndarray:
+    """Return ``[N]`` int32 residue numbers of ranges; inverse of :func:`residue_ranges`.
+
+    Args:
+        ranges: Pairs of a first and a last number, ascending, from 1; may come from a file.
+        length: Number of residues ``N``.
+
+    Raises:
+        ValueError: The ranges are not such pairs, or have another number of residues.
+    """
+    numbers: list[int] = []
+    for one in ranges if isinstance(ranges, list) else [None]:
+        if not (isinstance(one, list) and len(one) == 2 and all(type(number) is int for number in one)):
+            raise ValueError("residue ranges are not pairs of numbers")
+        first, last = one
+        if not (numbers[-1] if numbers else 0) < first <= last < 2**31 or last - first >= length:
+            raise ValueError(f"{first}-{last} does not follow the residue range before it, or is too long")
+        numbers += range(first, last + 1)
+    if len(numbers) != length:
+        raise ValueError(f"residue ranges have {len(numbers)} residues, the chain has {length}")
+    return np.array(numbers, np.int32)
 
 
 def residue_label(protein: Protein, residue: int, names: AuthorNames | None = None) -> str:

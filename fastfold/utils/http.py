@@ -46,6 +46,7 @@ def open_url(
     *,
     data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
     timeout: float = 60.0,
 ) -> http.client.HTTPResponse:
     """Send a request; the caller reads and closes the answer.
@@ -57,6 +58,7 @@ def open_url(
         url: Address that begins with ``http://`` or ``https://``.
         data: Body of a POST; None for a GET.
         headers: More headers of the request.
+        secrets: Headers with credentials, which no redirect gets.
         timeout: Seconds that connecting and each wait for data may take.
 
     Raises:
@@ -65,6 +67,8 @@ def open_url(
     request = urllib.request.Request(
         url, data=data, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     )
+    for name, value in (secrets or {}).items():
+        request.add_unredirected_header(name, value)
     try:
         return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:

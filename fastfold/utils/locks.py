@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fastfold.errors import WriteError
 from fastfold.utils.atomic_files import output_error
+
+
+@contextlib.contextmanager
+def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock a folder of downloads; wait for another process that downloads into it."""
+    path = folder / ".lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(FileLock(path, timeout=0)))
+        except Timeout:
+            say(f"waiting for another process that downloads into {folder}")
+            stack.enter_context(held(FileLock(path)))
+        yield
 
 
 @contextlib.contextmanager

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import io
+import os
 import re
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from fastfold.errors import NetworkError
 from fastfold.utils.http import BROKEN, open_url
@@ -15,8 +19,66 @@ from fastfold.utils.http import BROKEN, open_url
 MAX_READ = 1 << 24
 """Maximum number of bytes of a read, so that no number in a foreign file reserves memory."""
 
+_BLOCK = 1 << 16
+
+Say = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, the bytes downloaded so far and the total bytes."""
+
 _SKIP = 1 << 16  # bytes up to which reading and discarding is cheaper than another request
 _MAX_DELAY = 60.0
+
+
+class Readable(Protocol):
+    """Readable file on the disk or on a server."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read ``size`` bytes, or fewer at the end."""
+
+    def seek(self, offset: int, /) -> int:
+        """Set the position."""
+
+
+def append_bytes(
+    source: Readable, path: Path, *, name: str, offset: int, size: int, say: Say, progress: Progress
+) -> None:
+    """Copy a part of a source to a file, from the file's end on.
+
+    Args:
+        source: File on the disk or on a server.
+        path: File to append to; it has the beginning of the part already, or is empty.
+        name: Name of the file in messages.
+        offset: Beginning of the part in the source, in bytes.
+        size: Size of the part in bytes.
+        say: Called with a message where an earlier download is resumed.
+        progress: Called after each block.
+
+    Raises:
+        EOFError: The source ends before the part does.
+        OSError: The file cannot be written.
+        NetworkError: The server cannot be reached, or the file changed there.
+    """
+    with path.open("ab") as file:
+        done = file.tell()
+        if done:
+            say(f"{name}: resuming after {done:,} of {size:,} bytes")
+        source.seek(offset + done)
+        progress(name, done, size)
+        while done < size:
+            block = source.read(min(_BLOCK, size - done))
+            if not block:
+                raise EOFError
+            file.write(block)
+            done += len(block)
+            progress(name, done, size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _md5_of(header: str) -> bytes | None:
+    """Return the MD5 sum of Google's header; None without a valid one."""
+    found = re.search(r"\bmd5=([A-Za-z0-9+/]{22}==)", header)
+    return None if found is None else base64.b64decode(found[1])
 
 
 class RemoteFile(io.RawIOBase):
@@ -37,6 +99,7 @@ class RemoteFile(io.RawIOBase):
         ranges: True if the server sends parts.
         size: Size of the file in bytes; None if the server does not report it.
         version: Size and entity tag of the file, which change with it.
+        md5: The file's MD5 sum where the server sends it (Google's ``x-goog-hash``), else None.
 
     Raises:
         NetworkError: The server cannot be reached, does not have the file, or sends an invalid answer.
@@ -56,6 +119,7 @@ class RemoteFile(io.RawIOBase):
         self.ranges = False
         self.size: int | None = None
         self.version: tuple[int | None, str] | None = None
+        self.md5: bytes | None = None
         self._timeout, self._attempts, self._pause, self._say = timeout, attempts, pause, say
         self._position = 0
         self._response: http.client.HTTPResponse | None = None
@@ -179,6 +243,7 @@ class RemoteFile(io.RawIOBase):
                 "it; run the same command again"
             )
         self.version, self.size = version, size
+        self.md5 = _md5_of(",".join(response.headers.get_all("x-goog-hash") or ()))
         return b""
 
     def _span(self, response: http.client.HTTPResponse, wanted: int) -> tuple[int, int | None, int | None]:

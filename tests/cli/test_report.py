@@ -41,5 +41,7 @@ def test_the_table_leaves_out_what_no_prediction_has(cli: CommandLine, results: 
 def test_a_folder_without_results_is_refused(cli: CommandLine) -> None:
     cli.out.mkdir()
     with pytest.raises(InputError, match=re.escape(str(cli.out))):
-        report.run_report(argparse.Namespace(directory=cli.out, table=True))
+        report.run_report(
+            argparse.Namespace(directory=cli.out, table=True, where=None, sort="ipsae", export=[])
+        )
     assert list(cli.out.iterdir()) == []

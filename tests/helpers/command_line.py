@@ -104,7 +104,9 @@ class CommandLine:
             return []
         left = {str(path.relative_to(self.out)) for path in self.out.rglob("*.tmp")}
         return sorted(
-            left | {path.name for path in self.out.iterdir()} - {STATE, "summary.tsv", "report.html"}
+            left
+            | {path.name for path in self.out.iterdir()}
+            - {STATE, "summary.tsv", "report.html", "interfaces.csv"}
         )
 
     def contents(self) -> dict[str, bytes]:

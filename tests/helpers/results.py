@@ -105,3 +105,16 @@ def many_targets(folder: Path, targets: int, predictions: int, *lengths: int) ->
     for path in source.iterdir():
         path.unlink()
     source.rmdir()
+
+
+def screen_results(folder: Path, baits: int, preys: int) -> None:
+    """Write scores files of all pairs of baits and preys; ipSAE grows from 0 with the number of the pair."""
+    folder.mkdir(exist_ok=True)
+    one = helix_prediction("source", 12, 10).scores()
+    text = json.dumps(one)
+    for i, j in itertools.product(range(baits), range(preys)):
+        scores = json.loads(text) | {"name": f"bait{i}_and_prey{j}"}
+        share = round((preys * i + j) / (baits * preys), 4)
+        scores["interfaces"]["pairs"]["A-B"]["ipsae"] = scores["interfaces"]["ipsae_max"] = share
+        stem = f"bait{i}_and_prey{j}_rank_001_model_1_multimer_v3_seed_0"
+        (folder / f"{stem}_scores.json").write_text(json.dumps(scores))

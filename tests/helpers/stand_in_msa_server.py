@@ -67,6 +67,8 @@ class StandIn:
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             request.send(*answer)
+        elif request.path.startswith("/template/"):
+            request.send(200, self.results["template"])
         elif request.path.startswith("/result/download/"):
             number = int(request.path.rpartition("-")[2])
             drop = self.drops.pop(0) if self.drops else None

@@ -174,3 +174,18 @@ def test_a_note_is_a_line_or_the_text_of_the_bar() -> None:
     with terminal.stream() as output, Progress(1, output) as progress:
         progress.note("T1: relaxing, round 2")
     assert any(line.startswith("T1: relaxing, round 2") for line in terminal.shown())
+
+
+def test_a_warning_of_several_targets_is_printed_once_and_counted() -> None:
+    stream = io.StringIO()
+    with Progress(0.0, stream=stream, quiet=True) as progress:
+        for name in ("a", "b", "c"):
+            progress.line(f"warning: {name}: no alignment of 'P'", important=True)
+            progress.line(f"warning: {name}: U at {name}", important=True)
+            progress.line(f"error: {name}: gone", important=True)
+    said = stream.getvalue().splitlines()
+    assert said[:3] == ["warning: a: no alignment of 'P'", "warning: a: U at a", "error: a: gone"]
+    assert said[3:] == [
+        *("warning: b: U at b", "error: b: gone", "warning: c: U at c", "error: c: gone"),
+        "warning for 2 more targets: no alignment of 'P'",
+    ]

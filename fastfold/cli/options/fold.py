@@ -8,7 +8,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fastfold.cli.options.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.cli.options.alignment_sources import (
+    add_source_options,
+    add_worker_option,
+    alignment_engines,
+    find_databases_of,
+    positive_number,
+    wants_server_templates,
+)
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
@@ -26,6 +33,8 @@ from fastfold.inference.relax.config import PLATFORMS
 if TYPE_CHECKING:
     from fastfold.inference.target_runner import RunOptions
 
+_FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
+
 
 def add_fold_options(parser: Any) -> None:
     """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine."""
@@ -38,6 +47,12 @@ def add_fold_options(parser: Any) -> None:
         metavar="FILE",
         default=[],
         help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
+    )
+    parser.add_argument(
+        "--num-models",
+        type=positive_number,
+        metavar="N",
+        help="fold by the first N networks of --weights only (default: all)",
     )
     parser.add_argument(
         "--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id"
@@ -60,12 +75,12 @@ def _add_templates(group: Any) -> None:
     group.add_argument(
         "--templates",
         "--custom-template-path",
-        nargs="+",
+        nargs="*",
         action="extend",
         type=Path,
         metavar="PATH",
-        default=[],
-        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them",
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
+        "server's template hits (needs hhsearch)",
     )
     group.add_argument(
         "--template-alignment",
@@ -114,13 +129,16 @@ def _add_templates(group: Any) -> None:
 
 def _template_options(options: argparse.Namespace) -> TemplateOptions:
     """Return the sources of templates that the options name."""
-    if options.max_template_date is not None and options.template_mmcif_dir is None:
+    server = wants_server_templates(options)
+    if options.max_template_date is not None and options.template_mmcif_dir is None and not server:
         raise ConfigError(
             "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are always "
             "used"
         )
     return TemplateOptions(
-        structures=tuple(options.templates),
+        server=server,
+        is_optional=getattr(options, "has_optional_templates", False),
+        structures=tuple(options.templates or ()),
         alignments=tuple(options.template_alignment),
         database=options.template_db,
         mmcif_dir=options.template_mmcif_dir,
@@ -229,6 +247,26 @@ def _add_output(group: Any) -> None:
     )
     group.add_argument("--no-plots", action="store_true", help="write no plots")
     group.add_argument(
+        "--skip-output", metavar="LIST", help="leave out kinds of files, joined by commas: plots, pae_json"
+    )
+    group.add_argument(
+        "--jobname-prefix",
+        metavar="TEXT",
+        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
+    )
+    group.add_argument(
+        "--zip",
+        dest="zip_results",
+        action="store_true",
+        help="pack the files of each target into <id>.result.zip, too",
+    )
+    group.add_argument(
+        "--num-relax",
+        type=_count,
+        metavar="N",
+        help="relax the N best predictions of each target (default: as --relax says)",
+    )
+    group.add_argument(
         "--relax",
         nargs="?",
         choices=get_args(RelaxWhich),
@@ -240,6 +278,9 @@ def _add_output(group: Any) -> None:
         "--save-representations",
         action="store_true",
         help="write single, pair and structure module's activations",
+    )
+    group.add_argument(
+        "--save-distogram", action="store_true", help="write the probabilities of distances of all pairs"
     )
     group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
     group.add_argument(
@@ -343,12 +384,13 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
     Raises:
         ConfigError: An option is invalid; names it.
     """
+    skipped = _skipped_outputs(options)
     return InferConfig(
         num_recycles=options.num_recycles,
         seeds=_seeds(options),
         precision=options.precision,
-        plots=not options.no_plots,
-        pae={"auto": None, "yes": True, "no": False}[options.pae],
+        plots=not options.no_plots and "plots" not in skipped,
+        pae=False if "pae_json" in skipped else {"auto": None, "yes": True, "no": False}[options.pae],
         device=options.device,
         parallel=options.parallel,
         memory_budget=options.memory_budget or None,
@@ -364,13 +406,38 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         rank=options.rank,
         save_representations=options.save_representations,
         save_recycles=options.save_recycles,
+        save_distogram=options.save_distogram,
         initial_guess=options.initial_guess,
         restraints=options.restraints,
         restraint_steps=options.restraint_steps,
         cyclic=options.cyclic,
-        relax=options.relax,
+        **_relaxation(options),
         relax_platform=options.relax_platform,
     )
+
+
+def _skipped_outputs(options: argparse.Namespace) -> set[str]:
+    """Return the kinds of files that are left out."""
+    skipped = {name.strip() for name in (options.skip_output or "").split(",")} - {""}
+    if "msa" in skipped:
+        raise ConfigError(
+            "--skip-output msa: alignments stay in the folder alignments, by which a run continues; remove it "
+            "afterwards"
+        )
+    if unknown := sorted(skipped - {"plots", "pae_json"}):
+        raise ConfigError(f"--skip-output: expected plots or pae_json, found {unknown[0]!r}")
+    if "pae_json" in skipped and options.pae == "yes":
+        raise ConfigError("--skip-output pae_json and --pae yes exclude each other; leave out one of them")
+    return skipped
+
+
+def _relaxation(options: argparse.Namespace) -> dict[str, Any]:
+    """Return which predictions are relaxed."""
+    if options.num_relax is None:
+        return {"relax": options.relax}
+    if options.relax != InferConfig.relax:
+        raise ConfigError("--relax and --num-relax both choose predictions to relax; give one of them")
+    return {"relax": "best", "num_relax": options.num_relax} if options.num_relax else {}
 
 
 def run_options(options: argparse.Namespace) -> RunOptions:
@@ -383,9 +450,13 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
     return RunOptions(
         msa_dir=options.msa_dir,
+        pair_mode=options.pair_mode or RunOptions.pair_mode,
         engines=alignment_engines(options),
         templates=_template_options(options),
         complex_=options.complex,
+        num_models=options.num_models,
+        name_prefix=options.jobname_prefix,
+        zip_results=options.zip_results,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,
         overwrite=options.overwrite,
@@ -395,13 +466,18 @@ def run_options(options: argparse.Namespace) -> RunOptions:
     )
 
 
-def check_weights_names(options: argparse.Namespace) -> None:
-    """Check that no input was taken for a weights file.
+def complete_options(options: argparse.Namespace) -> None:
+    """Make FASTA files after ``--templates`` inputs, because templates are structures, and find ``--databases``.
 
     Raises:
-        ConfigError: An input was taken for one.
+        ConfigError: A FASTA file follows ``--weights``, or options contradict each other.
+        InputError: The folder of databases has none.
     """
-    misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
+    find_databases_of(options)
+    if options.templates:
+        options.inputs += [path for path in options.templates if _FASTA.search(path.name)]
+        options.templates = [path for path in options.templates if not _FASTA.search(path.name)]
+    misplaced = [path for path in options.weights if _FASTA.search(path.name)]
     if misplaced:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"

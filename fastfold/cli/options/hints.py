@@ -8,24 +8,24 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from fastfold.cli.options.config_file import CONFIG, config_text, expand_config
+from fastfold.cli.options.help_all import without_rare
+from fastfold.errors import ConfigError
+
 OTHER_PROGRAMS = {
     # ColabFold
     "--amber": "use --relax best, or --relax all",
     "--data": "use --weights; 'fastfold weights download' fetches them",
     "--host-url": "use --msa-server URL",
-    "--jobname-prefix": "rename the records; files are named after them",
     "--model-order": "use --weights with the files in that order",
     "--model-type": "use --weights monomer, monomer_ptm or multimer",
-    "--num-models": "use --weights with as many files",
-    "--num-relax": "use --relax best, or --relax all",
     "--save-all": "use --save-representations and --save-recycles",
     "--save-single-representations": "use --save-representations",
     "--save-pair-representations": "use --save-representations",
     "--use-gpu-relax": "use --relax-platform CUDA",
-    "--zip": "pack the results with zip -r results.zip DIR",
     # AlphaFold
-    "--data-dir": "use --db for sequence databases, --weights for parameters",
-    "--db-preset": "use --db with the files of the databases",
+    "--benchmark": "leave it out: nothing is compiled before a fold",
+    "--db-preset": "use --databases DIR, or --db with the files of the databases",
     "--fasta-paths": "give the files without an option, before all options",
     "--model-preset": "use --weights monomer, monomer_ptm or multimer",
     "--models-to-relax": "use --relax best, all or none",
@@ -33,6 +33,12 @@ OTHER_PROGRAMS = {
     "--output-dir": "use --out DIR",
     "--pdb-seqres-database-path": "use --template-db FILE",
     "--use-precomputed-msas": "use --msa-dir DIR",
+    "--uniref90-database-path": "use --databases DIR, or --db uniref90=FILE",
+    "--mgnify-database-path": "use --databases DIR, or --db mgnify=FILE",
+    "--bfd-database-path": "use --databases DIR, or --db bfd=FILE",
+    "--small-bfd-database-path": "use --databases DIR, or --db small_bfd=FILE",
+    "--uniref30-database-path": "use --databases DIR, or --db uniref30=FILE",
+    "--uniprot-database-path": "use --databases DIR, or --db uniprot=FILE",
     # Boltz and Chai
     "--out-dir": "use --out DIR",
     "--recycling-steps": "use --num-recycles N",
@@ -48,15 +54,32 @@ _NEAR = 0.6
 class CommandParser(argparse.ArgumentParser):
     """Parser whose errors show the usage of the command that was given, and say what to write instead."""
 
+    has_full_help = False
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Parse as argparse does; refuse unknown options of a command with the usage of that command."""
         self._given = list(sys.argv[1:] if args is None else args)
-        found, unknown = super().parse_known_args(args, namespace)
+        if CONFIG in self._option_string_actions:
+            try:
+                self._given = expand_config(self._given, self._actions)
+            except ConfigError as error:
+                self.error(str(error))
+        found, unknown = super().parse_known_args(self._given, namespace)
+        if not unknown and getattr(found, "print_config", False) and CONFIG in self._option_string_actions:
+            print(config_text(found, self._actions), end="")
+            self.exit()
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def format_help(self) -> str:
+        """Return the help, without rarely used options where ``--help-all`` lists them."""
+        if self.has_full_help or "--help-all" not in self._option_string_actions:
+            return super().format_help()
+        with without_rare(self._actions):
+            return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print usage, message and hints; exit with code 2."""

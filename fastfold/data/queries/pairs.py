@@ -15,12 +15,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fastfold.data.fasta import MAX_FASTA_BYTES, Record, check_identifier, found_target
+from fastfold.data.fasta import MAX_FASTA_BYTES, check_identifier
+from fastfold.data.queries.partners import Partner, parse_partner
 from fastfold.data.queries.read import TABLE_ENDINGS, read_targets
 from fastfold.data.queries.table import table_delimiter, table_rows
-from fastfold.data.targets import FoundTarget, Target, parse_sequence, unique_targets
+from fastfold.data.targets import (
+    FoundTarget,
+    Target,
+    make_chains,
+    parse_sequence,
+    safe_stem,
+    unique_targets,
+)
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike, read_text_bytes
+from fastfold.protein.protein import chain_name
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _PARTNER = re.compile(r"chain_([1-9]\d{0,2})")
 _JOINED = "_and_"
@@ -49,7 +58,77 @@ def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
     return usable, errors
 
 
-def all_against_all(proteins: Sequence[Target], *, homodimers: bool = False) -> list[Target]:
+def read_partners(
+    path: PathLike, proteins: Sequence[Target] | None = None
+) -> tuple[list[Partner], list[InputError]]:
+    """Read a list of proteins, or of names such as ``P:2`` or ``P:1-100`` of given proteins.
+
+    Args:
+        path: FASTA file, table or folder (:func:`read_proteins`), or text with a name per line.
+        proteins: Proteins by name; None if the list contains sequences.
+
+    Returns:
+        The partners, and one error for each record or line that cannot be used.
+    """
+    if proteins is None or not is_name_list(path):
+        found, errors = read_proteins(path)
+        return [Partner(protein) for protein in found], errors
+    known = {protein.record: protein for protein in proteins}
+    partners, errors = [], []
+    for line, text in _lines(path):
+        try:
+            partners.append(parse_partner(text, known, path=path, line=line))
+        except InputError as error:
+            errors.append(error)
+    return partners, errors
+
+
+def is_name_list(path: PathLike) -> bool:
+    """Return True if a file called ``.txt`` holds names and no FASTA."""
+    if not os.fspath(path).lower().endswith((".txt", ".txt.gz")):
+        return False
+    first = next((text for _, text in _lines(path)), "")
+    return bool(first) and not first.startswith((">", ";"))
+
+
+def _lines(path: PathLike) -> list[tuple[int, str]]:
+    """Return the lines with text, and their numbers from 1; comments begin with ``#``."""
+    text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "surrogateescape")
+    lines = [(number, line.strip()) for number, line in enumerate(split_lines(text), 1)]
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def read_complexes(
+    path: PathLike, proteins: Sequence[Target] | None
+) -> tuple[list[Target], list[InputError]]:
+    """Read complexes from lines such as ``P:2+Q:1-100``, as AlphaPulldown has them.
+
+    Args:
+        path: Text with a complex per line, its partners joined by ``+``.
+        proteins: Proteins by name; None refuses the file.
+
+    Returns:
+        The complexes, and one error for each line that cannot be used.
+
+    Raises:
+        InputError: There are no proteins, or the file cannot be read.
+    """
+    if proteins is None:
+        raise InputError("is a list of names; give --proteins FILE with their sequences", path=path)
+    known = {protein.record: protein for protein in proteins}
+    found: dict[object, FoundTarget] = {}
+    errors: list[InputError] = []
+    for line, text in _lines(path):
+        try:
+            partners = [parse_partner(one.strip(), known, path=path, line=line) for one in text.split("+")]
+        except InputError as error:
+            errors.append(error)
+            continue
+        found.setdefault(_key(partners), _joined(partners, _name(partners), path, line))
+    return unique_targets(list(found.values()), errors), errors
+
+
+def all_against_all(proteins: Sequence[Partner], *, homodimers: bool = False) -> list[Target]:
     """Return every pair of the proteins of a list.
 
     Args:
@@ -63,7 +142,7 @@ def all_against_all(proteins: Sequence[Target], *, homodimers: bool = False) -> 
     return _complexes(pairs(proteins, 2))
 
 
-def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Target]) -> list[Target]:
+def baits_against_candidates(baits: Sequence[Partner], candidates: Sequence[Partner]) -> list[Target]:
     """Return every bait with every candidate; a protein in both lists is also paired with itself.
 
     Args:
@@ -73,8 +152,8 @@ def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Targe
     Raises:
         InputError: A name has one sequence among the baits and another among the candidates.
     """
-    known = {bait.record: bait for bait in baits}
-    for candidate in candidates:
+    known = {bait.protein.record: bait.protein for bait in baits}
+    for candidate in (partner.protein for partner in candidates):
         bait = known.get(candidate.record, candidate)
         if _sequences(bait) != _sequences(candidate):
             raise InputError(
@@ -107,7 +186,7 @@ def read_pair_table(
 
     Args:
         path: File with suffix ``.csv`` or ``.tsv``, plain or ``.gz``.
-        proteins: Proteins by the partners' names; None if the table contains sequences.
+        proteins: Proteins by the partners' names (``P``, ``P:2``, ``P:1-100``); None if the table contains sequences.
 
     Returns:
         The complexes, and one error for each invalid row.
@@ -135,13 +214,13 @@ def read_pair_table(
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
-            one = read(line, cells)
+            one, partners = read(line, cells)
         except InputError as error:
             errors.append(error)
             continue
         # Partners in another order are the same complex, unless the table names it.
         named = "id" in header and bool(cells[header.index("id")].strip())
-        key: object = line if named else tuple(sorted(cells[i].strip() for i in (c for _, c in columns)))
+        key: object = line if named else partners
         if key in found:
             first = found[key]
             doubt = (
@@ -161,8 +240,8 @@ def _read_row(
     known: dict[str, Target] | None,
     line: int,
     cells: Sequence[str],
-) -> FoundTarget:
-    """Parse the complex of a row."""
+) -> tuple[FoundTarget, object]:
+    """Return the complex of a row, and its key."""
     if len(cells) != len(header):
         raise InputError(
             f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
@@ -179,29 +258,28 @@ def _read_row(
     if known is None and not name:
         message = "lacks a name; add a column id to a table of sequences"
         raise InputError(message, path=path, line=line)
-    name = name or _JOINED.join(partners)
-    check_identifier(name, path, line)
-    members = [_member(partner, known, path, line, name) for partner in partners]
-    return _joined(members, name, path, line)
-
-
-def _member(partner: str, known: dict[str, Target] | None, path: PathLike, line: int, name: str) -> Record:
-    """Return a partner: the protein of that name, or the given sequence."""
+    shown = name or _JOINED.join(partners)
+    check_identifier(shown, path, line)
     if known is None:
-        sequences, warnings = parse_sequence([partner], path=path, record=name, first_line=line)
-        return Record("", line, sequences, warnings)
-    if partner not in known:
-        raise InputError(
-            f"the list of proteins lacks {partner[:60]!r}; add it there, or correct the name",
-            path=path,
-            line=line,
-            record=name,
-        )
-    return _record(known[partner])
+        members = [_of_sequence(partner, path, line, name) for partner in partners]
+    else:
+        members = [parse_partner(one, known, path=path, line=line, record=shown) for one in partners]
+    return _joined(members, name or _name(members), path, line), _key(members)
 
 
-def _record(protein: Target) -> Record:
-    return Record(protein.record, 1, list(_sequences(protein)), list(protein.warnings))
+def _of_sequence(text: str, path: PathLike, line: int, name: str) -> Partner:
+    """Return a partner that is given by its sequence."""
+    sequences, warnings = parse_sequence([text], path=path, record=name, first_line=line)
+    return Partner(Target("", make_chains(sequences), os.fspath(path), "", tuple(warnings)))
+
+
+def _name(partners: Sequence[Partner]) -> str:
+    return _JOINED.join(partner.name for partner in partners)
+
+
+def _key(partners: Sequence[Partner]) -> object:
+    """Return the key of a complex, the same for any order of its partners."""
+    return tuple(sorted(one for partner in partners for one in partner.key))
 
 
 def _sequences(protein: Target) -> tuple[str, ...]:
@@ -209,17 +287,16 @@ def _sequences(protein: Target) -> tuple[str, ...]:
     return tuple(chain.letters or chain.sequence for chain in protein.chains)
 
 
-def _complexes(groups: Iterable[Sequence[Target]]) -> list[Target]:
-    """Build a target for each group of proteins that did not occur in another order."""
+def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
+    """Return a target for each group of partners that has not come in another order."""
 
     def found() -> Iterator[FoundTarget]:
         seen = set()
         for group in groups:
-            key = tuple(sorted(protein.record for protein in group))
+            key = _key(group)
             if key not in seen:
                 seen.add(key)
-                name = _JOINED.join(protein.record for protein in group)
-                yield _joined([_record(protein) for protein in group], name, group[0].source, 1)
+                yield _joined(group, _name(group), group[0].protein.source, 1)
 
     errors: list[InputError] = []
     targets = unique_targets(list(found()), errors)
@@ -228,16 +305,17 @@ def _complexes(groups: Iterable[Sequence[Target]]) -> list[Target]:
     return targets
 
 
-def _joined(members: Sequence[Record], name: str, path: PathLike, line: int) -> FoundTarget:
-    """Join some proteins to a complex, whose chains have the names of their records."""
-    sequences = [sequence for member in members for sequence in member.sequences]
-    records = [m.identifier if len(m.sequences) == 1 else "" for m in members for _ in m.sequences]
+def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int) -> FoundTarget:
+    """Return the complex of some partners, whose chains have the names of their records."""
+    chains = [chain for partner in partners for chain in partner.chains]
+    named = tuple(replace(chain, id=chain_name(number)) for number, chain in enumerate(chains))
     doubts = dict.fromkeys(
-        f"{member.identifier}: {warning}" if member.identifier else warning
-        for member in members
-        for warning in member.warnings
+        f"{partner.protein.record}: {warning}" if partner.protein.record else warning
+        for partner in partners
+        for warning in partner.protein.warnings
     )
-    return found_target(path, line, name, sequences, warnings=list(doubts), records=records)
+    target = Target(safe_stem(name), named, os.fspath(path), name, tuple(doubts))
+    return FoundTarget(target, path, line)
 
 
 def _is_table(path: PathLike) -> bool:

@@ -36,11 +36,11 @@ def chain_places(target: Target) -> dict[str, str]:
         target: The target.
 
     Returns:
-        For each distinct sequence, as it was given, its folder: ``<id>`` of a single chain, ``<id>/A`` of chain A of a
-        complex. Chains with the same sequence share the folder of the first.
+        Folder of each distinct sequence of a whole chain, as it was given: ``<id>`` of a single chain, ``<id>/A`` of
+        chain A of a complex. Chains with the same sequence share the folder of the first.
     """
     places: dict[str, str] = {}
-    for chain in target.chains:
+    for chain in target.uncut.chains:
         place = f"{target.name}/{chain.id}" if target.is_complex else target.name
         places.setdefault(chain.letters or chain.sequence, place)
     return places

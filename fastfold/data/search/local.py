@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.data.search.database import parse_databases
+from fastfold.data.search.engine import SearchEngine
+from fastfold.data.search.hh_suite.hhblits import HhblitsEngine, is_cluster_database
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.run import SearchPlan
 from fastfold.data.search.settings import HmmerSettings
@@ -46,22 +48,29 @@ class LocalSearch:
         if self.num_workers is not None and not 1 <= self.num_workers <= MAX_WORKERS:
             raise ConfigError(f"a search takes 1 to {MAX_WORKERS} processes, found {self.num_workers}")
 
-    def engines(self) -> list[HmmerEngine]:
-        """Return one engine per database, after checking each.
+    def engines(self) -> list[SearchEngine]:
+        """Return an engine per FASTA file, and one for all databases of HH-suite.
 
         Raises:
-            ConfigError: Two databases have the same name, or the memory is not an amount of memory.
+            ConfigError: Two databases have the same name, the memory is not an amount of memory, or hhblits is missing.
             InputError: A database is invalid.
         """
-        databases = parse_databases(self.databases)
+        every = parse_databases(self.databases)
+        clusters = tuple(database for database in every if is_cluster_database(database.path))
+        databases = [database for database in every if database not in clusters]
+        if not databases and self.settings != HmmerSettings():
+            raise ConfigError(
+                "HMMER's settings are for FASTA files, and hhblits searches with AlphaFold's flags; leave them out"
+            )
         for database in databases:
             database.check()
         memory = host_available_bytes() // 2 if self.memory is None else parse_bytes(self.memory)
         workers = self.num_workers or max(1, min(available_cores(), memory // smallest_memory()))
-        return [
+        engines: list[SearchEngine] = [
             HmmerEngine(self.settings, database, num_workers=workers, memory_bytes=memory)
             for database in databases
         ]
+        return [*engines, HhblitsEngine(clusters, workers)] if clusters else engines
 
 
 def search(
@@ -79,7 +88,7 @@ def search(
         sequences: A sequence, which is then named ``query``; sequences by name; or a list of them, named ``query_1``,
             ``query_2`` and so on. ``:`` joins the chains of a complex.
         databases: FASTA files, plain or gzipped: ``NAME=FILE``, or a file whose name identifies it
-            (``uniref90.fasta``).
+            (``uniref90.fasta``); or the common prefix of an HH-suite database's files.
         out: Folder for the alignments, for ``fastfold.predict(msa=...)`` and ``--msa-dir``. Existing results are not
             searched again.
         num_workers: Number of processes. With more than one, the code of a script must be inside

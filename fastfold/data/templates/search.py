@@ -7,7 +7,6 @@ AlphaFold.
 from __future__ import annotations
 
 import io
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfold.data.msa.msa import Msa
+from fastfold.data.search.hh_suite.hhblits import find_program
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.packages import require_package
@@ -215,18 +215,8 @@ def is_profile_database(database: PathLike) -> bool:
 
 
 def find_hhsearch() -> str | None:
-    """Find hhsearch on the PATH or in the package ``colabfold-binaries``; return None if missing."""
-    found = shutil.which("hhsearch")
-    if found is not None:
-        return found
-    try:
-        from colabfold_binaries import binary_path
-    except ImportError:
-        return None
-    try:
-        return str(binary_path("hhsearch"))
-    except OSError:
-        return None
+    """Return the program hhsearch; None if it is not installed."""
+    return find_program("hhsearch")
 
 
 def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:

@@ -13,6 +13,11 @@ import numpy as np
 
 from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.msa.msa import Msa
+from fastfold.data.search.colabfold.server_templates import (
+    DATABASE,
+    find_server_templates,
+    unpacked_templates,
+)
 from fastfold.data.targets import Target
 from fastfold.data.templates.custom import (
     CustomAlignment,
@@ -60,6 +65,11 @@ class TemplateFinder:
         self._said: set[str] = set()
         if options.mmcif_dir is not None:
             _ = self._entries
+        if options.server and find_hhsearch() is None:
+            raise ConfigError(
+                "--templates without files aligns the MSA server's hits by hhsearch, which is not installed: install "
+                "HH-suite or the Python package colabfold-binaries, or give structures of your own after --templates"
+            )
         if options.database is not None:
             if is_profile_database(options.database):
                 if find_hhsearch() is None:
@@ -98,6 +108,9 @@ class TemplateFinder:
         """
         with_files = self.options.mmcif_dir is not None and msa_dir is not None and target.alignments is None
         files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
+        if self.options.server and msa_dir is not None:
+            served = find_server_templates(msa_dir, target)
+            files = {**files, **{sequence: [path] for sequence, path in served.items()}}
         found = []
         for chain, msas in zip(target.chains, alignments, strict=True):
             here, msa = files.get(chain.sequence, [])[:1], profile_msa(chain.sequence, msas)
@@ -125,6 +138,8 @@ class TemplateFinder:
                 unusable=self._unusable,
             )
         wanted = options.max_templates - len(own.templates)
+        if files and options.server and wanted:
+            return own + self._of_server(query, msa, files[0], wanted, own)
         if options.mmcif_dir is None or not wanted:
             return own
         if files:
@@ -143,6 +158,22 @@ class TemplateFinder:
             taken=own.templates,
         )
         return own + more
+
+    def _of_server(
+        self, query: str, msa: Msa, archive: Path, wanted: int, own: ChainTemplates
+    ) -> ChainTemplates:
+        """Return templates from the hits of an MSA server, aligned by hhsearch as in ColabFold."""
+        with unpacked_templates(archive) as folder:
+            hits = parse_hhr(hhsearch(msa, [folder / DATABASE]), query, path=archive)
+            return choose_templates(
+                hits,
+                query,
+                MmcifFolder(folder, obsolete=self.options.obsolete),
+                max_templates=wanted,
+                max_date=self.options.max_date,
+                source=archive.name,
+                taken=own.templates,
+            )
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
         """Search the database."""

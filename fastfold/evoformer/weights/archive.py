@@ -12,13 +12,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.weights.published import ARCHIVE, SOURCE
 from fastfold.utils.http import check_url
-from fastfold.utils.remote_file import RemoteFile
+from fastfold.utils.remote_file import Readable, RemoteFile
 
 _BLOCK = tarfile.BLOCKSIZE
 _MAX_MEMBERS = 1000
@@ -30,16 +29,6 @@ _WITHOUT_DATA = (
     tarfile.DIRTYPE,
     tarfile.FIFOTYPE,
 )
-
-
-class Readable(Protocol):
-    """Readable file on the disk or on a server."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read ``size`` bytes, or fewer at the end."""
-
-    def seek(self, offset: int, /) -> int:
-        """Set the position."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from fastfold.errors import NetworkError, WeightsError, WriteError
 from fastfold.evoformer.weights.archive import Piece, open_pieces
@@ -33,14 +31,11 @@ from fastfold.evoformer.weights.published import (
 from fastfold.evoformer.weights.untrusted import SIZE_LIMIT, open_archive
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
 from fastfold.utils.hashing import file_digest, input_hash
-from fastfold.utils.locks import held
+from fastfold.utils.locks import alone
+from fastfold.utils.remote_file import Progress, append_bytes
 
 _RESERVE = 16 << 20  # bytes to keep free on the disk
-_BLOCK = 1 << 16
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
-
-Progress = Callable[[str, int, int], None]
-"""Called with the file's name, the bytes downloaded so far and the total bytes."""
 
 
 def download_weights(
@@ -73,7 +68,7 @@ def download_weights(
     """
     folder = prepare_output_directory(folder or weights_folder())
     files = [file_name(network) for network in networks]
-    with _alone(folder, say):
+    with alone(folder, say):
         present = [name for name in files if (folder / name).is_file()]
         verify_recorded(folder, present)
         if present:
@@ -94,19 +89,6 @@ def download_weights(
                     f"{listed(missing)}. {by_hand(missing, folder)}"
                 ) from error
     return [folder / name for name in files]
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock the folder; wait for another process that downloads into it."""
-    path = folder / ".lock"
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(held(FileLock(path, timeout=0)))
-        except Timeout:
-            say(f"waiting for another process that downloads into {folder}")
-            stack.enter_context(held(FileLock(path)))
-        yield
 
 
 def _partial(folder: Path, piece: Piece) -> Path:
@@ -141,24 +123,21 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
         for path in folder.glob(f"{piece.name}.*.partial"):
             if path != partial:  # of another archive
                 path.unlink()
-        with partial.open("ab") as file:
-            done = file.tell()
-            if done:
-                say(f"{piece.name}: resuming after {done:,} of {piece.size:,} bytes")
-            piece.source.seek(piece.offset + done)
-            progress(piece.name, done, piece.size)
-            while done < piece.size:
-                block = piece.source.read(min(_BLOCK, piece.size - done))
-                if not block:
-                    raise WeightsError(
-                        f"the archive ends in the middle of {piece.name}: it is truncated; run the same command again, "
-                        "or use another source (--mirror)"
-                    )
-                file.write(block)
-                done += len(block)
-                progress(piece.name, done, piece.size)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            append_bytes(
+                piece.source,
+                partial,
+                name=piece.name,
+                offset=piece.offset,
+                size=piece.size,
+                say=say,
+                progress=progress,
+            )
+        except EOFError:
+            raise WeightsError(
+                f"the archive ends in the middle of {piece.name}: it is truncated; run the same command again, or use "
+                "another source (--mirror)"
+            ) from None
         digest = _checked(partial, piece.name, read_sums(folder).get(piece.name))
         record_sums(folder, {piece.name: digest})
         os.replace(partial, folder / piece.name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastfold.data.features.joining import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
@@ -17,7 +18,8 @@ from fastfold.protein.structure import ChainStructure
 def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
     """Add the features of some settings, in the residue order of the features.
 
-    ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess.
+    ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess, and ``residue_index [N]``
+    of the whole proteins for parts of them.
     """
     order = input_order(sampler)
     added = {}
@@ -26,9 +28,25 @@ def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess
         added["ring_length"] = np.repeat(lengths, lengths).astype(np.int32)
     if guess is not None:
         added["initial_positions"] = guess
+    if target.is_cut:
+        added["residue_index"] = _residue_index(sampler, target)
     for key, value in added.items():
         sampler.static[key] = np.empty_like(value)
         sampler.static[key][order] = value
+
+
+def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
+    """Return ``[N]`` int32 residue numbers of whole proteins from 0, in the order of the input.
+
+    Chains that are joined for a monomer network follow each other with its gap.
+    """
+    indices = [np.array(chain.numbers, np.int32) - 1 for chain in target.chains]
+    if not sampler.is_multimer and target.is_complex:
+        start = 0
+        for number in sampler.chain_order:
+            indices[number] = indices[number] - indices[number][0] + start
+            start = int(indices[number][-1]) + 1 + CHAIN_GAP
+    return np.concatenate(indices).astype(np.int32)
 
 
 def initial_positions(path: Path, target: Target) -> np.ndarray:

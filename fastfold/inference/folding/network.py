@@ -16,6 +16,7 @@ from fastfold.evoformer.confidence import (
     predicted_aligned_error,
     predicted_tm_score,
 )
+from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
@@ -40,6 +41,7 @@ class NetworkPasses:
         recycle_tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         is_complex: True to compute scores of interfaces.
         pae: True to keep the aligned errors of all pairs.
+        distogram: Keep the probabilities of distances of all pairs.
         dropout_seed: Seed of dropout; None for no dropout.
         cuda_graph: CUDA graph from which passes are replayed; None for no graph.
     """
@@ -49,6 +51,7 @@ class NetworkPasses:
     recycle_tolerance: float = 0.0
     is_complex: bool = False
     pae: bool = True
+    distogram: bool = False
     dropout_seed: int | None = None
     cuda_graph: KeptGraph | None = None
 
@@ -81,12 +84,12 @@ def run_network(
         plan.apply(model)
     distogram, heads = model.heads["distogram"], model.policy.heads
     if (
-        passes.is_complex
+        (passes.is_complex or passes.distogram)
         and heads is not None
         and isinstance(distogram, DistogramHead)
         and distogram.has_columns
     ):
-        # For actifpTM, in blocks of rows; with sharded columns the logits would have to be gathered whole.
+        # In blocks of rows; with sharded columns the logits would have to be gathered whole.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()
@@ -107,7 +110,8 @@ def run_network(
                 state=state,
                 run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
             )
-            return result, _confidences(result, passes.is_complex, passes.pae)
+            found = _confidences(result, passes.is_complex, passes.pae)
+            return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
     finally:
         model.train(training)
         set_policy(model, ExecutionPolicy())  # releases the plan's host memory
@@ -124,6 +128,14 @@ def _dropout(model: AlphaFold, seed: int | None) -> Iterator[None]:
         torch.manual_seed(seed)
         model.train()
         yield
+
+
+def _distogram(head: dict[str, Any]) -> dict[str, Tensor]:
+    """Return float16 probabilities ``distogram [N, N, bins]`` on the host, and ``distogram_edges [bins - 1]`` in Å."""
+    blocks = [
+        torch.softmax(part.float(), -1).to("cpu", torch.float16) for _, part in row_blocks(head["logits"])
+    ]
+    return {"distogram": torch.cat(blocks), "distogram_edges": head["bin_edges"]}
 
 
 def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:

@@ -83,6 +83,7 @@ def fold(
         recycle_tolerance=recycle_tolerance(applied),
         is_complex=target.is_complex,
         pae=keeps_pae(target.num_residues, config.pae),
+        distogram=config.save_distogram,
         dropout_seed=seed if config.dropout else None,
         cuda_graph=graph,
     )
@@ -94,6 +95,7 @@ def fold(
             arrays.pop(key, None)
     structure = result["structure_module"]
     arrays["atom_positions"] = structure["final_atom_positions"]
+    distogram = arrays.pop("distogram", None)
     values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise OutputError(
@@ -110,7 +112,7 @@ def fold(
         seed=seed,
         num_recycles=result["num_recycles"],
         aatype=sampler.static["aatype"][order],
-        residue_index=np.concatenate([np.arange(length) for length in lengths]),
+        residue_index=np.concatenate([np.array(chain.numbers) - 1 for chain in target.chains]),
         chain_index=np.repeat(np.arange(len(lengths)), lengths),
         atom_positions=values["atom_positions"][order],
         atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
@@ -122,6 +124,12 @@ def fold(
         representations=_representations(result["representations"], order)
         if config.save_representations
         else None,
+        distogram=None
+        if distogram is None
+        else {
+            "probabilities": _ordered(distogram.numpy(), order),
+            "bin_edges": values["distogram_edges"],
+        },
         recycles=tuple(recycles),
         chain_confidence=_of_chains(values, sampler) if scored else None,
         no_interface_scores=None if scored else f"{model.name} was trained on single chains only",

@@ -22,6 +22,7 @@ from fastfold.inference.output.style import (
     INK,
     PAE_COLOURS,
 )
+from fastfold.protein.labels import numbers_of_ranges, residue_ranges
 from fastfold.protein.protein import chain_name
 
 _MAX_PIXELS = 1_024
@@ -33,17 +34,19 @@ def confidence_png(
     plddt: np.ndarray,
     chain_index: np.ndarray,
     *,
+    numbers: np.ndarray | None = None,
     pae: np.ndarray | None = None,
     max_pae: float | None = None,
     title: str = "",
     ptm: float | None = None,
     iptm: float | None = None,
 ) -> bytes:
-    """Draw pLDDT per residue and, if given, the aligned error, with chains marked and numbered from 1.
+    """Draw pLDDT per residue and, if given, the aligned error, with chains marked and numbered.
 
     Args:
         plddt: ``[N]``, 0 to 100.
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
+        numbers: ``[N]`` int, residue numbers; None for 1, 2 and so on in each chain.
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
         title: Text above the plot.
@@ -59,9 +62,9 @@ def confidence_png(
     line = " · ".join(f"{name} {value}" for name, value in scores.items())
     width, panels = (7.4, [1]) if pae is None else (12.6, [3, 2])
     with _figure(width, 4.8, [part for part in (title, line) if part], panels) as (figure, axes):
-        _draw_plddt(axes[0], plddt, lengths)
+        _draw_plddt(axes[0], plddt, lengths, numbers)
         if pae is not None:
-            _draw_pae(figure, axes[1], pae, max_pae, lengths)
+            _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers)
         return _png(figure)
 
 
@@ -86,7 +89,10 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
         axis.stackplot(borders, values, labels=names, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
         axis.set(ylabel="rows without a gap", xlim=(0.5, sum(lengths) + 0.5))
         axis.set_ylim(0, 1.05 * max(1, int(depth.sum(0).max())))
-        _mark_chains(axis, lengths, colour=INK)
+        numbers = None
+        if ranges := coverage.get("residue_ranges"):
+            numbers = np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
+        _mark_chains(axis, lengths, numbers, colour=INK)
         handles, labels = axis.get_legend_handles_labels()
         _legend(axis, handles[::-1], labels[::-1], "identity to the query")
         return _png(figure)
@@ -153,7 +159,7 @@ def _png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int]) -> None:
+def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int], numbers: np.ndarray | None) -> None:
     from matplotlib.patches import Patch
 
     for band in BANDS:
@@ -161,13 +167,20 @@ def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int]) -> None:
     residues = np.arange(1, len(plddt) + 1)
     axis.plot(residues, plddt, color=INK, linewidth=0.9, marker="." if len(plddt) < 3 else None)
     axis.set(ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
-    _mark_chains(axis, lengths, colour=INK)
+    _mark_chains(axis, lengths, numbers, colour=INK)
     patches = [Patch(color=band.colour, alpha=0.6, linewidth=0) for band in BANDS]
     names = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
     _legend(axis, patches, names, None)
 
 
-def _draw_pae(figure: Any, axis: Any, pae: np.ndarray, max_pae: float | None, lengths: Sequence[int]) -> None:
+def _draw_pae(
+    figure: Any,
+    axis: Any,
+    pae: np.ndarray,
+    max_pae: float | None,
+    lengths: Sequence[int],
+    numbers: np.ndarray | None,
+) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     n = len(pae)
@@ -176,7 +189,7 @@ def _draw_pae(figure: Any, axis: Any, pae: np.ndarray, max_pae: float | None, le
     colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
     image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
     axis.set_ylabel("aligned residue")
-    _mark_chains(axis, lengths, colour="#d6604d", both=True)
+    _mark_chains(axis, lengths, numbers, colour="#d6604d", both=True)
     axis.set_xlabel("scored residue")
     figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8)
 
@@ -188,10 +201,12 @@ def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str 
     )  # fmt: skip
 
 
-def _mark_chains(axis: Any, lengths: Sequence[int], *, colour: str, both: bool = False) -> None:
-    """Draw lines between chains, their names, and residue numbers; on the y axis too if ``both``."""
+def _mark_chains(
+    axis: Any, lengths: Sequence[int], numbers: np.ndarray | None, *, colour: str, both: bool = False
+) -> None:
+    """Draw lines between chains, their names and residue numbers; on the y axis too if ``both``."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    ticks, labels = _chain_ticks(lengths)
+    ticks, labels = _chain_ticks(lengths, numbers)
     axis.set_xticks(ticks, labels)
     if both:
         axis.set_yticks(ticks, labels)
@@ -217,19 +232,27 @@ def _mark_chains(axis: Any, lengths: Sequence[int], *, colour: str, both: bool =
         )
 
 
-def _chain_ticks(lengths: Sequence[int]) -> tuple[list[int], list[str]]:
+def _chain_ticks(lengths: Sequence[int], numbers: np.ndarray | None = None) -> tuple[list[int], list[str]]:
     """Return positions on the axis of all residues, from 1, with the residue numbers shown there."""
     total = sum(lengths)
     step = next(
         s * 10**power for power in range(9) for s in (1, 2, 5) if total <= 10 * s * 10**power or power == 8
     )
+    if numbers is None:
+        numbers = np.concatenate([np.arange(1, length + 1) for length in lengths])
+    borders = np.cumsum([0, *lengths])
     ticks: list[tuple[int, int]] = []
-    start = 0
-    for length in lengths:
-        if ticks and start + 1 - ticks[-1][0] < 0.4 * step and ticks[-1][1] != 1:
-            ticks.pop()  # the first residue of a chain overlaps the last tick of the previous chain
-        if not ticks or start + 1 - ticks[-1][0] >= 0.4 * step:
-            ticks.append((start + 1, 1))
-        ticks += [(start + number, number) for number in range(step, length + 1, step) if number > 1]
-        start += length
+    heads: set[int] = set()
+    for chain in map(slice, borders[:-1], borders[1:]):
+        # The first residue of a chain, and of each part of it, comes before the last of the one before it.
+        for k, (first, last) in enumerate(residue_ranges(numbers[chain])):
+            place = int(chain.start) + int(np.searchsorted(numbers[chain], first)) + 1
+            if ticks and place - ticks[-1][0] < 0.4 * step and ticks[-1][0] not in heads:
+                ticks.pop()
+            if not ticks or place - ticks[-1][0] >= 0.4 * step:
+                ticks.append((place, first))
+                heads.add(place)
+            round_numbers = range(-(-first // step) * step, last + 1, step)
+            more = [(place + number - first, number) for number in round_numbers if number > first]
+            ticks += [one for one in more if (k == 0 and first == 1) or one[0] - place >= 0.4 * step]
     return [place for place, _ in ticks], [str(number) for _, number in ticks]

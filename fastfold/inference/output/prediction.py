@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,9 +26,15 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
+from fastfold.protein.labels import residue_ranges
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+
+if TYPE_CHECKING:
+    from fastfold.inference.notebook.view import InlinePage
+    from fastfold.inference.relax.config import RelaxConfig
+    from fastfold.inference.relax.prediction import RelaxedPrediction
 
 _log = logging.getLogger(__name__)
 _KINDS = {".png": "plot"}
@@ -70,7 +76,7 @@ class Prediction:
         seed: Random seed.
         num_recycles: Recycles that were run (multimer networks may stop early).
         aatype: ``[N]`` int32, 0-20.
-        residue_index: ``[N]`` int32, as input of the network: from 0 in each chain.
+        residue_index: ``[N]`` int32, number in the whole protein from 0.
         chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on.
         atom_positions: ``[N, 37, 3]`` float32, in Å.
         atom_mask: ``[N, 37]`` float32; unknown residues (X) are without atoms.
@@ -80,6 +86,8 @@ class Prediction:
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1; None for single chains.
         representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, if
+            requested.
+        distogram: Of CB distances ``probabilities [N, N, bins]`` float16 and ``bin_edges [bins - 1]`` in Å; None unless
             requested.
         recycles: Structure after each pass, if requested.
         templates: Per chain, the templates used by the network, and reasons why others were left out; None if the
@@ -110,6 +118,7 @@ class Prediction:
     ptm: float | None = None
     iptm: float | None = None
     representations: Mapping[str, np.ndarray] | None = None
+    distogram: Mapping[str, np.ndarray] | None = None
     recycles: tuple[Recycle, ...] = ()
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
@@ -147,7 +156,7 @@ class Prediction:
 
     @cached_property
     def protein(self) -> Protein:
-        """Structure with residues numbered from 1, and pLDDT as the B-factor of each atom."""
+        """Structure with residues numbered as in the whole protein from 1, and pLDDT as the B-factor of each atom."""
         return self._protein(self.atom_positions, self.plddt)
 
     def _protein(self, atom_positions: np.ndarray, plddt: np.ndarray) -> Protein:
@@ -201,6 +210,17 @@ class Prediction:
         return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
 
     @property
+    def residue_ranges(self) -> list[list[list[int]]]:
+        """Per chain, first and last number of its parts in the whole protein, from 1."""
+        numbers = self.protein.residue_index
+        return [residue_ranges(numbers[chain]) for chain in self.protein.chains]
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if all chains are numbered from 1 without a gap."""
+        return self.residue_ranges == [[[1, len(sequence)]] for sequence in self.sequences]
+
+    @property
     def ranking_confidence(self) -> float:
         """AlphaFold's ranking score: 0.8 ipTM + 0.2 pTM (0 to 1), without ipTM the mean pLDDT.
 
@@ -245,6 +265,37 @@ class Prediction:
         """Title of files and plots."""
         return prediction_title(self.name, self.model_name)
 
+    @classmethod
+    def load(cls, folder: str | Path, name: str | None = None, *, rank: int = 1) -> Prediction:
+        """Read a prediction of a folder of results; see :func:`fastfold.inference.notebook.load.read_prediction`."""
+        from fastfold.inference.notebook.load import read_prediction
+
+        return cls(**read_prediction(folder, name, rank=rank))
+
+    def relax(self, config: RelaxConfig | None = None) -> RelaxedPrediction:
+        """Relax the structure; see :func:`fastfold.inference.relax.relax_prediction`."""
+        from fastfold.inference.relax.prediction import relax_prediction
+
+        return relax_prediction(self, config)
+
+    def view(self, *, height: int = 900) -> InlinePage:
+        """Return the page of the prediction for a notebook, with a frame of some height in pixels."""
+        from fastfold.inference.notebook.view import view_prediction
+
+        return view_prediction(self, height=height)
+
+    def to_biopython(self) -> Any:
+        """Return a ``Bio.PDB`` structure with pLDDT as B-factors."""
+        from fastfold.inference.notebook.convert import to_biopython
+
+        return to_biopython(self)
+
+    def to_biotite(self) -> Any:
+        """Return a Biotite ``AtomArray`` with pLDDT as ``b_factor``; needs the package biotite."""
+        from fastfold.inference.notebook.convert import to_biotite
+
+        return to_biotite(self)
+
     def scores(self) -> dict[str, Any]:
         """Return the content of the scores file: plain numbers, text and lists.
 
@@ -259,6 +310,7 @@ class Prediction:
             "num_recycles": int(self.num_recycles),
             "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
             "sequences": list(self.sequences),
+            **({} if self._is_whole else {"residue_ranges": self.residue_ranges}),
             "mean_plddt": score_files.rounded(self.mean_plddt, 2),
             "ptm": score_files.rounded(self.ptm, 4),
             "iptm": score_files.rounded(self.iptm, 4),
@@ -331,9 +383,9 @@ class Prediction:
     ) -> dict[str, str | bytes]:
         """Return the contents of the prediction's files by the ending of their names.
 
-        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``, ``_scores.json``, ``_pae.json``,
-        ``.png``, ``_representations.npz`` and ``_r0.pdb``, ``_r1.pdb`` and so on for the passes of the network. Equal
-        predictions give equal bytes.
+        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``,
+        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz``, ``_distogram.npz``, and ``_r0.pdb``,
+        ``_r1.pdb`` and so on for the passes of the network. Equal predictions give equal bytes.
 
         Args:
             plots: Draw the plot.
@@ -360,6 +412,8 @@ class Prediction:
             contents[".png"] = self._plot()
         if self.representations is not None:
             contents["_representations.npz"] = _npz(self.representations)
+        if self.distogram is not None:
+            contents["_distogram.npz"] = _npz(self.distogram)
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
                 contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
@@ -369,6 +423,7 @@ class Prediction:
         return confidence_png(
             self.plddt,
             self.chain_index,
+            numbers=self.protein.residue_index,
             pae=self.pae,
             max_pae=self.max_pae,
             title=self.title,

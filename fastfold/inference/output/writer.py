@@ -26,8 +26,9 @@ from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
-from fastfold.inference.output.written_scores import read_pae, read_scores
+from fastfold.inference.output.written_scores import read_pae, read_scores, residue_numbers
 from fastfold.inference.target_templates import TargetTemplates
+from fastfold.protein.labels import residue_ranges
 from fastfold.utils.hashing import file_digest, input_hash
 
 CLASH_PENALTY = 100.0
@@ -42,7 +43,9 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
         alignments: Its alignments; all rows are read.
         config: Settings of the fold.
     """
-    chains = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
+    chains: list[tuple[Any, ...]] = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
+    if target.is_cut:
+        chains += [chain.regions for chain in target.chains]
     rows = [
         [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
         for pair in alignments
@@ -88,6 +91,8 @@ def run_record(
         "source": Path(target.source).name,
         "record": target.record,
         "chains": chains,
+        **({"chain_names": {chain.id: chain.record for chain in target.chains}} if target.is_complex else {}),
+        **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **({} if templates is None else {"templates": _template_names(templates)}),
         "weights": weights,
@@ -125,6 +130,7 @@ class Wanted:
         pae: Aligned errors of all pairs.
         representations: The representations.
         recycles: The structure after each pass.
+        distogram: Probabilities of distances.
         colabfold: ColabFold's scores file.
     """
 
@@ -132,6 +138,7 @@ class Wanted:
     pae: bool
     representations: bool
     recycles: bool
+    distogram: bool = False
     colabfold: bool = False
 
     def missing(self, record: PredictionRecord) -> set[str]:
@@ -144,6 +151,7 @@ class Wanted:
             "_pae.json": self.pae,
         }
         asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
+        asked["_distogram.npz"] = self.distogram
         asked[COLABFOLD_SCORES] = self.colabfold
         return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
 
@@ -246,6 +254,7 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
     return confidence_png(
         np.array(scores["plddt"]),
         chains,
+        numbers=residue_numbers(scores),
         pae=pae,
         max_pae=max_pae,
         title=title,
@@ -265,6 +274,8 @@ def coverage_files(alignments: Sequence[ChainMsas], target: Target, *, plots: bo
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return {}
     found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
+    if target.is_cut:
+        found["residue_ranges"] = [residue_ranges(np.array(chain.numbers)) for chain in target.chains]
     files: dict[str, str | bytes] = {"_coverage.json": lines_json(found)}
     if plots:
         files["_coverage.png"] = coverage_png(found, title=f"Alignments of {target.name[:100]}")

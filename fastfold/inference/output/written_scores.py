@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfold.errors import InputError
+from fastfold.protein.labels import numbers_of_ranges
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
 MAX_SCORES_BYTES = 2**26
@@ -43,7 +45,23 @@ def check_scores(scores: Any) -> dict[str, Any]:
         raise ValueError("sequences are not text")
     if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
         raise ValueError("plddt is not a number for each residue")
+    residue_numbers(scores)
     return scores
+
+
+def residue_numbers(scores: Mapping[str, Any]) -> NDArray[np.int32]:
+    """Return ``[N]`` residue numbers in the whole proteins, of the content of a scores file.
+
+    Raises:
+        ValueError: The file's residue ranges do not fit its sequences.
+    """
+    lengths = [len(sequence) for sequence in scores["sequences"]]
+    ranges = scores.get("residue_ranges")
+    if ranges is None:
+        ranges = [[[1, length]] for length in lengths]
+    if not isinstance(ranges, list) or len(ranges) != len(lengths):
+        raise ValueError("residue_ranges are not given for each chain")
+    return np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
 
 
 def read_scores(path: Path) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult
+
+if TYPE_CHECKING:
+    from fastfold.inference.output.prediction import Prediction
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.prediction import prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, TargetResults
-from fastfold.inference.output.written_scores import read_scores
+from fastfold.inference.output.written_scores import read_scores, residue_numbers
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
@@ -51,6 +52,7 @@ def relax_written(
     files: dict[str, str | bytes] = {}
     try:
         protein = structure_to_protein(read_structure(results.path(record, ".cif")))
+        protein = replace(protein, residue_index=residue_numbers(scores))
         result = relax(protein, config, continuous=True, on_progress=on_progress)
     except InputError as error:
         found: dict[str, Any] = {"relaxed": False, "reason": str(error)}

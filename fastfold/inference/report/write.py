@@ -7,7 +7,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,11 +16,15 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
+from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
 from fastfold.inference.report.molstar import PACKAGE, load_molstar
+from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
 
@@ -30,20 +34,27 @@ NAME = "report.html"
 MAX_EMBEDDED = 20_000_000
 """Largest number of characters of embedded data; structures and aligned errors of the best predictions come first."""
 
+MAX_DETAILED = 1000
+"""Predictions up to which a page has the settings and the coverage of all."""
+
 _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
-_SCRIPTS = ("data.js", "charts.js", "view.js", "main.js")
+_MOST_FAILURES = 1000
+FAILURES = "failures.tsv"
+"""Table of failed targets in a folder of results."""
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
 
 
 def write_report(
     directory: str | os.PathLike[str],
     *,
     say: Callable[[str], None] = lambda line: None,
+    where: Condition | None = None,
     max_embedded: int = MAX_EMBEDDED,
 ) -> Path:
-    """Write ``report.html`` for a folder of results, replacing an earlier one.
+    """Write ``report.html`` for a folder of results, and ``interfaces.csv`` if it has complexes.
 
     The page uses no network and loads nothing, so untrusted content cannot either. Its 3D view is Mol*, from the
     package ``molstar-cli``; without it, the page says which package to install. If its files have unexpected sums, the
@@ -52,6 +63,7 @@ def write_report(
     Args:
         directory: The folder.
         say: Called with a line about each file that is left out.
+        where: Condition on lines of the table of interfaces; predictions without such a line are left out.
         max_embedded: Largest number of characters of embedded data. Scores, pLDDT, coverage and settings of all
             predictions are always embedded, structures and aligned errors while there is room.
 
@@ -69,15 +81,25 @@ def write_report(
         raise InputError(
             f"cannot be read: {error.strerror}; give a folder of results", path=folder
         ) from error
+    interfaces: list[Row] = []
     entries = []
+    is_small = len(predictions) <= MAX_DETAILED
     for prediction in predictions:
         with leaving_out(prediction.stem, say):
-            entries.append((prediction, _row(prediction), pack_json(_detail(prediction, say))))
+            rows = rows_of(prediction, say)
+            interfaces += rows
+            if where is None or any(map(where, rows)):
+                detail = pack_json(_detail(prediction, say, with_settings=is_small))
+                entries.append((prediction, _row(prediction, rows), detail))
     if not entries:
-        raise InputError(
-            "this folder contains no prediction (a file ..._scores.json); give one that fastfold infer wrote to",
-            path=folder,
+        nothing = (
+            "expected a prediction in this folder (..._scores.json), found none; give a folder of results"
         )
+        if where is not None and interfaces:
+            nothing = "no pair of chains meets the condition of --where; write a weaker one"
+        raise InputError(nothing, path=folder)
+    if interfaces:
+        write_rows(sort_rows(interfaces, SORTED_BY), folder / INTERFACES)
     page = folder / NAME
     write_atomic(page, _page(folder, entries, say, max_embedded))
     return page
@@ -121,6 +143,7 @@ def _page(
         say(f"the 3D view: left out of the report, {refused}")
     meta = {
         "rows": rows,
+        "failures": _failures(folder),
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -198,8 +221,11 @@ def _style() -> dict[str, Any]:
     }
 
 
-def _row(prediction: FoundPrediction) -> dict[str, Any]:
-    """Return a prediction's line of the table."""
+_OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_pae")
+
+
+def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
+    """Return a prediction's line in the table, with the scores of its best pair of chains."""
     scores = prediction.scores
     interfaces = scores.get("interfaces")
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
@@ -212,27 +238,42 @@ def _row(prediction: FoundPrediction) -> dict[str, Any]:
         "seed": scores["seed"],
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
+        **_best_pair(pairs),
     } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:
+    """Return partners and scores of the pair of chains with the best ipSAE; nothing of a single chain."""
+    if not pairs:
+        return {}
+    best = sort_rows(pairs, SORTED_BY)[0]
+    found = {key: best[key] for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
+    return {key: round(x, 4) if isinstance(x, float) else x for key, x in found.items() if x is not None}
 
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any]:
+def _detail(
+    prediction: FoundPrediction, say: Callable[[str], None], *, with_settings: bool
+) -> dict[str, Any]:
     """Return the details of a prediction for the page."""
     scores = prediction.scores
     found = {
         "name": scores["name"],
         "sequences": scores["sequences"],
+        "ranges": scores.get("residue_ranges"),
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),
-        "files": sorted(path.name for path in prediction.files.values()),
+        "templates": _finite(scores.get("templates")),
+        "reference": _reference(prediction, say),
+        "files": sorted(path.name for path in (*prediction.files.values(), *_archive(prediction))),
         "config": None,
         "coverage": None,
     }
-    for key in ("config", "coverage"):
+    for key in ("config", "coverage") if with_settings else ():
         path = prediction.files.get(f"_{key}.json")
         if path is None:
             continue
@@ -243,6 +284,41 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
             pack_json(value := _finite(value))  # an error here leaves out only this file
             found[key] = value
     return found
+
+
+def _archive(prediction: FoundPrediction) -> list[Path]:
+    """Return the archive of the prediction's target, if there is one."""
+    folder = next(iter(prediction.files.values())).parent
+    path = folder / f"{prediction.target}{ENDING}"
+    return [path] if path.is_file() and not path.is_symlink() else []
+
+
+def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Return the scores of the prediction against an experimental structure, if it was compared."""
+    folder = next(iter(prediction.files.values())).parent
+    path = folder / f"{prediction.target}_reference.json"
+    if not path.is_file() or path.is_symlink():
+        return None
+    with leaving_out(path.name, say):
+        value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+        own = value.get(prediction.stem)
+        if isinstance(own, dict):
+            numbers = {key: own.get(key) for key in ("tm_score", "lddt_ca", "gdt_ts")}
+            return {"file": str(value.get("reference"))[:200], **_finite(numbers)}
+    return None
+
+
+def _failures(folder: Path) -> list[list[str]]:
+    """Return name and reason of each target that failed, as far as the folder lists them."""
+    path = folder / FAILURES
+    try:
+        lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines() if path.is_file() else []
+    except (OSError, ValueError):
+        return []
+    return [
+        [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
+        for line in lines[1 : 1 + _MOST_FAILURES]
+    ]
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:

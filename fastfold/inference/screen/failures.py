@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from fastfold.errors import PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.report.write import FAILURES
 from fastfold.utils.atomic_files import output_error, write_atomic
 
-NAME = "failures.tsv"
+NAME = FAILURES
 _COLUMNS = ("target", "reason")
 
 

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from fastfold.data.search.colabfold.source import ColabFoldSource
-from fastfold.data.targets import Target
+from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import open_networks, suitable, untrained_networks
+from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
@@ -41,7 +41,7 @@ from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
 
-MAX_REPORTED = 1000
+MAX_REPORTED = 10_000
 """Targets of the largest screen that ends with a page of its results."""
 
 
@@ -98,10 +98,13 @@ def screen(
     networks = open_networks(
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
+    networks = limit_networks(networks, options.num_models)
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources
     targets, errors = screen_targets(lists, complex_=options.complex_)
+    if options.name_prefix is not None:
+        targets = number_targets(targets, options.name_prefix)
     if untrained := untrained_networks(networks, targets):
         raise ConfigError(
             f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "

@@ -120,7 +120,7 @@ def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list
     paired = {
         sequence
         for target in targets
-        if len({chain.sequence for chain in target.chains}) > 1
+        if len({chain.sequence for chain in target.uncut.chains}) > 1
         for sequence in _chains(target)
     }
     batch_of: dict[str, int] = {}
@@ -146,4 +146,4 @@ def _chains(target: Target) -> list[str]:
     """Return the distinct sequences to search for, as given."""
     if target.alignments is not None:
         return []
-    return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.chains))
+    return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.uncut.chains))

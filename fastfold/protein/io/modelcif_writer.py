@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import OutputError
+from fastfold.protein.citations import find_citations
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import atom_rows
 from fastfold.protein.labels import AuthorNames
@@ -102,6 +103,8 @@ def to_modelcif(
         type="package",
         version=_plain(software_version),
     )
+    if plddt is not None:
+        system.citations.extend(_citations(model_name))
     model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, pae, ptm, iptm))
 
     entities = list(dict.fromkeys(unit.entity for unit in asym_units))
@@ -124,6 +127,26 @@ def to_modelcif(
     out = io.StringIO()
     modelcif.dumper.write(out, [system])
     return out.getvalue()
+
+
+def _citations(model_name: str) -> list[Any]:
+    """Return the papers of a network."""
+    import ihm
+
+    keys = ["alphafold", "multimer"] if "multimer" in model_name else ["alphafold"]
+    return [
+        ihm.Citation(
+            pmid=None,
+            title=_plain(citation.title),
+            journal=citation.journal,
+            volume=citation.volume or None,
+            page_range=tuple(citation.pages.split("-")) if citation.pages else None,
+            year=citation.year,
+            authors=[_plain(name) for name in citation.author_list],
+            doi=citation.doi,
+        )
+        for citation in find_citations(keys)
+    ]
 
 
 def _check_scores(

@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.cli.options.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.cli.options.alignment_sources import (
+    _secrets,
+    add_source_options,
+    add_worker_option,
+    alignment_engines,
+)
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import HmmerSettings
@@ -122,6 +128,112 @@ def test_a_screen_asks_a_server_before_it_folds(cli: CommandLine) -> None:
     assert "3 folded" in done.out
     assert [query[2] for query in stand_in.queries] == [[A], [B]]
     assert (cli.out / "alignments" / "T3" / "colabfold_hits.a3m").is_file()
+
+
+def test_modes_of_colabfold_are_known_by_its_names(cli: CommandLine) -> None:
+    stand_in = StandIn()
+    with msa_server(stand_in) as server:
+        done = cli.run(
+            *("search", cli.fasta({"T1": f"{A}:{B}"}), "--msa-server", server.url, "--out", cli.out),
+            *("--msa-mode", "mmseqs2_uniref", "--pair-strategy", "complete"),
+        )
+        assert done.code == 0, done.err
+        assert [query[1] for query in stand_in.queries] == ["all", "all", "paircomplete"]
+        asked = len(server.requests)
+        done = cli.infer(
+            cli.fasta({"T1": A}), "--msa-server", server.url, "--msa-mode", "single_sequence", "--quiet"
+        )
+        assert (done.code, len(server.requests)) == (0, asked), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--msa-mode", "mmseqs2_uniref"],
+            "--msa-mode mmseqs2_uniref needs --msa-server URL, or --engine mmseqs",
+        ),
+        (["--pair-strategy", "complete"], "https://api.colabfold.com asks ColabFold's public server"),
+        (["--templates"], "--templates without files fetches the template hits of an MSA server"),
+        (
+            ["--msa-mode", "single_sequence", "--db", "x", "--templates"],
+            "uses no alignment and asks no server; leave out --db, --templates without files",
+        ),
+    ],
+)
+def test_modes_without_a_server_are_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:
+    done = cli.infer(cli.fasta({"T1": A}), *arguments)
+    assert (done.code, expected in done.err) == (1, True), done.err
+
+
+def test_a_fasta_file_after_templates_is_an_input(cli: CommandLine) -> None:
+    with msa_server(StandIn()) as server:
+        done = cli.infer("--msa-server", server.url, "--msa-only", "--templates", cli.fasta({"T1": A}))
+    assert (done.code, done.out) == (0, f"alignments of 1 target in {cli.out}/alignments\n"), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "header", "value"),
+    [
+        (
+            ["--msa-server-username", "me", "--msa-server-password", "pass"],
+            {},
+            "Authorization",
+            "Basic bWU6cGFzcw==",
+        ),
+        (
+            ["--msa_server_username", "me"],
+            {"FASTFOLD_MSA_PASSWORD": "pass"},
+            "Authorization",
+            "Basic bWU6cGFzcw==",
+        ),
+        (["--api_key_value", "k1"], {}, "X-Api-Key", "k1"),
+        (["--api-key-header", "Token"], {"FASTFOLD_MSA_API_KEY": "k2"}, "Token", "k2"),
+    ],
+)
+def test_a_private_server_gets_credentials(
+    cli: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    header: str,
+    value: str,
+) -> None:
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    with msa_server(StandIn()) as server:
+        done = cli.run(
+            "search", cli.fasta({"T1": A}), "--msa-server", server.url, "--out", cli.out, *arguments
+        )
+    assert done.code == 0, done.err
+    assert {request.headers.get(header) for request in server.requests} == {value}
+    assert "sent unencrypted" in done.err
+    assert value not in (cli.out / "T1" / "search.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--msa-server-username", "me"], "needs a password: set FASTFOLD_MSA_PASSWORD"),
+        (["--msa-server-password", "x"], "needs --msa-server-username"),
+        (["--api-key-header", "X"], "needs a key: set FASTFOLD_MSA_API_KEY"),
+        (
+            ["--msa-server-username", "me", "--msa-server-password", "x", "--api-key-value", "k"],
+            "give one of the two",
+        ),
+        (["--api-key-value", "a\nb"], "a character that no header can hold"),
+        (["--api-key-value", "k", "--api-key-header", "a b"], "expected letters, digits and hyphens"),
+    ],
+)
+def test_incomplete_credentials_are_refused(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        alignment_engines(_options("--msa-server", "https://example.org", *arguments))
+
+
+def test_the_public_server_gets_no_key_of_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTFOLD_MSA_API_KEY", "secret")
+    for url, secrets in ((PUBLIC_SERVER, {}), ("https://example.org", {"X-API-Key": "secret"})):
+        assert _secrets(_options("--msa-server", url)) == secrets
 
 
 def _options(*arguments: str) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from fastfold.data.queries.pairs import (
     read_pair_table,
     read_proteins,
 )
+from fastfold.data.queries.partners import Partner
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
 
@@ -25,7 +26,12 @@ def shown(targets: list[Target]) -> dict[str, str]:
     return {target.name: ":".join(chain.sequence for chain in target.chains) for target in targets}
 
 
-ABC = proteins(A="MKT", B="GSH", C="AWL")
+def partners(**sequences: str) -> list[Partner]:
+    return [Partner(protein) for protein in proteins(**sequences)]
+
+
+PROTEINS = proteins(A="MKT", B="GSH", C="AWL")
+ABC = [Partner(protein) for protein in PROTEINS]
 
 
 def test_all_against_all_is_every_pair_once():
@@ -48,30 +54,30 @@ def test_a_chain_keeps_the_name_by_which_its_alignment_is_found():
 
 
 def test_a_bait_may_be_a_complex_itself():
-    (found,) = baits_against_candidates(proteins(AB="MKT:GSH"), proteins(C="AWL"))
+    (found,) = baits_against_candidates(partners(AB="MKT:GSH"), partners(C="AWL"))
     assert [(c.sequence, c.record) for c in found.chains] == [("MKT", ""), ("GSH", ""), ("AWL", "C")]
 
 
 def test_letters_that_are_read_as_x_are_kept_as_they_were_given():
-    (found,) = baits_against_candidates(proteins(A="MKU"), proteins(B="GSH"))
+    (found,) = baits_against_candidates(partners(A="MKU"), partners(B="GSH"))
     assert (found.chains[0].sequence, found.chains[0].letters) == ("MKX", "MKU")
     assert found.warnings == ("A: U at 3 read as X (unknown residue)",)
 
 
 def test_one_name_with_two_sequences_is_refused():
     with pytest.raises(InputError, match="another sequence among the baits"):
-        baits_against_candidates(proteins(A="MKT"), proteins(A="MKV"))
+        baits_against_candidates(partners(A="MKT"), partners(A="MKV"))
 
 
 def test_names_that_make_the_same_complex_are_refused():
     with pytest.raises(InputError, match="used before"):
-        baits_against_candidates(proteins(A="MKT", A_and_B="MKT"), proteins(B_and_C="GSH", C="GSH"))
+        baits_against_candidates(partners(A="MKT", A_and_B="MKT"), partners(B_and_C="GSH", C="GSH"))
 
 
 def test_a_table_names_partners_and_may_name_the_complex(tmp_path: Path):
     path = tmp_path / "pairs.csv"
     path.write_text("chain_2,id,note,chain_1,chain_3\nB,,x,A,\nC,three,,B,A\n")
-    targets, errors = read_pair_table(path, ABC)
+    targets, errors = read_pair_table(path, PROTEINS)
     assert errors == []
     assert shown(targets) == {"A_and_B": "MKT:GSH", "three": "GSH:AWL:MKT"}
     assert [chain.record for chain in targets[1].chains] == ["B", "C", "A"]
@@ -98,7 +104,7 @@ def test_a_row_that_cannot_be_used_is_named_with_its_line_and_the_others_are_rea
 ):
     path = tmp_path / "pairs.csv"
     path.write_text(f"id,chain_1,chain_2,chain_3\ngood,A,B,\n{row}\n")
-    targets, errors = read_pair_table(path, ABC)
+    targets, errors = read_pair_table(path, PROTEINS)
     assert list(shown(targets)) == ["good"]
     assert [error.line for error in errors] == [3]
     assert message in str(errors[0])
@@ -116,7 +122,7 @@ def test_a_table_that_does_not_name_its_columns_is_refused(tmp_path: Path, text:
     path = tmp_path / "pairs.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
-        read_pair_table(path, ABC)
+        read_pair_table(path, PROTEINS)
 
 
 def test_sequences_need_a_name(tmp_path: Path):
@@ -150,7 +156,7 @@ def test_partners_in_another_order_are_one_complex(tmp_path: Path):
     table = tmp_path / "pairs.csv"
     table.write_text("chain_1;chain_2\nA;B\nB;A\nA;C\nA;A\n")
     assert is_pair_table(table)
-    found, errors = read_pair_table(table, ABC)
+    found, errors = read_pair_table(table, PROTEINS)
     assert not errors
     assert list(shown(found)) == ["A_and_B", "A_and_C", "A_and_A"]
     assert found[0].warnings == ("line 3 of pairs.csv has the same partners as line 2; folded once",)
@@ -159,6 +165,6 @@ def test_partners_in_another_order_are_one_complex(tmp_path: Path):
 def test_a_complex_with_a_name_of_its_own_is_kept(tmp_path: Path):
     table = tmp_path / "pairs.csv"
     table.write_text("id,chain_1,chain_2\none,A,B\ntwo,B,A\n")
-    found, errors = read_pair_table(table, ABC)
+    found, errors = read_pair_table(table, PROTEINS)
     assert not errors
     assert shown(found) == {"one": "MKT:GSH", "two": "GSH:MKT"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,27 @@ def test_what_does_not_count_as_relaxed_has_no_energy(
         None,
     )
     assert {ending for ending in record.files if "relaxed" in ending} == endings
+
+
+def test_a_relaxed_structure_has_the_numbers_of_its_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole proteins, and of parts, whose ends must not be bonded."""
+    whole = helix_prediction("t", 6)
+    target = Target("t", (Chain("A", whole.sequences[0]),), "", "t", ())
+    results = ResultsFolder(tmp_path).target(target)
+    given: list[list[int]] = []
+
+    def relax(protein: Protein, *args: Any, **settings: Any) -> RelaxResult:
+        given.append(protein.residue_index.tolist())
+        return _relaxed(protein)
+
+    monkeypatch.setattr(written, "relax", relax)
+    for seed, numbers in enumerate(([1, 2, 3, 4, 5, 6], [4, 5, 6, 10, 11, 12])):
+        prediction = replace(whole, residue_index=np.array(numbers) - 1)
+        scores = {"model": "m", "seed": seed, "plddt": 70.0}
+        record = results.add(f"{seed}" * 64, f"seed_{seed}", prediction.files(plots=False), scores, _by_seed)
+        files, _ = written.relax_written(results, record)
+        pdb = str(files["_relaxed.pdb"])
+        lines = [int(line[22:26]) for line in pdb.splitlines() if line.startswith("ATOM")]
+        assert given[-1] == sorted(set(lines)) == numbers

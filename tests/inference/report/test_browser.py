@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -15,7 +16,7 @@ from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
 from tests.helpers.browser import Browser
-from tests.helpers.results import helix_prediction, many_targets, save_coverage
+from tests.helpers.results import helix_prediction, many_targets, save_coverage, screen_results
 
 HOSTILE = '</script><img src=x onerror="window.attacked = 1">\'"\u2028&lt;b>'
 READY = "document.body && document.body.dataset.ready"
@@ -97,7 +98,9 @@ def test_a_block_is_dragged_in_the_aligned_error_and_along_the_chains(
     written = json.loads(next(folder.glob("helices_*_pae.json")).read_text())[0]["predicted_aligned_error"]
     pictures = [browser.evaluate("document.getElementById('pae').toDataURL()")]
     browser.mouse("mouseMoved", *pae_place(browser, 0.11, 0.71))
-    error = f"aligned on A {residue(folder, 0, 5)} 6, scored B {residue(folder, 1, 5)} 6: {written[5][35]} Å"
+    error = (
+        f"aligned on A {residue(folder, 0, 5)} 6, scored B {residue(folder, 1, 5)} 6: {written[5][35]:.0f} Å"
+    )
     assert text(browser, "#readout") == error
     browser.drag(pae_place(browser, 0.31, 0.91), pae_place(browser, 0.11, 0.71))  # backwards too
     mean = np.array(written)[5:16, 35:46].mean()
@@ -226,3 +229,89 @@ def test_two_hundred_targets_open_in_three_seconds(browser: Browser, tmp_path: P
     assert text(browser, "#count") == "200 targets, 1000 predictions"
     assert took < 3.0
     assert size < 25e6
+
+
+def test_ten_thousand_pairs_are_paged_filtered_and_shown_as_a_matrix(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Of fewer pairs here: two pages of 12 baits with 10 preys."""
+    folder = tmp_path / "results"
+    screen_results(folder, baits=12, preys=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    number = "document.querySelectorAll('#list tbody tr').length"
+    assert (browser.evaluate(number), text(browser, "#page")) == (100, "1 to 100 of 120")
+    browser.click("#next")
+    assert (browser.evaluate(number), text(browser, "#page")) == (20, "101 to 120 of 120")
+    assert browser.evaluate("document.getElementById('next').disabled")
+    type_where = (
+        "const w = document.getElementById('where'); w.value = {}; w.dispatchEvent(new Event('input'));"
+    )
+    browser.evaluate(type_where.format("'ipsae>=0.9 and rank=1'").join("{}"))
+    shares = {f"bait{i}_and_prey{j}": (10 * i + j) / 120 for i in range(12) for j in range(10)}
+    good = [name for name, share in shares.items() if round(share, 4) >= 0.9]
+    assert text(browser, "#count") == f"{len(good)} targets, {len(good)} predictions"
+    browser.evaluate(type_where.format("'ipsea>1'").join("{}"))
+    assert text(browser, "#where-note") == "no score ipsea"
+    browser.evaluate(type_where.format("''").join("{}"))
+    browser.click("#matrix summary")
+    browser.wait("document.getElementById('cells').style.width")
+    box = browser.box("#cells")
+    # The last row and column of cells, from the lower right corner.
+    cell = 22
+    x, y = box["x"] + box["width"] - 4 - cell / 2, box["y"] + box["height"] - 4 - cell / 2
+    browser.mouse("mouseMoved", x, y)
+    assert text(browser, "#cell") == f"bait11 with prey9: {119 / 120:.2f}"
+    browser.mouse("mousePressed", x, y, down=True)
+    browser.mouse("mouseReleased", x, y)
+    browser.wait("document.getElementById('name').textContent === 'bait11_and_prey9'")
+    assert browser.messages == []
+
+
+def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path: Path) -> None:
+    """Explanations, failures, sequence, templates, reference, archive; keys in the aligned error; dark and narrow."""
+    folder = tmp_path / "results"
+    used = {"chain": "A", "used": [{"name": "1abc_A", "aligned_residues": 28}]}
+    prediction = replace(helix_prediction("helices", 30, 20), templates=(used,))
+    paths = prediction.save(folder, rank=1, plots=False)
+    stem = paths["scores"].name.removesuffix("_scores.json")
+    scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5}
+    (folder / "helices_reference.json").write_text(json.dumps({"reference": "1abc.cif", stem: scores}))
+    (folder / "helices.result.zip").write_bytes(b"")
+    (folder / "failures.tsv").write_text("target\treason\nbad\t<b>too long</b>\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+        )
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    assert "Above 0.23 the interface is probably right" in text(browser, "#explanations")
+    assert text(browser, "#failures") == "1 failed targetbad: <b>too long</b>"
+    assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
+    assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
+    assert "1abc.cif0.8120.70066.500" in text(browser, "#reference")
+    assert "helices.result.zip" in text(browser, "#files")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 27, 32)"
+    browser.evaluate("document.getElementById('pae').focus()")
+    for key, number in (("ArrowRight", 3), ("ArrowDown", 2)):
+        for _ in range(number):
+            browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    written = json.loads(paths["pae"].read_text())[0]["predicted_aligned_error"]
+    assert text(browser, "#readout") == (
+        f"aligned on A {residue(folder, 0, 2)} 3, scored A {residue(folder, 0, 3)} 4: {written[2][3]:.0f} Å"
+    )
+    browser.evaluate(
+        "document.querySelectorAll('#sequence span')[31]"
+        ".dispatchEvent(new PointerEvent('pointermove', {bubbles: true}))"
+    )
+    assert text(browser, "#readout").startswith(
+        f"B {residue(folder, 1, 1)} 2: pLDDT {prediction.plddt[31]:.1f}"
+    )
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True
+    )
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    assert browser.messages == []

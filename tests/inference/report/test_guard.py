@@ -92,7 +92,7 @@ def test_an_error_that_nobody_thought_of_leaves_out_one_prediction(
     helix_prediction("good", 6).save(tmp_path, plots=False)
     helix_prediction("bad", 7).save(tmp_path, plots=False)
 
-    def row(prediction: Any) -> dict[str, Any]:
+    def row(prediction: Any, pairs: Any) -> dict[str, Any]:
         if prediction.target.startswith("bad"):
             raise ZeroDivisionError("division by zero")
         return {"target": prediction.target}

@@ -281,7 +281,7 @@ def test_the_same_folder_gives_the_same_page_and_one_without_results_a_clear_err
     first = write_report(tmp_path / "made").read_bytes()
     assert write_report(tmp_path / "made").read_bytes() == first
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="this folder contains no prediction"):
+    with pytest.raises(InputError, match="expected a prediction in this folder"):
         write_report(tmp_path / "empty")
     with pytest.raises(InputError, match="No such file"):
         write_report(tmp_path / "absent")

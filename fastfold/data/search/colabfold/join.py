@@ -62,15 +62,15 @@ def join_complex(
     Args:
         sequences: Its different chains.
         copies: How many of each there are.
-        unpaired: A3M text of each chain.
-        paired: A3M text of each chain whose rows belong together by their number; None for copies of one chain.
+        unpaired: A3M text of each chain; empty for paired rows alone.
+        paired: A3M text of each chain whose rows belong together by their number; None for the query alone.
 
     Raises:
         InputError: The paired alignments have different numbers of rows.
     """
     lines = [",".join(str(len(s)) for s in sequences) + "\t" + ",".join(map(str, copies))]
     if paired is None:
-        paired = [f">{FIRST_QUERY}\n{sequences[0]}\n"]
+        paired = [f">{FIRST_QUERY + i}\n{sequence}\n" for i, sequence in enumerate(sequences)]
     rows = [_rows(text) for text in paired]
     if len({len(of_chain) for of_chain in rows}) != 1:
         counts = ", ".join(str(len(of_chain)) for of_chain in rows)
@@ -81,7 +81,7 @@ def join_complex(
         lines.append(">" + "\t".join(name for name, _ in together))
         lines.append("".join(letters for _, letters in together))
     before, after = 0, sum(map(len, sequences))
-    for sequence, text in zip(sequences, unpaired, strict=True):
+    for sequence, text in zip(sequences, unpaired, strict=True) if unpaired else ():
         after -= len(sequence)
         for name, letters in _rows(text):
             lines += [f">{name}", "-" * before + letters + "-" * after]

@@ -18,7 +18,8 @@ from typing import Any
 
 from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
-from fastfold.data.search.colabfold.source import Chains
+from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.source import FILE, Chains, Files
 from fastfold.errors import ConfigError
 from fastfold.utils.cores import available_cores
 from fastfold.utils.hashing import input_hash
@@ -70,12 +71,18 @@ class _Database:
         return [[path.name, path.stat().st_size] for path in paths if ".idx" not in path.name]
 
 
+def has_environment(folder: Path) -> bool:
+    """Return True if a folder has ColabFold's database of environmental sequences."""
+    return (folder / f"{ENVIRONMENT}.dbtype").is_file()
+
+
 class MmseqsSource:
     """MMseqs2 as a source of alignments.
 
     Args:
         folder: Folder of databases: ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` if environmental sequences
             are to be searched too.
+        modes: Databases and pairs; None for those of the folder.
         threads: Threads; by default one for each processor that may be used.
         gpu: Search on a GPU, which takes databases that were prepared for one.
         batch: Most sequences of one search.
@@ -89,15 +96,20 @@ class MmseqsSource:
         self,
         folder: Path,
         *,
+        modes: ColabFoldModes | None = None,
         threads: int | None = None,
         gpu: bool = False,
         batch: int = 500,
         temporary: Path | None = None,
     ) -> None:
         self._uniref = _Database.open(folder, UNIREF)
-        self._environment = (
-            _Database.open(folder, ENVIRONMENT) if (folder / f"{ENVIRONMENT}.dbtype").is_file() else None
-        )
+        if modes is None:
+            modes = ColabFoldModes("mmseqs2_uniref_env" if has_environment(folder) else "mmseqs2_uniref")
+        if modes.has_environment_pairs or modes.templates:
+            wanted = "--templates without files" if modes.templates else f"--msa-mode {modes.msa_mode}"
+            raise ConfigError(f"{wanted} needs --msa-server; --engine mmseqs cannot do it")
+        self.modes = modes
+        self._environment = _Database.open(folder, ENVIRONMENT) if modes.has_environment else None
         self._work = Path(tempfile.gettempdir() if temporary is None else temporary)
         self._threads = threads or available_cores()
         self._batch, self._gpu, self._folder = batch, gpu, folder
@@ -130,6 +142,7 @@ class MmseqsSource:
                 _FILTER,
             ],
             "databases": input_hash(databases),
+            **({} if self.modes.pair_strategy == "greedy" else {"pairing": self.modes.pair_strategy}),
         }
 
     def announce(
@@ -141,7 +154,7 @@ class MmseqsSource:
             f"mmseqs {self._version}: {len(sequences)} sequences in {names}, {len(complexes)} complexes to pair"
         )
 
-    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files]]:
         """Search for sequences, batch by batch.
 
         Raises:
@@ -151,7 +164,8 @@ class MmseqsSource:
         for start in range(0, len(sequences), self._batch):
             batch = sequences[start : start + self._batch]
             with tempfile.TemporaryDirectory(prefix="fastfold-mmseqs-", dir=self._work) as place:
-                yield from zip(batch, self._search(Path(place), batch), strict=True)
+                for sequence, text in zip(batch, self._search(Path(place), batch), strict=True):
+                    yield sequence, {FILE: text.encode("ascii")}
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
         """Pair the chains of complexes by species, batch by batch.
@@ -250,7 +264,8 @@ class MmseqsSource:
         program.run("expandaln", query, members, found, database.clusters, expanded, *load, *expand.split())
         near = "-e 0.001 --max-accept 1000000 -c 0.5 --cov-mode 1"
         program.run("align", query, members, expanded, aligned, *load, *near.split())
-        pair = (*load, "--pairing-mode", "0", "--pairing-dummy-mode")
+        strategy = "1" if self.modes.pair_strategy == "complete" else "0"
+        pair = (*load, "--pairing-mode", strategy, "--pairing-dummy-mode")
         program.run("pairaln", query, database.main, aligned, together, *pair, "0")
         program.run("align", query, members, together, traced, *load, "-e", "inf", "-a")
         program.run("pairaln", query, database.main, traced, final, *pair, "1")

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from fastfold.errors import ConfigError
 
@@ -35,6 +36,33 @@ def find_mmseqs() -> Path:
         "--engine mmseqs needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
         "'fastfold[mmseqs]'"
     )
+
+
+def run_session(line: Sequence[str], log: IO[bytes]) -> int:
+    """Run a program with all processes that it starts, which end with this one's wait.
+
+    Args:
+        line: Program and arguments.
+        log: File for its output.
+
+    Returns:
+        Its exit code.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    process = subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:  # Windows
+            process.kill()
+        process.wait()
+        raise
 
 
 class Mmseqs:
@@ -79,19 +107,7 @@ class Mmseqs:
         with self._log.open("ab") as log:
             log.write(f"\n$ {' '.join(line)}\n".encode())
             log.flush()
-            # In a session of its own: a search is a script that starts further processes, which end with it.
-            process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                code = process.wait()
-            except BaseException:
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:  # Windows
-                    process.kill()
-                process.wait()
-                raise
+            code = run_session(line, log)
         if code:
             raise ConfigError(
                 f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{self._tail()}"

@@ -1,24 +1,27 @@
 """Alignments from an MSA server, whose owner can see the sequences.
 
 One sequence is one query, so that each is requested once and stored separately; the chains of a complex are a query for
-pairing. Modes are ColabFold's: ``env`` searches UniRef30 and environmental sequences and filters, ``pairgreedy`` pairs
-rows of one species in two chains or more.
+pairing. Modes are ColabFold's: ``env`` searches UniRef30 and environmental sequences and filters, ``all`` UniRef30
+alone; ``pairgreedy`` pairs rows of one species in two chains or more, ``paircomplete`` in all chains.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastfold.data.search.colabfold.join import fasta_of, split_queries
-from fastfold.data.search.colabfold.source import Chains
+from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
+from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates
+from fastfold.data.search.colabfold.source import FILE, TEMPLATES, Chains, Files
 from fastfold.data.search.colabfold.tickets import QueryFailedError, TicketServer
 from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.errors import InputError
 
 _UNIREF, _ENVIRONMENT, _PAIRED = "uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pair.a3m"
-_TEMPLATES = "pdb70.m8"
-_SEARCH_MODE, _PAIR_MODE = "env", "pairgreedy"
+_HITS = "pdb70.m8"
+_HIT_NAME = re.compile(r"[0-9][0-9A-Za-z]{3}_[0-9A-Za-z]{1,4}", re.ASCII)
 
 
 class MsaServer:
@@ -26,17 +29,34 @@ class MsaServer:
 
     Args:
         server: The server.
+        modes: Databases, pairs and templates.
         say: Called with a line about unused parts of results.
     """
 
-    def __init__(self, server: TicketServer, *, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        server: TicketServer,
+        *,
+        modes: ColabFoldModes | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.modes = modes or ColabFoldModes()
         self._server, self._say = server, say
         self._ignored_templates = False
+        self._search_mode = "env" if self.modes.has_environment else "all"
+        self._pair_mode = f"pair{self.modes.pair_strategy}"
+        if self.modes.has_environment_pairs:
+            self._pair_mode += "-env"
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The address and the modes; what databases the server has is not known."""
-        return {"engine": "msa server", "url": self._server.url, "modes": [_SEARCH_MODE, _PAIR_MODE]}
+        settings = {
+            "engine": "msa server",
+            "url": self._server.url,
+            "modes": [self._search_mode, self._pair_mode],
+        }
+        return {**settings, "templates": True} if self.modes.templates else settings
 
     def announce(
         self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
@@ -49,7 +69,7 @@ class MsaServer:
             f"{number} ({sum(map(len, sent)):,} residues)"
         )
 
-    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | QueryFailedError]]:
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | QueryFailedError]]:
         """Ask for the alignment of each sequence; an error takes the place of one that the server cannot do.
 
         Raises:
@@ -58,20 +78,17 @@ class MsaServer:
         """
         for sequence in sequences:
             try:
-                data = self._server.result("msa", fasta_of([sequence]), _SEARCH_MODE)
+                data = self._server.result("msa", fasta_of([sequence]), self._search_mode)
             except QueryFailedError as error:
                 yield sequence, error
                 continue
-            files = read_archive(
-                data, frozenset((_UNIREF, _ENVIRONMENT, _TEMPLATES)), origin=self._server.url
-            )
-            self._mention(files.get(_TEMPLATES, b""))
+            files = read_archive(data, frozenset((_UNIREF, _ENVIRONMENT, _HITS)), origin=self._server.url)
             if _UNIREF not in files:
                 raise InputError(f"the result lacks {_UNIREF}; is this an MSA server?", path=self._server.url)
             text = self._only(files[_UNIREF], sequence)
-            if _ENVIRONMENT in files:
+            if _ENVIRONMENT in files and self.modes.has_environment:
                 text += self._only(files[_ENVIRONMENT], sequence)
-            yield sequence, text
+            yield sequence, {FILE: text.encode("ascii"), **self._templates(files.get(_HITS, b""))}
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | QueryFailedError]]:
         """Request the paired rows of each combination of chains; errors are as in :meth:`unpaired`.
@@ -82,7 +99,7 @@ class MsaServer:
         """
         for chains in complexes:
             try:
-                data = self._server.result("pair", fasta_of(chains), _PAIR_MODE)
+                data = self._server.result("pair", fasta_of(chains), self._pair_mode)
             except QueryFailedError as error:
                 yield chains, error
                 continue
@@ -95,11 +112,37 @@ class MsaServer:
         (text,) = split_queries(content, [sequence], origin=self._server.url)
         return text
 
-    def _mention(self, templates: bytes) -> None:
+    def _templates(self, table: bytes) -> Files:
+        """Return the file with the best hits' structures and profiles; nothing without hits."""
+        if not self.modes.templates:
+            self._mention(table)
+            return {}
+        names = hit_names(table)
+        if not names:
+            return {}
+        data = self._server.structures(names)
+        check_templates(data, origin=self._server.url)
+        return {TEMPLATES: data}
+
+    def _mention(self, table: bytes) -> None:
         """Say once that template hits are left out."""
-        if templates.strip() and not self._ignored_templates:
+        if table.strip() and not self._ignored_templates:
             self._ignored_templates = True
             self._say(
-                f"{self._server.url} also sent template hits ({_TEMPLATES}), which are not used: structures would have "
-                "to come from the server as well"
+                f"{self._server.url} also sent template hits ({_HITS}), which are not used; --templates without files "
+                "fetches their structures from the server, too"
             )
+
+
+def hit_names(table: bytes) -> list[str]:
+    """Return the PDB chains of a server's best template hits.
+
+    Args:
+        table: MMseqs2's table of one query's hits, best first.
+
+    Returns:
+        At most :data:`~fastfold.data.search.colabfold.server_templates.MAX_HITS` names such as ``1abc_A``.
+    """
+    rows = (line.split() for line in table.decode("ascii", "replace").splitlines())
+    names = (row[1] for row in rows if len(row) > 1 and row[0] == str(FIRST_QUERY))
+    return [name for name in dict.fromkeys(names) if _HIT_NAME.fullmatch(name)][:MAX_HITS]

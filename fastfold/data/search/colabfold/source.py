@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fastfold.data.msa.find import AlignmentFile, find_alignments
 from fastfold.data.search.colabfold.join import join_complex
+from fastfold.data.search.colabfold.modes import ColabFoldModes, PairMode
 from fastfold.data.search.folder import check_place, publish
 from fastfold.data.search.run import SearchSummary
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
@@ -24,13 +25,23 @@ from fastfold.utils.atomic_files import prepare_output_directory
 NAME = "colabfold"
 """What such searches are called; their files are ``colabfold_hits.a3m``."""
 FILE = f"{NAME}_hits.a3m"
+TEMPLATES = "templates.tar.gz"
+"""Structures and profiles of a chain's template hits, in the store."""
 
 Chains = tuple[str, ...]
 """Different chains of a complex, in its order."""
 
 
+Files = Mapping[str, bytes]
+"""Files of a chain: its alignment :data:`FILE`, and :data:`TEMPLATES` where structures were fetched."""
+
+
 class ColabFoldSource(Protocol):
     """Something that makes alignments as ColabFold does."""
+
+    @property
+    def modes(self) -> ColabFoldModes:
+        """Databases that are searched, and rows that a complex gets."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -41,8 +52,8 @@ class ColabFoldSource(Protocol):
     ) -> None:
         """Announce the searches for some sequences."""
 
-    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | FastFoldError]]:
-        """Search for each sequence; yields it with its A3M text or an error once that is known."""
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | FastFoldError]]:
+        """Search for each sequence; yields it with its files or an error once that is known."""
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | FastFoldError]]:
         """Pair chains; yield them with the A3M text of each, with paired rows, or with an error."""
@@ -71,7 +82,8 @@ def search_colabfold(
         WriteError: The folder cannot be written.
         FastFoldError: The search fails; finished results are kept.
     """
-    targets = list(targets)
+    given = list(targets)
+    targets = [target.uncut for target in given]
     prepare_output_directory(out)
     for target in targets:
         _check(target, out)
@@ -79,8 +91,12 @@ def search_colabfold(
     keys = {
         kind: SearchKey(NAME, {**source.settings, "kind": kind}) for kind in ("unpaired", "paired", "joined")
     }
-    sequences = list(dict.fromkeys(s for target in targets for s in _chains(target)))
-    complexes = list(dict.fromkeys(chains for target in targets if len(chains := _chains(target)) > 1))
+    pair_mode = source.modes.pair_mode
+    if pair_mode != "unpaired_paired":
+        keys["joined"] = SearchKey(NAME, {**keys["joined"].settings, "pair_mode": pair_mode})
+    plans = {id(target): _Plan.make(target, pair_mode) for target in targets}
+    sequences = list(dict.fromkeys(s for plan in plans.values() for s in plan.alone))
+    complexes = list(dict.fromkeys(plan.together for plan in plans.values() if plan.together))
     to_search = [sequence for sequence in sequences if store.find(sequence, keys["unpaired"]) is None]
     to_pair = [chains for chains in complexes if store.find(":".join(chains), keys["paired"]) is None]
     if to_search or to_pair:
@@ -88,12 +104,12 @@ def search_colabfold(
     reused = len(sequences) + len(complexes) - len(to_search) - len(to_pair)
     waiting = list(targets)
     failed: dict[str | Chains, str] = {}
-    for sequence, text in source.unpaired(to_search) if to_search else ():
-        if isinstance(text, FastFoldError):
-            failed[sequence] = str(text)
+    for sequence, found in source.unpaired(to_search) if to_search else ():
+        if isinstance(found, FastFoldError):
+            failed[sequence] = str(found)
             continue
-        store.add(sequence, keys["unpaired"], {FILE: text.encode("ascii")}, facts={"rows": text.count(">")})
-        waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+        store.add(sequence, keys["unpaired"], found, facts={"rows": found[FILE].count(b">")})
+        waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
     to_pair = [chains for chains in to_pair if not set(chains) & set(failed)]
     for chains, texts in source.paired(to_pair) if to_pair else ():
         if isinstance(texts, FastFoldError):
@@ -101,10 +117,11 @@ def search_colabfold(
             continue
         files = {f"{number}.a3m": text.encode("ascii") for number, text in enumerate(texts)}
         store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
-        waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+        waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
     without: list[tuple[Target, str]] = []
+    given_of = {id(target): one for target, one in zip(targets, given, strict=True)}
     for target in waiting:
-        if _publish(target, store, keys, out):
+        if _publish(target, plans[id(target)], store, keys, out):
             continue
         reason = next((failed[part] for part in (*_chains(target), _chains(target)) if part in failed), None)
         if reason is None:
@@ -112,7 +129,7 @@ def search_colabfold(
                 "the search returned no alignment of its chains; run the same command again",
                 record=target.record,
             )
-        without.append((target, reason))
+        without.append((given_of[id(target)], reason))
     return SearchSummary(len(to_search) + len(to_pair) - len(failed), reused, tuple(without))
 
 
@@ -155,16 +172,47 @@ def _check(target: Target, out: Path) -> None:
             )
 
 
-def _publish(target: Target, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
+class _Plan(NamedTuple):
+    """Searches that a target needs.
+
+    Attributes:
+        alone: Its chains that need an alignment of their own.
+        together: Its chains that are paired; empty for none.
+    """
+
+    alone: Chains
+    together: Chains
+
+    @classmethod
+    def make(cls, target: Target, pair_mode: PairMode) -> _Plan:
+        """Return the searches of a target under a pair mode."""
+        chains = _chains(target)
+        together = chains if len(chains) > 1 and pair_mode != "unpaired" else ()
+        return cls(() if target.is_complex and pair_mode == "paired" else chains, together)
+
+
+def template_file(chain: Chain) -> str:
+    """Return the name of the file with a chain's template hits among its target's alignments."""
+    return f"{NAME}_templates_{chain.id}.tar.gz"
+
+
+def _publish(
+    target: Target, plan: _Plan, store: SearchStore, keys: Mapping[str, SearchKey], out: Path
+) -> bool:
     """Put the alignment of a target into its place, if all of it has been found."""
     chains, letters = _chains(target), _letters(target)
-    parts = [store.find(sequence, keys["unpaired"]) for sequence in chains]
-    paired = store.find(":".join(chains), keys["paired"]) if len(chains) > 1 else {}
-    found = [part for part in parts if part is not None]
-    if len(found) < len(chains) or paired is None:
+    parts = [store.find(sequence, keys["unpaired"]) for sequence in plan.alone]
+    paired = store.find(":".join(plan.together), keys["paired"]) if plan.together else {}
+    found = {sequence: part for sequence, part in zip(plan.alone, parts, strict=True) if part is not None}
+    if len(found) < len(plan.alone) or paired is None:
         return False
+    templates = {
+        template_file(chain): found[sequence][TEMPLATES]
+        for chain, sequence in zip(target.chains, letters, strict=True)
+        if TEMPLATES in found.get(sequence, ())
+    }
     if not target.is_complex:
-        publish(out / target.name, keys["unpaired"], found[0])
+        publish(out / target.name, keys["unpaired"], {FILE: found[chains[0]][FILE], **templates})
         return True
     whole = ":".join(letters)
     files = store.find(whole, keys["joined"])
@@ -172,9 +220,9 @@ def _publish(target: Target, store: SearchStore, keys: Mapping[str, SearchKey], 
         text = join_complex(
             chains,
             [letters.count(sequence) for sequence in chains],
-            [part[FILE].read_text("ascii") for part in found],
+            [found[sequence][FILE].read_text("ascii") for sequence in plan.alone],
             [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None,
         )
         files = store.add(whole, keys["joined"], {FILE: text.encode("ascii")})
-    publish(out / target.name, keys["joined"], files)
+    publish(out / target.name, keys["joined"], {**files, **templates})
     return True

@@ -6,6 +6,7 @@
   ``COMPLETE`` that a result is ready. ``ERROR`` ends the query, ``MAINTENANCE`` all of them. A server that was just
   started or has forgotten a ticket answers ``UNKNOWN``.
 - ``GET /result/download/<id>``: a ``tar.gz`` of files.
+- ``GET /template/<name>,<name>``: a ``tar.gz`` of profiles and structures of template hits.
 
 A server answers the same query from its memory, so that a run that was interrupted finds its result there.
 """
@@ -16,7 +17,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -46,6 +47,7 @@ class TicketServer:
 
     Args:
         url: Its address.
+        secrets: Headers that name the user, for a private server.
         patience_s: Seconds after which a query is given up.
         timeout_s: Seconds that a connection may be silent.
         say: Told of waits and of connections that broke.
@@ -60,6 +62,7 @@ class TicketServer:
         self,
         url: str,
         *,
+        secrets: Mapping[str, str] | None = None,
         patience_s: float = 7200.0,
         timeout_s: float = 60.0,
         say: Callable[[str], None] = lambda line: None,
@@ -67,6 +70,7 @@ class TicketServer:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = check_url(url, setting="--msa-server")
+        self._secrets = dict(secrets or {})
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._say, self._pause, self._now = say, pause, now
 
@@ -114,6 +118,20 @@ class TicketServer:
             self._pause(wait * random.uniform(0.9, 1.1))
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
 
+    def structures(self, names: Sequence[str]) -> bytes:
+        """Download the structures and profiles of template hits.
+
+        Args:
+            names: Hits such as ``1abc_A``.
+
+        Returns:
+            A ``tar.gz``: the profiles as a database ``pdb70`` of HH-suite, and an mmCIF file per entry.
+
+        Raises:
+            NetworkError: The server cannot be reached or refuses the request.
+        """
+        return self._fetch(f"/template/{','.join(names)}", None, MAX_RESULT)
+
     def _failed(self, status: object) -> NetworkError:
         kept = "What has arrived is kept"
         if status == "MAINTENANCE":
@@ -160,6 +178,8 @@ class TicketServer:
             try:
                 return self._fetch_once(path, form, limit)
             except NetworkError as error:
+                if error.status in (401, 403):
+                    raise NetworkError(f"{error}. {_LOGIN}", status=error.status) from None
                 if not error.temporary or attempt == _ATTEMPTS:
                     raise
                 problem, wait = str(error), wait if error.retry_after is None else error.retry_after
@@ -178,7 +198,9 @@ class TicketServer:
         raise AssertionError("not reached")
 
     def _fetch_once(self, path: str, form: bytes | None, limit: int) -> bytes:
-        with open_url(f"{self.url}{path}", data=form, timeout=self._timeout_s) as response:
+        with open_url(
+            f"{self.url}{path}", data=form, secrets=self._secrets, timeout=self._timeout_s
+        ) as response:
             length = response.headers.get("Content-Length")
             if length is not None and re.fullmatch(r"[0-9]{1,15}", length) is None:
                 raise NetworkError(
@@ -205,6 +227,10 @@ class TicketServer:
             return b"".join(pieces)
 
 
+_LOGIN = (
+    "A private server wants --msa-server-username and --msa-server-password, or --api-key-value; check them, or ask "
+    "its owner"
+)
 _MEANINGS = {
     "UNKNOWN": "the query is not known yet; asking again",
     "RATELIMIT": "too many queries at once; waiting for a turn",

@@ -7,6 +7,7 @@ import io
 import tarfile
 import time
 import zlib
+from collections.abc import Container
 
 from fastfold.errors import InputError
 
@@ -16,7 +17,7 @@ _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
 
 
-def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[str, bytes]:
+def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[str, bytes]:
     """Return the wanted files of a ``tar.gz`` as bytes.
 
     Args:

@@ -18,19 +18,22 @@ function fit(canvas, height) {
   return { context, width, height: tall };
 }
 
-// Numbers at the axis: the first residue of each chain, and round ones in between.
+// Numbers at the axis: the first residue of each chain and of each part of it, and round ones in between.
 function ticksOf(prediction) {
   const steps = [1, 2, 5].flatMap((s) => [0, 1, 2, 3, 4, 5, 6].map((p) => s * 10 ** p)).sort((a, b) => a - b);
   const step = steps.find((one) => prediction.length <= 10 * one) || 1e7;
   const ticks = [];
   for (const chain of prediction.chains) {
-    const last = ticks[ticks.length - 1];
-    if (last && chain.start - last.at < 0.4 * step && last.label !== 1) ticks.pop();
-    const before = ticks[ticks.length - 1];
-    if (!before || chain.start - before.at >= 0.4 * step) ticks.push({ at: chain.start, label: 1 });
-    for (let number = step; number <= chain.length; number += step) {
-      if (number > 1) ticks.push({ at: chain.start + number - 1, label: number });
-    }
+    chain.numbers.forEach((label, place) => {
+      const at = chain.start + place;
+      const last = ticks[ticks.length - 1];
+      const head = place === 0 || label !== chain.numbers[place - 1] + 1;
+      if (head) {
+        if (last && at - last.at < 0.4 * step && !last.head) ticks.pop();
+        const before = ticks[ticks.length - 1];
+        if (!before || at - before.at >= 0.4 * step) ticks.push({ at, label, head });
+      } else if (label % step === 0 && (!last.head || last.label === 1 || at - last.at >= 0.4 * step)) ticks.push({ at, label });
+    });
   }
   return ticks;
 }

@@ -30,7 +30,7 @@ async function unpackText(number) {
 async function loadPrediction(row) {
   if (cache.has(row)) return cache.get(row);
   const detail = JSON.parse(await unpackText(row.detail));
-  const prediction = { row, ...detail, ...layoutOf(detail.sequences) };
+  const prediction = { row, ...detail, ...layoutOf(detail.sequences, detail.ranges) };
   prediction.pae = row.pae ? { ...row.pae, bytes: await unpack(row.pae.blob) } : null;
   prediction.structure = row.structure ? atomsOf(row.structure, await unpack(row.structure.blob)) : null;
   cache.set(row, prediction);
@@ -38,13 +38,16 @@ async function loadPrediction(row) {
   return prediction;
 }
 
-// Chains by the places of their residues in the complex, from 0.
-function layoutOf(sequences) {
+// Chains by the places of their residues in the complex, from 0. Residues are numbered as in the whole proteins, which
+// ranges say for proteins of which a part was folded.
+function layoutOf(sequences, ranges) {
   const chains = [];
   const chainOf = [];
   let start = 0;
   sequences.forEach((sequence, number) => {
-    chains.push({ name: chainName(number), start, length: sequence.length, sequence });
+    const parts = ranges ? ranges[number] : [[1, sequence.length]];
+    const numbers = parts.flatMap(([first, last]) => Array.from({ length: last - first + 1 }, (_, k) => first + k));
+    chains.push({ name: chainName(number), start, length: sequence.length, sequence, numbers });
     for (let i = 0; i < sequence.length; i++) chainOf.push(number);
     start += sequence.length;
   });
@@ -63,7 +66,7 @@ function chainName(number) {
 function residueName(prediction, residue) {
   const chain = prediction.chains[prediction.chainOf[residue]];
   const at = residue - chain.start;
-  return `${chain.name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${at + 1}`;
+  return `${chain.name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.numbers[at]}`;
 }
 
 function rangeName(prediction, [from, to]) {
@@ -71,7 +74,7 @@ function rangeName(prediction, [from, to]) {
   for (const chain of prediction.chains) {
     const first = Math.max(from, chain.start);
     const last = Math.min(to, chain.start + chain.length - 1);
-    if (first <= last) names.push(`${chain.name} ${first - chain.start + 1} to ${last - chain.start + 1}`);
+    if (first <= last) names.push(`${chain.name} ${chain.numbers[first - chain.start]} to ${chain.numbers[last - chain.start]}`);
   }
   return names.length > 4 ? `${names[0]} … ${names[names.length - 1]}` : names.join(', ');
 }
@@ -111,7 +114,7 @@ function structureText(prediction) {
     const name = meta.atoms[atom[k]];
     const xyz = [0, 1, 2].map((axis) => position(k, axis).toFixed(2)).join(' ');
     lines.push(`ATOM ${k + 1} ${name[0]} ${name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.name} ` +
-      `${number + 1} ${at + 1} ${at + 1} ${chain.name} . ${xyz} 1 ${prediction.plddt[i].toFixed(1)} 1`);
+      `${number + 1} ${at + 1} ${chain.numbers[at]} ${chain.name} . ${xyz} 1 ${prediction.plddt[i].toFixed(1)} 1`);
   }
   return lines.join('\n') + '\n#\n';
 }

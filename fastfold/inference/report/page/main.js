@@ -4,12 +4,16 @@ const byId = (id) => document.getElementById(id);
 const state = { prediction: null, hover: null, pin: null, block: null, colour: 'plddt' };
 
 const COLUMNS_OF_TABLE = [
-  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0], ['length', 'residues', 0],
+  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0],
+  ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
   ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
-  ['clashes', 'clashes', 0],
+  ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
+  ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
-const TEXT = new Set(['target', 'model']);
+if (window.matchMedia('(prefers-color-scheme: dark)').matches) Object.assign(meta.style, { ink: '#dfe6ec', faint: '#7d8994' });
+const TEXT = new Set(['target', 'partner_1', 'partner_2', 'model']);
+const PAGE_ROWS = 100;
 const sorting = { key: null, down: false };
 
 function make(tag, text, attributes = {}) {
@@ -32,7 +36,8 @@ function drawHead() {
   for (const [key, label] of columns) {
     const cell = make('th', undefined, { scope: 'col', class: TEXT.has(key) ? 'text' : '' });
     if (sorting.key === key) cell.setAttribute('aria-sort', sorting.down ? 'descending' : 'ascending');
-    const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button' });
+    const title = EXPLANATIONS[key] ? { title: EXPLANATIONS[key][1] } : {};
+    const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button', ...title });
     button.addEventListener('click', () => {
       sorting.down = sorting.key === key ? !sorting.down : !TEXT.has(key) && key !== 'rank' && key !== 'seed';
       sorting.key = key;
@@ -45,8 +50,8 @@ function drawHead() {
   document.querySelector('#list thead').replaceChildren(row);
 }
 
-const rowElements = meta.rows.map((data) => {
-  const row = make('tr', undefined, { tabindex: '0', 'aria-selected': 'false' });
+function rowElement(data) {
+  const row = make('tr', undefined, { tabindex: '0', 'aria-selected': String(Boolean(state.prediction && state.prediction.row === data)) });
   for (const [key, , digits] of columns) {
     const text = shown(data[key], digits);
     row.append(make('td', text, TEXT.has(key) ? { class: 'text', title: text } : {}));
@@ -58,19 +63,40 @@ const rowElements = meta.rows.map((data) => {
       choose(data);
     }
   });
-  return { data, row };
-});
+  return row;
+}
 
+// Conditions such as "ipsae>0.5 rank=1", all of which a row has to meet; null where the text is none.
+function conditions() {
+  const text = byId('where').value.trim();
+  const tests = { '>': (a, b) => a > b, '>=': (a, b) => a >= b, '<': (a, b) => a < b, '<=': (a, b) => a <= b, '=': (a, b) => a === b };
+  const found = [];
+  const left = text.replace(/([a-z_0-9]+)\s*(>=|<=|==?|>|<)\s*(-?\d+(?:\.\d+)?)/gi, (all, key, sign, number) => {
+    found.push([key.toLowerCase(), tests[sign === '==' ? '=' : sign], Number(number)]);
+    return '';
+  }).replace(/\b(and)\b|[\s,;&]/gi, '');
+  const unknown = found.map(([key]) => key).find((key) => !meta.rows.some((row) => typeof row[key] === 'number'));
+  const wrong = left ? 'expected ipsae>0.5, for example' : unknown ? `no score ${unknown}` : '';
+  byId('where').setAttribute('aria-invalid', String(Boolean(wrong)));
+  byId('where-note').textContent = wrong;
+  return wrong ? null : found;
+}
+
+let page = 0;
+let kept = [];
 function drawRows() {
+  page = 0;
   const words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
   const best = byId('best').checked;
-  const kept = rowElements.filter(({ data }) => {
-    const text = `${data.target} ${data.model}`.toLowerCase();
-    return (!best || (data.rank || 1) === 1) && words.every((word) => text.includes(word));
+  const limits = conditions() || [];
+  kept = meta.rows.filter((data) => {
+    const text = `${data.target} ${data.model} ${data.partner_1 || ''} ${data.partner_2 || ''}`.toLowerCase();
+    return (!best || (data.rank || 1) === 1) && words.every((word) => text.includes(word)) &&
+      limits.every(([key, test, number]) => typeof data[key] === 'number' && test(data[key], number));
   });
   if (sorting.key) {
     const sign = sorting.down ? -1 : 1;
-    const value = ({ data }) => data[sorting.key];
+    const value = (data) => data[sorting.key];
     kept.sort((one, other) => {
       const [a, b] = [value(one), value(other)];
       const missing = (x) => x === undefined || x === null;
@@ -78,9 +104,41 @@ function drawRows() {
       return sign * (typeof a === 'number' ? a - b : String(a).localeCompare(String(b), 'en', { numeric: true }));
     });
   }
-  document.querySelector('#list tbody').replaceChildren(...kept.map(({ row }) => row));
-  const targets = new Set(kept.map(({ data }) => data.target)).size;
+  drawPage();
+  drawMatrix();
+  const targets = new Set(kept.map((data) => data.target)).size;
   byId('count').textContent = `${targets} target${targets === 1 ? '' : 's'}, ${kept.length} prediction${kept.length === 1 ? '' : 's'}`;
+}
+
+function drawPage() {
+  const from = page * PAGE_ROWS;
+  const shownRows = kept.slice(from, from + PAGE_ROWS);
+  document.querySelector('#list tbody').replaceChildren(...shownRows.map(rowElement));
+  byId('list').scrollTop = 0;
+  byId('pages').hidden = kept.length <= PAGE_ROWS;
+  byId('page').textContent = `${from + 1} to ${from + shownRows.length} of ${kept.length.toLocaleString('en')}`;
+  byId('previous').disabled = page === 0;
+  byId('next').disabled = from + PAGE_ROWS >= kept.length;
+}
+
+function turn(step) {
+  page += step;
+  drawPage();
+}
+
+const inPairs = meta.rows.filter((row) => row.partner_1 !== undefined);
+const pairScores = SCORES_OF_PAIRS.filter(([key]) => inPairs.some((row) => row[key] !== undefined));
+const hasMatrix = pairScores.length > 0 && new Set(inPairs.map((row) => `${row.partner_1}\n${row.partner_2}`)).size > 2;
+const matrix = new Matrix(byId('cells'), {
+  choose: (row) => choose(row),
+  hover: (found) => {
+    const value = found && found.row && found.row[byId('score').value];
+    byId('cell').textContent = found ? `${found.bait} with ${found.prey}: ${shown(value, 2)}` : '';
+  },
+});
+
+function drawMatrix() {
+  if (hasMatrix && byId('matrix').open) matrix.show(kept.filter((row) => row.partner_1 !== undefined), byId('score').value);
 }
 
 const events = {
@@ -176,11 +234,12 @@ function legend() {
 
 let chosen = 0;
 async function choose(row) {
-  const turn = ++chosen;
-  for (const one of rowElements) one.row.setAttribute('aria-selected', String(one.data === row));
+  const order = ++chosen;
   const prediction = await loadPrediction(row);
-  if (turn !== chosen) return;
+  if (order !== chosen) return;
   Object.assign(state, { prediction, hover: null, pin: null, block: null });
+  const rowsOfPage = document.querySelectorAll('#list tbody tr');
+  rowsOfPage.forEach((one, number) => one.setAttribute('aria-selected', String(kept[page * PAGE_ROWS + number] === row)));
   document.querySelector('main').hidden = false;
   byId('name').textContent = prediction.name;
   const chains = prediction.chains.map((chain) => `${chain.name} (${chain.length})`).join(', ');
@@ -199,7 +258,16 @@ async function choose(row) {
   byId('coverage-note').textContent = prediction.coverage
     ? `Alignment rows by identity to the query, darker is more alike; ${prediction.coverage.rows.map((rows, number) => `${chainName(number)}: ${Number(rows).toLocaleString('en')}`).join(', ')} rows.`
     : 'The folder says nothing of the alignments of this target.';
+  drawSequence(prediction, {
+    hover: (residue) => point(residue === null ? null : [residue, residue], true),
+    pick: (residue) => {
+      state.pin = residue;
+      say();
+      redraw();
+    },
+  });
   drawPairs(prediction);
+  drawTemplates(prediction);
   drawFiles(prediction);
   drawSettings(prediction);
   legend();
@@ -208,7 +276,7 @@ async function choose(row) {
   // The viewer takes its time to start: what is there already is drawn before.
   requestAnimationFrame(() => setTimeout(() => {
     if (!document.body.dataset.ready) document.body.dataset.ready = String(performance.now());
-    if (turn === chosen) view.show(prediction);
+    if (order === chosen) view.show(prediction);
   }));
 }
 
@@ -260,7 +328,30 @@ function drawSettings({ config }) {
 }
 
 byId('find').addEventListener('input', drawRows);
+byId('where').addEventListener('input', drawRows);
 byId('best').addEventListener('change', drawRows);
+byId('previous').addEventListener('click', () => turn(-1));
+byId('next').addEventListener('click', () => turn(1));
+byId('matrix').hidden = !hasMatrix;
+byId('score').replaceChildren(...pairScores.map(([key, label]) => make('option', label, { value: key })));
+byId('score').addEventListener('change', drawMatrix);
+byId('matrix').addEventListener('toggle', drawMatrix);
+// Arrow keys move a point in the aligned error, ten residues at a time with Shift; Enter marks the scored residue.
+let cursor = [0, 0];
+byId('pae').addEventListener('keydown', (event) => {
+  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (!state.prediction || (!step && event.key !== 'Enter')) return;
+  event.preventDefault();
+  if (!step) {
+    state.pin = cursor[1];
+    say();
+    redraw();
+    return;
+  }
+  const most = state.prediction.length - 1;
+  cursor = cursor.map((at, axis) => Math.max(0, Math.min(most, at + step[axis] * (event.shiftKey ? 10 : 1))));
+  point(cursor, true);
+});
 byId('clear').addEventListener('click', () => select(null));
 for (const radio of document.getElementsByName('colour')) {
   radio.addEventListener('change', () => {
@@ -270,6 +361,8 @@ for (const radio of document.getElementsByName('colour')) {
   });
 }
 window.addEventListener('resize', redraw);
+explain();
+drawFailures();
 drawHead();
 drawRows();
 choose(meta.rows[0]);

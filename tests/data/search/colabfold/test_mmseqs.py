@@ -15,7 +15,8 @@ from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.colabfold import mmseqs_program
 from fastfold.data.search.colabfold.mmseqs import ENVIRONMENT, UNIREF, MmseqsSource
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
-from fastfold.data.search.colabfold.source import search_colabfold
+from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.source import FILE, search_colabfold
 from fastfold.data.search.run import SearchSummary
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
@@ -82,7 +83,7 @@ def test_sequences_are_searched_together_by_the_steps_of_colabfold(
     program: Path, databases: Path, tmp_path: Path
 ) -> None:
     found = source(databases, tmp_path)
-    assert dict(found.unpaired([A, B])) == {
+    assert {s: files[FILE].decode() for s, files in found.unpaired([A, B])} == {
         s: 2 * f">{101 + i}\n{s}\n>hit\n{s}\n" for i, s in enumerate((A, B))
     }
     steps = calls(program)[1:]
@@ -144,8 +145,23 @@ def test_environmental_sequences_may_be_missing(program: Path, databases: Path, 
     said: list[str] = []
     found = source(databases, tmp_path)
     found.announce([A], [], said.append)
-    assert dict(found.unpaired([A])) == {A: f">101\n{A}\n>hit\n{A}\n"}
+    assert dict(found.unpaired([A])) == {A: {FILE: f">101\n{A}\n>hit\n{A}\n".encode()}}
     assert said == [f"mmseqs 18-stand-in: 1 sequences in {UNIREF}, 0 complexes to pair"]
+
+
+def test_modes_decide_databases_and_pairs(program: Path, databases: Path, tmp_path: Path) -> None:
+    found = source(databases, tmp_path, modes=ColabFoldModes("mmseqs2_uniref", pair_strategy="complete"))
+    list(found.unpaired([A]))
+    list(found.paired([(A, B)]))
+    assert [step[2] for step in calls(program) if step[0] == "search" and step[1] != "--help"] == [
+        str(databases / UNIREF)
+    ] * 2
+    modes = [step[step.index("--pairing-mode") + 1] for step in calls(program) if step[0] == "pairaln"]
+    assert modes == ["1", "1"]
+    assert found.settings["pairing"] == "complete"
+    for modes in (ColabFoldModes("mmseqs2_uniref_env_envpair"), ColabFoldModes(templates=True)):
+        with pytest.raises(ConfigError, match="needs --msa-server; --engine mmseqs cannot do it"):
+            source(databases, tmp_path, modes=modes)
 
 
 def test_a_gpu_is_passed_on_where_the_program_has_it(program: Path, databases: Path, tmp_path: Path) -> None:

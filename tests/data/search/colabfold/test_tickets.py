@@ -11,7 +11,7 @@ from fastfold.data.search.colabfold import tickets
 from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.errors import ConfigError, NetworkError
 from fastfold.utils.http import USER_AGENT
-from tests.helpers.loopback import loopback
+from tests.helpers.loopback import Request, loopback
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
 QUERY = ">101\nMKVL\n"
@@ -204,3 +204,28 @@ def test_an_answer_that_drips_ends_at_the_deadline() -> None:
         slow = TicketServer(server.url, pause=lambda seconds: None, now=lambda: next(ticks), timeout_s=5)
         with pytest.raises(NetworkError, match="did not arrive within"):
             slow.result("msa", QUERY, "env")
+
+
+def test_a_redirect_gets_no_credentials() -> None:
+    with loopback(lambda request: request.send(200, b"{}")) as other:
+
+        def answer(request: Request) -> None:
+            if request.method == "POST":
+                request.send(200, json.dumps({"id": "t", "status": "COMPLETE"}).encode())
+            else:
+                request.send(302, headers={"Location": f"{other.url}/file"})
+
+        with loopback(answer) as server:
+            client = TicketServer(server.url, secrets={"Authorization": "Basic secret"})
+            assert client.result("msa", ">101\nMK\n", "env") == b"{}"
+    assert [request.headers.get("Authorization") for request in server.requests] == ["Basic secret"] * 2
+    assert "Authorization" not in other.requests[0].headers
+
+
+def test_a_refused_login_says_what_to_check() -> None:
+    with (
+        loopback(lambda request: request.send(401)) as server,
+        pytest.raises(NetworkError, match=r"answers 401 .*check them, or ask its owner") as caught,
+    ):
+        TicketServer(server.url, pause=lambda seconds: None).result("msa", "", "env")
+    assert (caught.value.status, len(server.requests)) == (401, 1)

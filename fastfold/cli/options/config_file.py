@@ -1,0 +1,131 @@
+"""Options of a command in a YAML file: ``--config FILE``, and ``--print-config`` to write one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import ConfigError
+
+CONFIG, PRINT = "--config", "--print-config"
+_SECRET = frozenset(("msa_server_password", "api_key_value"))
+_OWN = frozenset(("help", "help_all", "config", "print_config"))
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config`` and ``--print-config`` to a parser."""
+    parser.add_argument(
+        CONFIG,
+        type=Path,
+        metavar="FILE",
+        help="read options from a YAML file, by their names without dashes; options of the command come first",
+    )
+    parser.add_argument(
+        PRINT,
+        action="store_true",
+        help="print the options that differ from the defaults as such a file, and stop",
+    )
+
+
+def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> list[str]:
+    """Return the arguments of a command with those of its file.
+
+    Args:
+        arguments: Arguments of a command; those of the file that it has itself are left out.
+        actions: Its options.
+
+    Raises:
+        ConfigError: The file cannot be read, or has an unknown option or a wrong value.
+    """
+    given = {text.partition("=")[0] for text in arguments}
+    path = _config_path(arguments)
+    if path is None:
+        return list(arguments)
+    known = {name: action for action in actions for name in _names(action)}
+    inputs: list[str] = []
+    more: list[str] = []
+    for key, value in _read(path).items():
+        name = str(key).replace("_", "-")
+        action = known.get(name)
+        if action is None or action.dest in _OWN:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "fastfold infer --help-all lists them"
+            raise ConfigError(f"{path}: no option {key!r}; {hint}")
+        if not action.option_strings:
+            inputs += _texts(value, path, name)
+        elif not given & set(action.option_strings) and value is not None and value is not False:
+            more += [action.option_strings[0]]
+            if value is not True:
+                if action.nargs == 0:
+                    raise ConfigError(f"{path}: {name}: expected true or false, found {value!r}")
+                more += _texts(value, path, name)
+    return [*inputs, *arguments, *more]
+
+
+def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action]) -> str:
+    """Return options that differ from their defaults as YAML, without passwords."""
+    import yaml
+
+    values: dict[str, Any] = {}
+    for action in actions:
+        value = getattr(options, action.dest, None)
+        if (
+            action.dest in _OWN | _SECRET | {argparse.SUPPRESS}
+            or value == action.default
+            or not _names(action)
+        ):
+            continue
+        if value == [] and action.nargs == "*" and action.option_strings:
+            value = True
+        values[_names(action)[0]] = _plain(value)
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True)) if values else ""
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    """Return the file that the arguments name."""
+    for number, text in enumerate(arguments):
+        if text.startswith(f"{CONFIG}="):
+            return Path(text.partition("=")[2])
+        if text == CONFIG and number + 1 < len(arguments):
+            return Path(arguments[number + 1])
+    return None
+
+
+def _names(action: argparse.Action) -> list[str]:
+    """Return the names of an option in a file; inputs are called ``inputs``."""
+    if not action.option_strings:
+        return [action.dest]
+    return [name[2:] for name in action.option_strings if name.startswith("--") and "_" not in name]
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{CONFIG} {path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}" if place is not None else ""
+        raise ConfigError(f"{path}{where}: is not YAML; write lines such as 'num-recycles: 3'") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected lines such as 'num-recycles: 3', found {type(values).__name__}")
+    return values
+
+
+def _texts(value: Any, path: Path, name: str) -> list[str]:
+    """Return a value as arguments."""
+    values = value if isinstance(value, list) else [value]
+    if not values or any(isinstance(one, dict | list | bool) or one is None for one in values):
+        raise ConfigError(f"{path}: {name}: expected a number, a text or a list of them, found {value!r}")
+    return [str(one) for one in values]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float) else str(value)

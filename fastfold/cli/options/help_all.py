@@ -1,0 +1,63 @@
+"""Rarely used options, which ``--help`` leaves out and ``--help-all`` lists."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+RARE = frozenset(
+    (
+        *("api_key_header", "api_key_value", "msa_server_password", "msa_server_username", "pair_strategy"),
+        *("template_alignment", "obsolete_pdbs", "max_templates"),
+        *("recycle_tolerance", "num_ensemble", "initial_guess", "cyclic", "dropout", "max_msa"),
+        *(
+            "skip_bad_weights",
+            "save_representations",
+            "save_recycles",
+            "save_distogram",
+            "skip_output",
+            "jobname_prefix",
+            "num_relax",
+        ),
+        *("relax_platform", "host_memory", "offload_dir", "cuda_graphs", "checkpoint_after"),
+        *("msv_filter", "viterbi_filter", "forward_filter", "include_e_value"),
+    )
+)
+"""Names of rarely used options in the parsed options."""
+
+
+class HelpAll(argparse.Action):
+    """Option that prints the help with all options."""
+
+    def __init__(self, option_strings: Any, dest: str, **settings: Any) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="show all options",
+            **settings,
+        )
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> NoReturn:
+        """Print the help and exit."""
+        parser.has_full_help = True  # type: ignore[attr-defined]
+        parser.print_help()
+        parser.exit()
+
+
+@contextmanager
+def without_rare(actions: list[argparse.Action]) -> Iterator[None]:
+    """Leave rarely used options out of the help for a while."""
+    helps = {action: action.help for action in actions if action.dest in RARE}
+    for action in helps:
+        action.help = argparse.SUPPRESS
+    try:
+        yield
+    finally:
+        for action, text in helps.items():
+            action.help = text

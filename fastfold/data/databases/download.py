@@ -1,0 +1,399 @@
+"""Download of AlphaFold's databases into one folder, resumable and verified.
+
+A packed file is downloaded to a name that ends in ``.partial``, from which a later run resumes if the source is
+unchanged. It is checked, unpacked next to its place, moved there when it is whole, and removed. ``record.json`` in a
+database's folder records the source and the SHA-256 of each unpacked file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfold.data.databases.published import MMCIF_FOLDER, MMCIF_SOURCE, PublishedDatabase
+from fastfold.errors import ConfigError, InputError, NetworkError, WriteError
+from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.hashing import file_digest, input_hash
+from fastfold.utils.http import check_url
+from fastfold.utils.locks import alone
+from fastfold.utils.remote_file import Progress, Readable, RemoteFile, append_bytes
+
+RECORD = "record.json"
+
+_BLOCK = 1 << 20
+_MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_DAMAGED = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
+Say = Callable[[str], None]
+
+
+@dataclass
+class _Source:
+    """A packed file on a server or on the disk.
+
+    Attributes:
+        name: Its name.
+        place: Its address or path.
+        file: Its content.
+        size: Size in bytes.
+        version: Changes whenever the file changes.
+        md5: MD5 sum that the server states.
+    """
+
+    name: str
+    place: str
+    file: Readable
+    size: int
+    version: tuple[object, ...]
+    md5: bytes | None = None
+
+
+@dataclass(frozen=True)
+class DatabaseSize:
+    """Size of a database before its download.
+
+    Attributes:
+        database: The database.
+        download: Bytes of the packed files by the server; None where it does not tell.
+        is_present: True if the database is in the folder already.
+    """
+
+    database: PublishedDatabase
+    download: int | None
+    is_present: bool
+
+    @property
+    def needed(self) -> float:
+        """Bytes that the disk needs: packed files plus unpacked files, by AlphaFold's README."""
+        if self.is_present:
+            return 0.0
+        download = 1e9 * self.database.download_gb if self.download is None else self.download
+        return download + (0.0 if self.database.kind == "rsync" else _unpacked(self.database, download))
+
+
+def database_sizes(
+    databases: Sequence[PublishedDatabase], folder: Path, *, mirror: str | None = None, say: Say
+) -> list[DatabaseSize]:
+    """Ask for the sizes of downloads.
+
+    Args:
+        databases: The databases.
+        folder: Folder of all databases.
+        mirror: See :func:`download_databases`.
+        say: Called with messages about broken connections.
+
+    Raises:
+        ConfigError: The mirror cannot be read, or lacks a file.
+        NetworkError: The server cannot be reached, or lacks a file.
+    """
+    sizes = []
+    for database in databases:
+        if is_present(database, folder):
+            sizes.append(DatabaseSize(database, None, is_present=True))
+        elif database.kind == "rsync":
+            sizes.append(DatabaseSize(database, None, is_present=False))
+        else:
+            with contextlib.ExitStack() as opened:
+                found = [_open(url, mirror, opened, say).size for url in database.urls]
+            sizes.append(DatabaseSize(database, sum(found), is_present=False))
+    return sizes
+
+
+def check_room(sizes: Sequence[DatabaseSize], folder: Path) -> None:
+    """Check that the disk has room for databases and their packed files.
+
+    Raises:
+        WriteError: It has not.
+    """
+    needed, free = sum(one.needed for one in sizes), shutil.disk_usage(folder).free
+    have = sum(
+        path.stat().st_size for one in sizes for path in (folder / one.database.name).glob("*.partial")
+    )
+    if needed - have > free:
+        raise WriteError(
+            f"{folder} has {free / 1e9:,.1f} GB free, the databases need about {(needed - have) / 1e9:,.1f} GB; give "
+            "--dir on another disk, or fewer databases (small_bfd replaces bfd and uniref30)"
+        )
+
+
+def is_present(database: PublishedDatabase, folder: Path) -> bool:
+    """Return True if a folder has a whole database by its record.
+
+    Raises:
+        InputError: A file has another size than in the record.
+    """
+    record = _record(folder / database.name)
+    if record is None:
+        return False
+    for name, entry in record["files"].items():
+        path = folder / database.name / name
+        size = path.stat().st_size if path.is_file() else -1
+        if size != entry["size"]:
+            raise InputError(
+                f"expected {entry['size']:,} bytes by {RECORD}, found {'no file' if size < 0 else f'{size:,}'}; remove "
+                f"{folder / database.name / RECORD} and download again",
+                path=path,
+            )
+    return True
+
+
+def download_databases(
+    databases: Sequence[PublishedDatabase],
+    folder: Path,
+    *,
+    mirror: str | None = None,
+    say: Say = lambda line: None,
+    progress: Progress = lambda name, done, total: None,
+) -> list[Path]:
+    """Download databases; those that are present are left alone.
+
+    Args:
+        databases: The databases.
+        folder: Folder for all of them; each gets a folder of its own, as with AlphaFold's scripts.
+        mirror: Other source of the packed files: the address of a folder that has all of them, or a folder on the
+            disk. None for the publishers' servers.
+        say: Called with log messages.
+        progress: Called with the progress of a file.
+
+    Returns:
+        Folders of the databases.
+
+    Raises:
+        ConfigError: The mirror cannot be read or lacks a file, or rsync is missing.
+        NetworkError: A server cannot be reached or sends an invalid response.
+        InputError: A file is damaged, or differs from its checksum; it is removed.
+        WriteError: The disk has no room, or a file cannot be written.
+    """
+    prepare_output_directory(folder)
+    with alone(folder, say):
+        for database in databases:
+            place = prepare_output_directory(folder / database.name)
+            if is_present(database, folder):
+                say(f"{database.name}: present")
+                continue
+            try:
+                _bring(database, place, mirror, say, progress)
+            except NetworkError as error:
+                raise NetworkError(f"{error}. Run the same command again to resume") from error
+            except OSError as error:
+                problem = output_error(place, "write", error)
+                raise WriteError(f"{problem}. Run the same command again to resume") from error
+    return [folder / database.name for database in databases]
+
+
+def _bring(
+    database: PublishedDatabase, place: Path, mirror: str | None, say: Say, progress: Progress
+) -> None:
+    """Download, check and unpack one database."""
+    packed = [_fetch(url, place, mirror, say, progress) for url in database.urls]
+    files: dict[str, dict[str, Any]] = {}
+    if database.kind == "rsync":
+        _rsync(place / MMCIF_FOLDER, mirror, say)
+        files = {packed[0].name: _facts(packed[0])}
+    elif database.kind == "file":
+        files = {packed[0].name: _facts(packed[0])}
+    else:
+        say(f"{database.name}: unpacking")
+        try:
+            if database.kind == "fasta":
+                files = {database.product: _unpack_fasta(packed, place / database.product)}
+            else:
+                files = _unpack_archive(packed[0], place, database.product)
+        except _DAMAGED as error:
+            for path in packed:
+                path.unlink(missing_ok=True)
+            raise InputError(
+                f"is damaged ({error or 'it ends too early'}) and was removed; run the same command again, or use "
+                "another source (--mirror)",
+                path=packed[0],
+            ) from None
+    record = {"database": database.name, "urls": list(database.urls), "mirror": mirror, "files": files}
+    write_atomic(place / RECORD, json.dumps(record, indent=1) + "\n")
+    if database.kind in ("fasta", "archive"):
+        for path in packed:
+            path.unlink()
+
+
+def _fetch(url: str, place: Path, mirror: str | None, say: Say, progress: Progress) -> Path:
+    """Download a packed file, and return its path."""
+    with contextlib.ExitStack() as opened:
+        source = _open(url, mirror, opened, say)
+        path = place / source.name
+        if path.is_file() and path.stat().st_size == source.size:
+            return path
+        partial = place / f"{source.name}.{input_hash(source.version, source.size)[:8]}.partial"
+        for other in place.glob(f"{source.name}.*.partial"):
+            if other != partial:  # of another version of the file
+                other.unlink()
+        try:
+            append_bytes(
+                source.file,
+                partial,
+                name=source.name,
+                offset=0,
+                size=source.size,
+                say=say,
+                progress=progress,
+            )
+        except EOFError:
+            raise NetworkError(f"{source.place}: the file ends too early") from None
+        if source.md5 is not None and _md5(partial) != source.md5:
+            partial.unlink()
+            raise InputError(
+                "differs from the MD5 sum that its server states, and was removed; run the same command again",
+                path=source.place,
+            )
+        os.replace(partial, path)
+        return path
+
+
+def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) -> _Source:
+    """Open a packed file at its address, or on the mirror."""
+    name = url.rpartition("/")[2]
+    if mirror is not None and mirror.startswith("rsync://"):
+        mirror = None  # for the tree of mmCIF files alone
+    if mirror is not None and "://" not in mirror:
+        path = Path(mirror) / name
+        try:
+            file = opened.enter_context(path.open("rb"))
+        except OSError as error:
+            raise ConfigError(
+                f"--mirror {mirror}: {name} cannot be read ({error.strerror}); check the folder"
+            ) from None
+        status = os.fstat(file.fileno())
+        return _Source(name, str(path), file, status.st_size, (status.st_size, status.st_mtime_ns))
+    address = url if mirror is None else f"{check_url(mirror, setting='--mirror')}/{name}"
+    remote = opened.enter_context(RemoteFile(address, say=say))
+    if remote.size is None:
+        raise NetworkError(f"{address}: the server does not state the file's size; use another mirror")
+    return _Source(name, address, remote, remote.size, (remote.version,), remote.md5)
+
+
+class _Written:
+    """File that is written, counted and hashed, under a temporary name until :meth:`finish`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._temporary = path, path.with_name(f"{path.name}.unpacking")
+        self._file, self._hash, self._size = self._temporary.open("wb"), hashlib.sha256(), 0
+
+    def copy(self, source: Readable) -> None:
+        """Append a source to its end."""
+        while block := source.read(_BLOCK):
+            self._file.write(block)
+            self._hash.update(block)
+            self._size += len(block)
+
+    def finish(self) -> dict[str, Any]:
+        """Move the file to its place; return its size and SHA-256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._temporary, self.path)
+        return {"size": self._size, "sha256": self._hash.hexdigest()}
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[_Written]:
+    """Yield a file to write, which is removed after an error."""
+    file = _Written(path)
+    try:
+        yield file
+    except BaseException:
+        file.discard()
+        raise
+
+
+def _unpack_fasta(packed: Sequence[Path], path: Path) -> dict[str, Any]:
+    """Unpack files to one."""
+    with _written(path) as written:
+        for one in packed:
+            with gzip.open(one) as source:
+                written.copy(source)
+        return written.finish()
+
+
+def _unpack_archive(packed: Path, place: Path, product: str) -> dict[str, dict[str, Any]]:
+    """Unpack the plain files of an archive whose names begin like the product's; nothing else is written."""
+    with contextlib.ExitStack() as opened:
+        files: dict[str, _Written] = {}
+        plain = opened.enter_context(gzip.open(packed))
+        with tarfile.open(fileobj=plain, mode="r|") as archive:
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                wanted = name.startswith(product.split("_")[0]) and _MEMBER.fullmatch(name) is not None
+                if not (member.isreg() and wanted) or name in files:
+                    continue
+                source = archive.extractfile(member)
+                assert source is not None
+                files[name] = opened.enter_context(_written(place / name))
+                files[name].copy(source)
+        while plain.read(_BLOCK):  # to the end, where the sum of all is
+            pass
+        if f"{product}_hhm.ffdata" not in files:
+            raise tarfile.TarError(f"it has no {product}_hhm.ffdata")
+        return {name: file.finish() for name, file in files.items()}
+
+
+def _rsync(folder: Path, mirror: str | None, say: Say) -> None:
+    """Copy the PDB's mmCIF files, packed and divided into folders as in the archive."""
+    program = shutil.which("rsync")
+    if program is None:
+        raise ConfigError(
+            "pdb_mmcif needs the program rsync, which is not on PATH; install it (apt install rsync)"
+        )
+    source = MMCIF_SOURCE
+    if mirror is not None:
+        source = f"{mirror.rstrip('/')}/{MMCIF_FOLDER}/"
+        if mirror.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--mirror {mirror}: pdb_mmcif comes by rsync; give rsync://… or a folder, or leave the mirror out"
+            )
+    say(f"pdb_mmcif: rsync from {source}")
+    folder.mkdir(exist_ok=True)
+    line = [program, "--recursive", "--links", "--perms", "--times", "--delete", source, f"{folder}/"]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise NetworkError(f"rsync from {source} failed with exit code {done.returncode}: {said}")
+
+
+def _unpacked(database: PublishedDatabase, download: float) -> float:
+    """Bytes that a download unpacks to, by the ratio of the stated sizes."""
+    return 0.0 if database.kind == "file" else download * database.unpacked_gb / database.download_gb
+
+
+def _record(place: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((place / RECORD).read_bytes())
+        sizes = [entry["size"] for entry in record["files"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return record if all(isinstance(size, int) for size in sizes) else None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_digest(path)}
+
+
+def _md5(path: Path) -> bytes:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()

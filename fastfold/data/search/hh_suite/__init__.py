@@ -1,0 +1,1 @@
+"""Searches by programs of HH-suite."""

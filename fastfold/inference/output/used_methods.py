@@ -1,0 +1,58 @@
+"""Methods behind the results in a folder, told by its settings files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import InputError
+from fastfold.inference.alignment_search import ALIGNMENTS
+
+_ENGINES = {
+    "msa server": "colabfold",
+    "mmseqs": "colabfold",
+    "hhblits": "hhsuite",
+    "jackhmmer": "hmmer",
+    "phmmer": "hmmer",
+}
+
+
+def used_methods(directory: Path) -> set[str]:
+    """Return keys of :data:`~fastfold.protein.citations.CITATIONS` for the results in a folder.
+
+    Searches are known by the folder ``alignments`` among the results.
+
+    Raises:
+        InputError: The folder has no settings file.
+    """
+    found: set[str] = set()
+    for config in _objects(directory.glob("*_config*.json")):
+        weights = config.get("weights")
+        name = str(weights.get("model", "")) if isinstance(weights, dict) else ""
+        found |= {"alphafold", "multimer"} if "multimer" in name else {"alphafold"}
+    if not found:
+        raise InputError(
+            "expected results with ..._config.json, found none; give a folder that fastfold infer wrote to",
+            path=directory,
+        )
+    for record in _objects(directory.glob(f"{ALIGNMENTS}/**/search.json")):
+        for entry in record.values():
+            settings = entry.get("settings") if isinstance(entry, dict) else None
+            engine = settings.get("engine") if isinstance(settings, dict) else None
+            found |= {_ENGINES[engine]} if engine in _ENGINES else set()
+    if any(directory.glob("*_relaxed*")):
+        found.add("openmm")
+    return found
+
+
+def _objects(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of JSON files; damaged files are left out."""
+    for path in paths:
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value

@@ -1,0 +1,78 @@
+// Explanations of the scores, with the thresholds of their papers.
+
+const EXPLANATIONS = {
+  mean_plddt: ['mean pLDDT', '0 to 100: expected lDDT-CA. Above 90 very high, 70 to 90 high, 50 to 70 low, below 50 very low or disordered (AlphaFold DB).'],
+  ptm: ['pTM', '0 to 1: expected TM-score. Above 0.5 the overall fold is probably right.'],
+  iptm: ['ipTM', '0 to 1: expected TM-score over pairs of residues in different chains. Above 0.8 the interface is confident, below 0.6 probably wrong.'],
+  ipsae_max: ['ipSAE', '0 to 1: TM-score of the other chain over pairs with a small aligned error, so that disordered parts do not lower it (Dunbrack 2025). Higher is better.'],
+  pdockq: ['pDockQ', '0 to 0.74, from contacts and their pLDDT. Above 0.23 the interface is probably right, above 0.5 more so (Bryant et al. 2022).'],
+  pdockq2: ['pDockQ2', '0 to 1, from contacts, their pLDDT and aligned error. Above 0.23 the interface is probably right (Zhu et al. 2023).'],
+  lis: ['LIS', '0 to 1: mean of (12 − PAE) / 12 over pairs below 12 Å. Above 0.2 an interaction is likely (Kim et al. 2024).'],
+  actifptm: ['actifpTM', '0 to 1: ipTM where pairs count by their probability to touch (Varga et al. 2025). Higher is better.'],
+  contacts: ['contacts', 'Pairs of residues of two chains with CB atoms at most 8 Å apart.'],
+  interface_pae: ['interface PAE', 'Mean aligned error of the pairs that touch, in Å. Lower is better.'],
+  clashes: ['clashes', 'Pairs of atoms of different chains that overlap. Many mean that the prediction is wrong.'],
+  relaxed_energy: ['energy', 'Energy after relaxation in the Amber force field.'],
+};
+
+function explain() {
+  const known = columns.map(([key]) => key).filter((key) => EXPLANATIONS[key]);
+  const list = make('dl');
+  for (const key of known) list.append(make('dt', EXPLANATIONS[key][0]), make('dd', EXPLANATIONS[key][1]));
+  byId('explanations').replaceChildren(make('summary', 'Meaning of the scores'), list);
+}
+
+function drawFailures() {
+  const failures = meta.failures || [];
+  const list = make('ul');
+  for (const [target, reason] of failures) list.append(make('li', `${target}: ${reason}`));
+  byId('failures').hidden = failures.length === 0;
+  byId('failures').replaceChildren(make('summary', `${failures.length} failed target${failures.length === 1 ? '' : 's'}`), list);
+}
+
+// Letters of all chains, coloured by pLDDT; pointing and keys work as in the charts.
+const LONGEST_TRACK = 5000;
+
+function drawSequence(prediction, { hover, pick }) {
+  const track = byId('sequence');
+  track.replaceChildren();
+  if (prediction.length > LONGEST_TRACK) return;
+  for (const chain of prediction.chains) {
+    const line = make('p');
+    line.append(make('strong', chain.name));
+    for (let at = 0; at < chain.length; at++) {
+      const residue = chain.start + at;
+      if (at % 10 === 0 || chain.numbers[at] !== chain.numbers[at - 1] + 1) line.append(make('small', String(chain.numbers[at])));
+      const letter = make('span', chain.sequence[at]);
+      letter.dataset.residue = String(residue);
+      letter.style.borderBottomColor = bandOf(prediction.plddt[residue]).colour;
+      line.append(letter);
+    }
+    track.append(line);
+  }
+  const residueOf = (event) => (event.target.dataset.residue === undefined ? null : Number(event.target.dataset.residue));
+  track.onpointermove = (event) => hover(residueOf(event));
+  track.onpointerleave = () => hover(null);
+  track.onclick = (event) => { if (residueOf(event) !== null) pick(residueOf(event)); };
+}
+
+function drawTable(place, title, head, rows) {
+  const table = make('table');
+  const first = make('tr');
+  first.append(...head.map((label) => make('th', label)));
+  table.append(first);
+  for (const cells of rows) {
+    const row = make('tr');
+    row.append(...cells.map((text) => make('td', text)));
+    table.append(row);
+  }
+  byId(place).replaceChildren(...(rows.length ? [make('h3', title), table] : []));
+}
+
+function drawTemplates({ templates, reference }) {
+  const used = (templates || []).flatMap((one) => (Array.isArray(one.used) ? one.used : [])
+    .map((template) => [String(one.chain), String(template.name), shown(template.aligned_residues, 0)]));
+  drawTable('templates', 'Templates', ['chain', 'template', 'aligned residues'], used);
+  const found = reference ? [[String(reference.file), shown(reference.tm_score, 3), shown(reference.lddt_ca, 3), shown(reference.gdt_ts, 3)]] : [];
+  drawTable('reference', 'Compared with an experiment', ['structure', 'TM-score', 'lDDT-CA', 'GDT-TS'], found);
+}

@@ -1,0 +1,42 @@
+"""The tables for users of other programs name options that exist, and have no gaps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fastfold.cli.command import _parser
+from tests.conftest import REPOSITORY
+
+TEXT = (REPOSITORY / "docs" / "coming_from.md").read_text()
+ROWS = [line.strip("|").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
+
+
+def known_options() -> set[str]:
+    """All options of all commands."""
+    found, waiting = set(), [_parser()]
+    for parser in waiting:
+        for action in parser._actions:
+            found |= set(action.option_strings)
+            if action.dest == "==SUPPRESS==" and isinstance(action.choices, dict):
+                waiting += action.choices.values()
+    return found
+
+
+def test_every_row_has_an_answer() -> None:
+    assert len(ROWS) > 60
+    assert all(len(row) == 2 and all(cell.strip() for cell in row) for row in ROWS)
+    assert not re.search("planned|todo", TEXT, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", ["coming_from.md", "hpc.md", "troubleshooting.md"])
+def test_named_options_exist(page: str) -> None:
+    text = (REPOSITORY / "docs" / page).read_text()
+    answers = " ".join(row[1] for row in ROWS) if page == "coming_from.md" else text
+    commands = " ".join(line for line in text.splitlines() if line.startswith("fastfold "))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", f"{answers} {commands}"))
+    slurm = {"--array", "--gpus", "--wrap", "--parsable", "--cpus-per-task", "--dependency", "--ntasks"}
+    slurm |= {"--gpus-per-task"}
+    assert len(named) > 5
+    assert named - known_options() - slurm == set()

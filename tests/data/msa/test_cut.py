@@ -1,0 +1,26 @@
+"""Parts of proteins get the columns of the whole proteins' alignments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfold.data.msa.cut import cut_alignments
+from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.queries.partners import cut_chain
+from fastfold.data.targets import Target, target_from_sequence
+
+
+def test_columns_and_deletions_are_those_of_the_parts() -> None:
+    whole = target_from_sequence("MKVLAAGIT:GSH", "t")
+    parts = (cut_chain(whole.chains[0], [(2, 3), (6, 7)]), whole.chains[1])
+    target = Target("t", parts, "", "t", ())
+    msa = parse_a3m(">q\nMKVLAAGIT\n>a\nMKxVLAyyAGIT\n>gaps\nM--LA--IT\n")
+    paired = Msa(msa.sequences, msa.deletions, msa.descriptions, as_is=True)
+    other = parse_a3m(">q\nGSH\n")
+    (own, pairs), untouched = cut_alignments(target, [([msa], [paired]), ([other], [])])
+    assert own[0].sequences == ("KVAG", "KVAG")
+    assert own[0].deletions.tolist() == [[0, 0, 0, 0], [0, 1, 2, 0]]
+    assert pairs[0].sequences == ("KVAG", "KVAG", "----")
+    assert pairs[0].as_is
+    assert untouched == ([other], [])
+    assert np.array_equal(target.uncut.chains[0].numbers, np.arange(1, 10))
