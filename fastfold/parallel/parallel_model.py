@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.backward_reduction import BackwardReduction
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.data_parallel.flat_pieces import Factory, on_pieces
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+from fastfold.parallel.data_parallel.optimizer import OWN_OPTIMIZERS, ParallelOptimizer
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
@@ -24,13 +30,15 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import layouts
 
 
-class Parallel:
+class Parallel(nn.Module):
     """A model under a plan; made by :func:`fastfold.parallel.parallelize`.
 
-    All ranks call its methods together.
+    It is called as the model is, and passes on the model's other attributes. Gradients of a backward pass through
+    ``parallel(...)`` are averaged over the ranks when the pass ends, as by DistributedDataParallel. A pass through
+    :attr:`module` leaves them alone: then :meth:`reduce_gradients` gives the gradient of the **sum of all ranks'
+    losses**. For the mean over a batch that lies on several ranks, multiply each rank's mean by :meth:`loss_share`.
 
-    The gradient that the optimizer sees is that of the **sum of all ranks' losses**. For the mean over a batch that
-    lies on several ranks, multiply each rank's mean by :meth:`loss_share`.
+    All ranks call its methods together.
 
     Attributes:
         module: This rank's part of the model. With pipeline stages: an ``nn.ModuleDict`` of this rank's stages.
@@ -39,6 +47,8 @@ class Parallel:
         gradients: How gradients are added up and what of them is kept, by ZeRO stage.
         sequence: What puts sequence parallelism into the model, or None.
     """
+
+    module: nn.Module
 
     def __init__(
         self,
@@ -49,17 +59,114 @@ class Parallel:
         *,
         sequence: Any = None,
     ) -> None:
+        super().__init__()
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
         self._full_state = full_state
         self._sharded_state = ShardedStateDict(full_state)
         self.sequence = sequence
+        self.training = module.training
+        losses = 1
+        for group in self._loss_groups():
+            losses *= group.size
+        self._backward = BackwardReduction(gradients, 1 / losses)
+        # Accelerate would put DistributedDataParallel around the model.
+        self._is_accelerate_prepared = True
+        # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at once.
+        call: Any = weakref.WeakMethod(self._call)
+
+        @functools.wraps(module.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call()(*args, **kwargs)
+
+        self.forward = forward  # type: ignore[method-assign]
+        if self.plan.ranks > 1:
+            for parameter in module.parameters():
+                parameter.fastfold_plan = str(self.plan)  # type: ignore[attr-defined]
+            _refuse_foreign_optimizers()
+
+    # ---- nn.Module -------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; a backward pass through its results averages gradients over the ranks.
+
+        Raises:
+            ConfigError: The plan has pipeline stages.
+        """
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.plan.pp > 1:
+            raise ConfigError(
+                f"pp={self.plan.pp} has no forward pass on one rank: run steps by fastfold.parallel.Pipeline(parallel)"
+            )
+        output = self.module(*args, **kwargs)
+        if torch.is_grad_enabled():
+            self._backward.watch(output)
+        return output
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes add up gradients on this rank alone; the last runs outside."""
+        return self._backward.paused()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters by the names of :attr:`module`."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield buffers by the names of :attr:`module`."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, of the parameters and of this rank's share of them; they are None afterwards."""
+        self.gradients.forget_gradients()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Parallel:
+        """Refuse to move or convert parameters, whose shards and gradients lie in other tensors too."""
+        for name, x in (*self.named_parameters(), *self.named_buffers()):
+            with torch.no_grad():
+                found = fn(x)
+            if (found.dtype, found.device) != (x.dtype, x.device):
+                raise ConfigError(
+                    f"{name} is {x.dtype} on {x.device}, and cannot become {found.dtype} on {found.device} under a "
+                    "plan: convert or move the model before parallelize()"
+                )
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Parallel:
+        raise ConfigError(
+            "a model under a plan cannot be copied: copy the plain model before parallelize(), or load state_dict() "
+            "into another plain model"
+        )
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Refuse DistributedDataParallel, which asks for this first."""
+        raise ConfigError(
+            f"the model has a plan ({self.plan}) and reduces its gradients itself: leave DistributedDataParallel out"
+        )
 
     # ---- data and loss ---------------------------------------------------------------------------------
 
     def _batch_groups(self) -> tuple[Group, ...]:
         """Groups over which a batch is split, the outermost first."""
         return (self.mesh.group("dp"), *layouts(self.mesh)[0].rows)
+
+    def _loss_groups(self) -> tuple[Group, ...]:
+        """Groups whose ranks each compute a loss that counts."""
+        return (*self._batch_groups(), self.mesh.group("sp"), self.mesh.group("dap"))
 
     def rows(self, count: int) -> slice:
         """Which rows this rank takes of a batch of ``count`` that all ranks know.
@@ -85,7 +192,7 @@ class Parallel:
             the sequence, and those of a ``dap`` group, which each compute the loss of one protein.
         """
         total = torch.tensor([float(count)], dtype=torch.float64, device=self._device())
-        for group in (*self._batch_groups(), self.mesh.group("sp"), self.mesh.group("dap")):
+        for group in self._loss_groups():
             if group.size > 1:
                 total = async_ops.start_all_reduce(total, group).wait()
         return count / max(float(total), 1e-300)
@@ -110,7 +217,16 @@ class Parallel:
         return self.gradients.overlapped(data=True)
 
     def reduce_gradients(self) -> None:
-        """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters."""
+        """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters.
+
+        Raises:
+            ConfigError: The backward pass ran through ``parallel(...)``, which has averaged them.
+        """
+        if self._backward.has_reduced and self.gradients.is_reduced:
+            raise ConfigError(
+                "the gradients are averaged over the ranks: after parallel(...) leave out reduce_gradients() and "
+                "loss_share(), or call parallel.module(...); call zero_grad() before the next step"
+            )
         self.gradients.finish(self.gradients.take_sample())
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -149,22 +265,37 @@ class Parallel:
 
     # ---- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
-        """The plain model's parameters and buffers, whatever the plan.
+    def state_dict(  # type: ignore[override]
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        rank0_only: bool = False,
+    ) -> dict[str, Tensor]:
+        """Return the plain model's parameters and buffers, whatever the plan.
 
         Args:
+            destination: Filled and returned, as by PyTorch's modules.
+            prefix: Before each name.
+            keep_vars: Taken because PyTorch's modules do; tensors are detached.
             rank0_only: Rank 0 alone gets them, as copies in host memory, and the others an empty dict; no other rank
                 and no device holds more than its own part and one tensor. Otherwise every rank gets them.
         """
-        if not rank0_only:
-            return self.plain(self.module.state_dict())
-        is_rank_zero = not dist.is_initialized() or dist.get_rank() == 0
         found: dict[str, Tensor] = {}
-        for name, x in self._full_state.one_by_one(self.sharded_state_dict()):
-            if is_rank_zero:
-                found[name] = x.detach().to("cpu", copy=True)
-            del x  # before the next is made
-        return found
+        if not rank0_only:
+            found = self.plain(self.module.state_dict())
+        else:
+            is_rank_zero = not dist.is_initialized() or dist.get_rank() == 0
+            for name, x in self._full_state.one_by_one(self.sharded_state_dict()):
+                if is_rank_zero:
+                    found[name] = x.detach().to("cpu", copy=True)
+                del x  # before the next is made
+        if destination is None and not prefix:
+            return found
+        destination = {} if destination is None else destination
+        destination.update({prefix + name: x for name, x in found.items()})
+        return destination
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
         """:meth:`state_dict` for ``torch.distributed.checkpoint``, of which no rank ever holds the whole.
@@ -175,25 +306,60 @@ class Parallel:
         """
         return self.sharded(self.module.state_dict())
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
         """Take a plain state; any plan's :meth:`state_dict` is one, and the plan's own :meth:`sharded_state_dict`.
 
+        Args:
+            state_dict: By the plain model's names.
+            strict: Refuse names that are missing or unknown; otherwise they are returned.
+            assign: Refused, since optimizers and messages know the tensors that are there.
+
         Raises:
-            ConfigError: Names or shapes are not the model's, or the state has more than the model.
+            ConfigError: Names or shapes are not the model's.
         """
-        unknown = sorted(set(state) - set(self._full_state.names))
-        if unknown:
+        if assign:
+            raise ConfigError(
+                "load_state_dict(assign=True) would replace tensors that the plan uses: leave assign out"
+            )
+        unknown = sorted(set(state_dict) - set(self._full_state.names))
+        if unknown and strict:
             raise ConfigError(f"the model has no {unknown[0]}, which the state has; is it another model's?")
         kept = self.module.state_dict(keep_vars=True)
-        own = self.shard(state)
-        for name, x in kept.items():
-            if name not in own:
-                raise ConfigError(f"the state has no {name}")
-            if own[name].shape != x.shape:
-                raise ConfigError(f"{name} is {tuple(own[name].shape)}, this model's is {tuple(x.shape)}")
+        own = self.shard({name: x for name, x in state_dict.items() if name not in unknown})
+        missing = [name for name in kept if name not in own]
+        if missing and strict:
+            raise ConfigError(f"the state has no {missing[0]}")
+        for name in own:
+            if own[name].shape != kept[name].shape:
+                raise ConfigError(
+                    f"{name} is {tuple(own[name].shape)}, this model's is {tuple(kept[name].shape)}"
+                )
         with torch.no_grad():
-            for name, x in kept.items():
-                x.copy_(own[name])
+            for name in own:
+                kept[name].copy_(own[name])
+        return _IncompatibleKeys(missing, unknown)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load a plain state for a module around this one, whose ``load_state_dict()`` goes on to :attr:`module`."""
+        plain = {name.removeprefix(prefix): x for name, x in state_dict.items() if name.startswith(prefix)}
+        missing, unknown = self.load_state_dict(plain, strict=False)
+        missing_keys.extend(prefix + name for name in missing)
+        unexpected_keys.extend(prefix + name for name in unknown)
+        for name in plain:
+            del state_dict[prefix + name]
+        for name, x in self.module.state_dict().items():
+            state_dict[f"{prefix}module.{name}"] = x
 
     def plain(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the plain model, of ones that lie like the module's parameters (an average of them, say).
@@ -228,3 +394,21 @@ class Parallel:
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+
+@functools.cache
+def _refuse_foreign_optimizers() -> None:
+    """Let every step of an optimizer refuse parameters under a plan that another optimizer has to step."""
+    register_optimizer_step_pre_hook(_refuse_foreign_step)
+
+
+def _refuse_foreign_step(optimizer: Optimizer, *_: Any) -> None:
+    if optimizer in OWN_OPTIMIZERS or isinstance(optimizer, ParallelOptimizer):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if plan := getattr(parameter, "fastfold_plan", None):
+                raise ConfigError(
+                    f"{type(optimizer).__name__} has parameters of a model under a plan ({plan}): make it by "
+                    "parallel.optimizer(lambda named: torch.optim.AdamW(named.values())) or the like"
+                )

@@ -41,7 +41,7 @@ class Placement:
         Returns:
             As :meth:`fastfold.parallel.ParallelOptimizer.step`.
         """
-        undo = self._optimizer.step(ok)
+        undo: Callable[[], None] = self._optimizer.step(ok=ok)
         self._optimizer.zero_grad()
         return undo
 

@@ -20,6 +20,7 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.kept_gradients import (
     BEFORE_REDUCTION,
     Kept,
+    add_gradients,
     changed_message,
     is_kept,
     keep_gradients,
@@ -96,6 +97,7 @@ class FullySharded:
         # Norms over DTensors are those of all replicas, not of tensor parallel or pipeline ranks.
         self._others = [mesh.group(name) for name in ("tp", "pp") if mesh.group(name).size > 1]
         self._finished: Kept | None = None
+        self._aside: dict[str, Tensor] = {}
         self._norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
         )
@@ -153,7 +155,7 @@ class FullySharded:
                 function that sees this rank's part of them alone.
         """
         if self._finished is None:
-            if self._group.size > 1:
+            if self._group.size > 1 or self._aside:
                 raise ConfigError(BEFORE_REDUCTION)
             return
         if not self._others:
@@ -197,9 +199,30 @@ class FullySharded:
 
     def forget_gradients(self) -> None:
         """Forget the gradients."""
-        self._used, self._finished = [], None
+        self._used, self._finished, self._aside = [], None, {}
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the gradients are those that :meth:`finish` left."""
+        return self._finished is not None
+
+    def set_aside(self) -> None:
+        """Move reduced gradients out of the way of another backward pass; :meth:`add_set_aside` adds them."""
+        if self._finished is None:
+            return
+        self._aside = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self._finished = None
+
+    def add_set_aside(self) -> None:
+        """Add the gradients of earlier backward passes to those of the last one."""
+        if self._aside:
+            add_gradients(self.parameters, self._aside)
+            self._aside = {}
+            self.accept_gradients()
 
     def zeros(self) -> list[Tensor]:
         """What :meth:`take_sample` gives for a gradient of zeros."""

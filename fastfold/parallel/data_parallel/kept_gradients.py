@@ -15,7 +15,7 @@ Kept = dict[str, tuple[weakref.ref[Tensor], int]]
 
 BEFORE_REDUCTION = (
     "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after backward() "
-    "and before step()"
+    "and before step(); after parallel(...) run the last backward() outside of no_sync()"
 )
 
 
@@ -40,3 +40,11 @@ def is_kept(gradient: Tensor | None, kept: tuple[weakref.ref[Tensor], int] | Non
     if gradient is None or kept is None:
         return gradient is None and kept is None
     return gradient is kept[0]() and local(gradient)._version == kept[1]
+
+
+@torch.no_grad()
+def add_gradients(parameters: Mapping[str, nn.Parameter], earlier: Mapping[str, Tensor]) -> None:
+    """Add gradients of earlier backward passes to those of parameters."""
+    for name, gradient in earlier.items():
+        own = parameters[name].grad
+        parameters[name].grad = gradient if own is None else own + gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
 
+OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()
+"""Optimizers that step a share of a parallel model."""
+
 
 class ParallelOptimizer(Optimizer):
     """Made by :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules take it as any other.
@@ -34,6 +38,7 @@ class ParallelOptimizer(Optimizer):
         # Parameters and states are the inner one's: of what an optimizer has, only defaults and hooks are made here.
         self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
+        OWN_OPTIMIZERS.add(inner)
         self._stage, self._full_state = stage, full_state
         self._sharded_state = ShardedStateDict(full_state)
         if isinstance(inner, LayerwiseOptimizer):
@@ -57,20 +62,26 @@ class ParallelOptimizer(Optimizer):
         """
         raise ConfigError("a plan's optimizer has the groups that the factory of parallel.optimizer() makes")
 
-    def step(self, ok: Tensor | None = None) -> Callable[[], None]:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, ok: Tensor | None = None) -> Any:
         """Update all parameters on all ranks (a collective where states are sharded).
 
         Args:
+            closure: Computes the loss and its gradients, as for PyTorch's optimizers.
             ok: A boolean scalar on the device, the same on all ranks: whether the step takes place, without the host
                 knowing it yet. None for a step that does.
 
         Returns:
-            What to call before the next step if it did not: it puts counters on the host back.
+            The closure's loss. Without a closure: a function to call before the next step if this one did not take
+            place; it puts counters on the host back.
 
         Raises:
             ConfigError: The gradients are not those that were added up over the ranks, a parameter trains that did
                 not when the plan was applied, or it was replaced since.
         """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and name not in self._stage.parameters:
                 raise ConfigError(
@@ -88,7 +99,7 @@ class ParallelOptimizer(Optimizer):
         self._stage.all_gather_params()
         if self._stage.agreement is not None:
             self._stage.agreement.settle()
-        return undo
+        return undo if closure is None else loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of the parameters and of this rank's share of them.

@@ -23,6 +23,7 @@ from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apar
 from fastfold.parallel.data_parallel.kept_gradients import (
     BEFORE_REDUCTION,
     Kept,
+    add_gradients,
     changed_message,
     is_kept,
     keep_gradients,
@@ -72,6 +73,7 @@ class Replicated:
         self._norms = ShardNorms(shard_groups, mesh.group("pp"))
         self._used = [False] * len(self._values)
         self._finished: Kept | None = None
+        self._aside: dict[str, Tensor] = {}
         self._left: list[weakref.ref[Tensor]] = []
         self._early: dict[bool, EarlyReduction | None] = {}
         self._under_way: EarlyReduction | None = None
@@ -119,7 +121,7 @@ class Replicated:
                 by somebody who sees this rank's part of them alone.
         """
         if self._finished is None:
-            if self.stage or self.every.ranks > 1:
+            if self.stage or self.every.ranks > 1 or self._aside:
                 raise ConfigError(BEFORE_REDUCTION)
             return
         whole = not self.stage and not any(self.shard_groups.values()) and self.mesh.plan.pp == 1
@@ -150,10 +152,32 @@ class Replicated:
         """Forget the gradients, of the parameters and of this rank's share of them."""
         for parameter in (*self.parameters.values(), *self.optimised.values()):
             parameter.grad = None
-        self._finished, self._left = None, []
+        self._finished, self._left, self._aside = None, [], {}
         self._over_data = False
         if self._under_way is not None:
             self._under_way.forget()
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the gradients are those that :meth:`finish` left."""
+        return self._finished is not None
+
+    def set_aside(self) -> None:
+        """Move reduced gradients out of the way of another backward pass; :meth:`add_set_aside` adds them."""
+        if self._finished is None:
+            return
+        kept = {n: p.grad for n, p in self.optimised.items() if self.parameters[n].grad is not None}
+        for parameter in (*self.parameters.values(), *self.optimised.values()):
+            parameter.grad = None
+        self._aside = {name: gradient for name, gradient in kept.items() if gradient is not None}
+        self._finished, self._left = None, []
+
+    def add_set_aside(self) -> None:
+        """Add the gradients of earlier backward passes to those of the last one."""
+        if self._aside:
+            add_gradients(self.optimised, self._aside)
+            self._aside = {}
+            self.accept_gradients()
 
     # ---- gradients -------------------------------------------------------------------------------------
 

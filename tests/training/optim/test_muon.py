@@ -170,7 +170,7 @@ def test_a_step_that_a_scalar_calls_off_changes_nothing() -> None:
         for network in (model, other) if ok else (model,):
             (network(x).square().sum() * (1.0 if ok else torch.nan)).backward()
         parallel.reduce_gradients()
-        undo = guarded.step(torch.tensor(ok))
+        undo = guarded.step(ok=torch.tensor(ok))
         if ok:
             plain.reduce_gradients()
             expected.step()
