@@ -22,7 +22,7 @@ from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.data_parallel.flat_pieces import Factory, on_pieces
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.optimizer import OWN_OPTIMIZERS, ParallelOptimizer
+from fastfold.parallel.data_parallel.optimizer import OWN_OPTIMIZERS, ParallelOptimizer, clip_norm
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
@@ -134,7 +134,7 @@ class Parallel(nn.Module):
         self.gradients.forget_gradients()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Parallel:
-        """Refuse to move or convert parameters, whose shards and gradients lie in other tensors too."""
+        """Refuse to move or convert parameters, which other tensors share."""
         for name, x in (*self.named_parameters(), *self.named_buffers()):
             with torch.no_grad():
                 found = fn(x)
@@ -240,13 +240,7 @@ class Parallel(nn.Module):
         Returns:
             Its norm before.
         """
-        norm = float(self.gradients.gradient_square().sqrt())
-        if norm > max_norm:
-            for parameter in self.gradients.optimised.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(max_norm / norm)
-            self.gradients.accept_gradients()
-        return norm
+        return clip_norm(self.gradients, max_norm)
 
     def optimizer(self, factory: Factory) -> ParallelOptimizer:
         """An optimizer of the plan.

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, parallelize
+from fastfold.parallel.backward_reduction import BackwardReduction
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences
@@ -204,7 +205,7 @@ def test_a_module_on_one_process() -> None:
     parallel = parallelize(plain, {})
     assert isinstance(parallel, nn.Module)
     assert [name for name, _ in parallel.named_parameters()] == [name for name, _ in plain.named_parameters()]
-    assert list(parallel.buffers())[0] is plain.scale
+    assert next(iter(parallel.buffers())) is plain.scale
     assert parallel.config is plain.config
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'absent'"):
         _ = parallel.absent
@@ -238,3 +239,21 @@ def test_a_backward_pass_that_failed_leaves_nothing_behind() -> None:
     expected(x, y)["loss"].backward()
     for (name, p), other in zip(parallel.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(p.grad, other.grad), name
+
+
+def test_gradients_are_scaled_once_a_backward_pass_and_kept_while_paused() -> None:
+    parallel = parallelize(nn.Linear(2, 1, bias=False).double(), {})
+    reduction, x = BackwardReduction(parallel.gradients, 0.25), torch.ones(1, 2, dtype=torch.float64)
+
+    def backward() -> Tensor:
+        output = parallel.module(x)
+        reduction.watch({"two": [output, output]})
+        output.sum().backward()
+        return parallel.module.weight.grad.clone()
+
+    with reduction.paused():
+        assert backward().tolist() == [[1, 1]]
+    assert not reduction.has_reduced
+    assert backward().tolist() == [[0.5, 0.5]]
+    assert backward().tolist() == [[0.75, 0.75]]
+    assert reduction.has_reduced

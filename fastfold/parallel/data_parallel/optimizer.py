@@ -101,6 +101,10 @@ class ParallelOptimizer(Optimizer):
             self._stage.agreement.settle()
         return undo if closure is None else loss
 
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the gradient down to a norm; see :meth:`fastfold.parallel.Parallel.clip_grad_norm_`."""
+        return clip_norm(self._stage, max_norm)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of the parameters and of this rank's share of them.
 
@@ -196,6 +200,17 @@ class ParallelOptimizer(Optimizer):
         """A key of the state by name, of the parameters that have it."""
         states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
         return {name: x for name, x in states.items() if x is not None}
+
+
+def clip_norm(gradients: Replicated | FullySharded, max_norm: float) -> float:
+    """Scale the gradient of the whole model down to a norm, and return its norm before (a collective)."""
+    norm = float(gradients.gradient_square().sqrt())
+    if norm > max_norm:
+        for parameter in gradients.optimised.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(max_norm / norm)
+        gradients.accept_gradients()
+    return norm
 
 
 def _nothing() -> None:

@@ -1,0 +1,25 @@
+"""Training of parallel models by accelerate, Hugging Face's Trainer and Lightning."""
+
+from __future__ import annotations
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.plan import ParallelPlan
+
+
+def check_samples(plan: ParallelPlan, library: str) -> None:
+    """Refuse a plan with ranks that work on the same samples.
+
+    Args:
+        plan: The model's plan.
+        library: Name of the library, which gives every process other samples.
+
+    Raises:
+        ConfigError: Names the axis.
+    """
+    for axis in ("pp", "sp", "dap", "tp"):
+        size = getattr(plan, axis)
+        if size > 1:
+            raise ConfigError(
+                f"{library} gives every process other samples, but {axis}={size} ranks work on the same ones: use dp "
+                "and zero, or a loop of your own"
+            )

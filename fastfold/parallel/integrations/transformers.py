@@ -1,0 +1,60 @@
+"""Hugging Face's Trainer for parallel models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.integrations.accelerate import adopt_accelerator
+from fastfold.parallel.parallel_model import Parallel
+
+
+class ParallelTrainer(transformers.Trainer):
+    """``transformers.Trainer`` for a model under a plan of ``dp`` and ``zero``.
+
+    Gradients are clipped over the whole model. Checkpoints hold the plain model and its optimizer's plain states, and
+    any number of processes resumes them.
+
+    Args:
+        model: Result of :func:`fastfold.parallelize`.
+        arguments: Of ``transformers.Trainer``. ``optimizers`` holds ``model.optimizer(...)`` and a schedule or None.
+
+    Raises:
+        ConfigError: The model has no plan, the plan has other axes, or the optimizer is not the plan's.
+    """
+
+    def __init__(self, model: Parallel, *arguments: Any, **options: Any) -> None:
+        if not isinstance(model, Parallel):
+            raise ConfigError(
+                f"ParallelTrainer trains what parallelize() returned, got {type(model).__name__}"
+            )
+        super().__init__(model, *arguments, **options)
+        if self.optimizer is None:
+            raise ConfigError("ParallelTrainer needs optimizers=(model.optimizer(...), None)")
+        adopt_accelerator(self.accelerator, model)
+        if self.args.label_names is None:
+            self.label_names = transformers.utils.find_labels(type(model.module))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the plain model, by all processes together.
+
+        Args:
+            output_dir: Folder; ``from_pretrained()`` reads it where the model is one of transformers.
+        """
+        folder = output_dir or self.args.output_dir
+        state = self.model.state_dict(rank0_only=True)
+        if self.args.should_save and hasattr(self.model.module, "save_pretrained"):
+            self.model.module.save_pretrained(folder, state_dict=state)
+        elif self.args.should_save:
+            self._save(folder, state)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Gather the states on all processes, of which Trainer asks one alone."""
+        whole = self.optimizer.state_dict()
+        self.optimizer.state_dict = lambda: whole
+        try:
+            super()._save_optimizer_and_scheduler(output_dir)
+        finally:
+            del self.optimizer.state_dict
