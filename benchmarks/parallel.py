@@ -35,11 +35,11 @@ import torch.multiprocessing  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.block_communication import block_communication, fastfold_elements  # noqa: E402
 from benchmarks.overlap import count_schedule, measure_overlap  # noqa: E402
 from benchmarks.published_steps import published_rows, published_table  # noqa: E402
 from benchmarks.rank_memory import rank_memory  # noqa: E402
 from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
-from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
 from fastfold.parallel.planner.cost_model import Cost  # noqa: E402
 from fastfold.parallel.planner.hardware import rates  # noqa: E402

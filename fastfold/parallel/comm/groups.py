@@ -66,13 +66,6 @@ class CommunicationLog:
             totals[entry.op] = totals.get(entry.op, 0.0) + entry.sent
         return totals
 
-    def by_group(self) -> dict[str, float]:
-        """Bytes sent by this rank over each named group."""
-        totals: dict[str, float] = {}
-        for entry in self.entries:
-            totals[entry.group] = totals.get(entry.group, 0.0) + entry.sent
-        return totals
-
 
 class Reporter:
     """Where the groups of one mesh report what they send: to every log that is open, and to none otherwise."""

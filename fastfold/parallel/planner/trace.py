@@ -54,11 +54,6 @@ class Part:
         """Floating-point operations of all matrix products."""
         return sum(operation.flops * number for operation, number in self.operations.items())
 
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that this rank sends."""
-        return sum(entry.sent for entry in self.sent)
-
 
 @dataclass
 class Region:

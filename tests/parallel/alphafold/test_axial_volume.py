@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.block_communication import fastfold_elements
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.alphafold.communication_volume import fastfold_elements
 from fastfold.parallel.alphafold.training_block import SMALL_MESSAGE
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import CommunicationLog
