@@ -13,10 +13,9 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
+from fastfold.parallel.data_parallel.buckets import Buckets
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
-from fastfold.parallel.data_parallel.units import Units, listed_modules
 from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
@@ -42,9 +41,7 @@ def parallelize(
     stages: Split | None = None,
     sequence: Sequencing | None = None,
     dap: AxialSharding | None = None,
-    units: Units = listed_modules,
     device_type: str | None = None,
-    bucket_elements: int = BUCKET_ELEMENTS,
     compare_first: bool = True,
 ) -> Parallel:
     """Apply a plan to a model: the one call that every kind of parallelism goes through.
@@ -64,9 +61,7 @@ def parallelize(
             result's ``sequence``.
         dap: For ``dap``: shards what the model computes over the ranks of one sample, in place, as
             :func:`fastfold.parallel.alphafold.shard` does.
-        units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
         device_type: ``cpu`` or ``cuda``; None for where the model's parameters are.
-        bucket_elements: Elements of gradient that are communicated at once.
         compare_first: For ``tp`` in 1d: run modules whose layers are cut by ``ParallelLinear`` or by a function of your
             own once more at their first call, and refuse them where the plain layers give other numbers.
 
@@ -82,7 +77,7 @@ def parallelize(
     check_tied_layers(model, shard_fns)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or _device_type(model))
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
-    _same_weights(model, mesh, bucket_elements)
+    _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     if asked.dap > 1 and dap is not None:
         dap(model, mesh)
@@ -111,10 +106,10 @@ def parallelize(
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     gradients: Replicated | FullySharded
     if asked.zero == 3:
-        gradients = FullySharded(module, mesh, shard_groups, units)
+        gradients = FullySharded(module, mesh, shard_groups)
     else:
         kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
-        gradients = kind(named, mesh, shard_groups, bucket_elements)
+        gradients = kind(named, mesh, shard_groups)
     cut = frozenset(name for name, of_one in shard_groups.items() if of_one)
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
@@ -162,7 +157,7 @@ def _shard_fns(
     return found
 
 
-def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
+def _same_weights(model: nn.Module, mesh: ParallelMesh) -> None:
     """Give every rank the first rank's parameters and buffers, also those that are not saved."""
     groups = [group for axis in ("pp", "dp", "sp", "dap", "tp") if (group := mesh.group(axis)).size > 1]
     if not groups:
@@ -173,7 +168,7 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
                 setattr(module, name, buffer.contiguous())
     tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
     for group in groups:
-        buckets = Buckets(tensors, 1, elements)
+        buckets = Buckets(tensors)
         for bucket in buckets:
             flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
             for number, x in buckets.split(bucket, flat).items():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from examples.gpt.parallel import sequence_parallel, split_stages, tensor_layers
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
+from fastfold.parallel.data_parallel import buckets
 from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
 
 # Nothing divides by 2: 3 heads, 13 tokens, a batch of 5 rows with 7 positions.
@@ -62,9 +64,9 @@ def make_parallel(
         "layers": tensor_layers(plan) if plan.tp > 1 else None,
         "sequence": sequence_parallel,
         "stages": split_stages,
-        "bucket_elements": BUCKET,
     }
-    return parallelize(make_gpt(tied=tied, unused=unused), plan, **(settings | more))
+    with mock.patch.object(buckets, "BUCKET_ELEMENTS", BUCKET):
+        return parallelize(make_gpt(tied=tied, unused=unused), plan, **(settings | more))
 
 
 def is_tied(plan: ParallelPlan) -> bool:

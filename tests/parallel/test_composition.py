@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from unittest import mock
 
 import pytest
 import torch
 
 from fastfold.parallel import ParallelPlan, alphafold, parallelize
+from fastfold.parallel.data_parallel import buckets
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import (
@@ -30,7 +32,8 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     """
     model = small_network("synthetic_monomer")
     samples = [monomer_sample(13, 4, 3), monomer_sample(9, 5, 6, first=8)][: plan.dp]
-    parallel = parallelize(copy.deepcopy(model), plan, dap=alphafold.shard, bucket_elements=20_000)
+    with mock.patch.object(buckets, "BUCKET_ELEMENTS", 20_000):
+        parallel = parallelize(copy.deepcopy(model), plan, dap=alphafold.shard)
     network = parallel.module
     own = parallel.rows(len(samples)).start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fastfold.evoformer.evoformer import EvoformerStack
 from fastfold.parallel import Parallel, ParallelPlan, alphafold, parallelize
 from fastfold.parallel.alphafold.pipeline import stack_stages
 from fastfold.parallel.comm.collectives import all_reduce
+from fastfold.parallel.data_parallel import buckets
 from fastfold.parallel.pipeline import Pipeline, split_blocks
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.networks import oracle_config
@@ -82,7 +84,8 @@ def _gpt(plan: ParallelPlan, schedule: str, optimizer: str, steps: int) -> float
     """Largest difference over some steps: loss, clipped gradients, parameters, optimizer state."""
     reference = _Reference(plan, optimizer)
     split = split_stages if schedule in ("gpipe", "1f1b") else _two_each
-    parallel = parallelize(make_gpt(tied=False, layers=5), plan, stages=split, bucket_elements=1000)
+    with mock.patch.object(buckets, "BUCKET_ELEMENTS", 1000):
+        parallel = parallelize(make_gpt(tied=False, layers=5), plan, stages=split)
     pipeline = Pipeline(parallel, schedule)
     inner = parallel.optimizer(OPTIMIZERS[optimizer])
     worst = 0.0

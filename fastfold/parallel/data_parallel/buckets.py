@@ -60,7 +60,7 @@ class Sharding:
     def start_reduce_scatter(self, flat: Tensor) -> Callable[[], Tensor]:
         """Start :meth:`reduce_scatter` over the first group; what is returned waits, and goes on over the others."""
 
-        def start(x: Tensor, group: Group) -> async_ops.AsyncResult:
+        def start(x: Tensor, group: Group) -> async_ops.AsyncResult[Tensor]:
             each = x.shape[0] // group.size
             return async_ops.start_reduce_scatter(x, 0, group, [each] * group.size)
 
@@ -75,7 +75,7 @@ class Sharding:
         return self._start(flat, lambda x, group: async_ops.start_all_reduce(x, group))
 
     def _start(
-        self, flat: Tensor, start: Callable[[Tensor, Group], async_ops.AsyncResult]
+        self, flat: Tensor, start: Callable[[Tensor, Group], async_ops.AsyncResult[Tensor]]
     ) -> Callable[[], Tensor]:
         if not self.groups:
             return lambda: flat
@@ -105,10 +105,11 @@ class Buckets:
     Args:
         parameters: The parameters; only their shapes, dtypes and devices are kept.
         ranks: Every bucket's length is a multiple of it.
-        elements: A bucket is closed when it has this many.
+        elements: A bucket is closed when it has this many; None for the default.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], ranks: int = 1, elements: int = BUCKET_ELEMENTS) -> None:
+    def __init__(self, parameters: Sequence[Tensor], ranks: int = 1, elements: int | None = None) -> None:
+        elements = elements or BUCKET_ELEMENTS
         self.shapes = [parameter.shape for parameter in parameters]
         self._like = [parameter.new_empty(0) for parameter in parameters]
         self._buckets: list[Bucket] = []

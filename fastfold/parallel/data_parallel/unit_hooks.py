@@ -83,8 +83,8 @@ class UnitCalls:
         if other is not None:
             raise ConfigError(
                 "under zero=3 all ranks have to use the same parameters in each pass, and here one "
-                f"{self._shown(kind, number)} while another {self._shown(*other)}; use zero=2, or units= that all "
-                "ranks always call"
+                f"{self._shown(kind, number)} while another {self._shown(*other)}; use zero=2, or "
+                "call the same modules on all ranks"
             )
 
     def _shown(self, kind: int, number: int) -> str:

@@ -80,5 +80,5 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
         if len(kinds) > 1:
             raise ConfigError(
                 f"{paths.get(unit) or type(unit).__name__} has parameters of {' and '.join(kinds)}, which are gathered "
-                f"together: {remedy}, or make units= of one dtype"
+                f"together: {remedy}, or convert them to one dtype"
             )

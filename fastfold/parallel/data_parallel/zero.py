@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
+from fastfold.parallel.data_parallel.buckets import Bucket, Buckets, Sharding
 from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apart
 from fastfold.parallel.data_parallel.kept_gradients import (
     BEFORE_REDUCTION,
@@ -49,7 +49,6 @@ class Replicated:
         parameters: Those that train, by name: this rank's blocks where tensor parallel layers cut them.
         mesh: The ranks.
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
-        elements: Elements of a bucket that is communicated at once.
     """
 
     stage = 0
@@ -59,7 +58,6 @@ class Replicated:
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
-        elements: int = BUCKET_ELEMENTS,
     ) -> None:
         self.agreement: StepAgreement | None = None
         self.parameters = dict(parameters)
@@ -69,7 +67,7 @@ class Replicated:
         self.every = Sharding([*self.sample.groups, *self.data.groups])
         self._values = list(parameters.values())
         self._kinds = {name: (p.shape, p.dtype, p.device) for name, p in parameters.items()}
-        self.buckets = Buckets(self._values, self.every.ranks, elements)
+        self.buckets = Buckets(self._values, self.every.ranks)
         self._norms = ShardNorms(shard_groups, mesh.group("pp"))
         self._used = [False] * len(self._values)
         self._finished: Kept | None = None
@@ -320,11 +318,10 @@ class ShardedStates(Replicated):
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
-        elements: int = BUCKET_ELEMENTS,
     ) -> None:
         for parameter in parameters.values():
             parameter.data = parameter.data.contiguous()
-        super().__init__(parameters, mesh, shard_groups, elements)
+        super().__init__(parameters, mesh, shard_groups)
         self._pieces: dict[str, nn.Parameter] = {}
         self._spans = [self.buckets.spans(bucket, self.every.own(bucket.length)) for bucket in self.buckets]
         for spans in self._spans:
@@ -408,9 +405,8 @@ class ShardedGradients(ShardedStates):
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
-        elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        super().__init__(parameters, mesh, shard_groups, elements)
+        super().__init__(parameters, mesh, shard_groups)
         self._sample_norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), *self.sample.groups] for name in self.names},
             mesh.group("pp"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
+from fastfold.parallel.data_parallel import buckets
 from fastfold.parallel.data_parallel.buckets import Buckets
 from fastfold.parallel.data_parallel.early_reduction import EarlyReduction
 from tests.helpers.spawn_ranks import BACKENDS, launch
@@ -49,7 +51,8 @@ def _layers() -> nn.Sequential:
 
 def _parallel(plan: ParallelPlan) -> Parallel:
     """A bucket for each layer."""
-    return parallelize(_layers(), plan, bucket_elements=WIDTH * WIDTH + WIDTH)
+    with mock.patch.object(buckets, "BUCKET_ELEMENTS", WIDTH * WIDTH + WIDTH):
+        return parallelize(_layers(), plan)
 
 
 def _input(number: int, rank: int) -> Tensor:

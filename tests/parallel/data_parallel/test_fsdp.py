@@ -133,7 +133,7 @@ class _Scaled(nn.Module):
         ),
         (
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16)),
-            "Sequential has parameters of torch.bfloat16 and torch.float32.*use zero=2, or make units=",
+            "Sequential has parameters of torch.bfloat16 and torch.float32.*use zero=2, or convert them to one dtype",
         ),
     ],
 )
