@@ -132,10 +132,10 @@ class ArtificialNetwork:
             self._added += left
 
 
-class _Delayed(AsyncResult):
+class _Delayed(AsyncResult[Tensor]):
     """Collective whose result arrives with its message."""
 
-    def __init__(self, pending: AsyncResult, wait: Callable[[], None]) -> None:
+    def __init__(self, pending: AsyncResult[Tensor], wait: Callable[[], None]) -> None:
         super().__init__(pending.finish, pending.work)
         self._arrive = wait
 
@@ -206,7 +206,7 @@ class _Counting(TorchDispatchMode):
 
             return started
 
-        def waited(pending: AsyncResult) -> Tensor:
+        def waited(pending: AsyncResult[Tensor]) -> Tensor:
             before = self._waiting.pop(id(pending.work), None)
             self.schedule.waited_at_once += before == self._computed
             return wait(pending)

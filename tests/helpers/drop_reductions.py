@@ -22,7 +22,7 @@ SHIFTS = ("start_shift",)
 MOVES = ("start_redistribute",)
 
 
-def _local(name: str, args: tuple[object, ...]) -> AsyncResult:
+def _local(name: str, args: tuple[object, ...]) -> AsyncResult[Tensor]:
     """What a rank would go on with if the reduction were forgotten: its own term, or its own part of what is moved."""
     x = args[0]
     assert isinstance(x, Tensor)
@@ -76,8 +76,8 @@ def _without(
     calls: dict[Reduction, str] = {}
     counts: Counter[str] = Counter()
 
-    def wrapped(name: str) -> Callable[..., AsyncResult]:
-        def reduction(*args: object) -> AsyncResult:
+    def wrapped(name: str) -> Callable[..., AsyncResult[Tensor]]:
+        def reduction(*args: object) -> AsyncResult[Tensor]:
             group = next(arg for arg in args if isinstance(arg, Group))
             of_whom = f" of ranks {dist.get_process_group_ranks(group.process_group)}" if apart else ""
             this = group.name + of_whom, counts[group.name]
@@ -89,7 +89,7 @@ def _without(
 
     exchange = async_ops._start_exchange
 
-    def exchanged(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult]:
+    def exchanged(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
         """Several tensors in one message, some of them terms of sums."""
         found = exchange(moves, group)
         for place, (x, move) in enumerate(moves):

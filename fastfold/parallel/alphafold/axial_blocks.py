@@ -26,10 +26,7 @@ from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.parallel.alphafold.regather import RegatheringLayer
 from fastfold.parallel.alphafold.training_block import TrainingBlock
 from fastfold.parallel.axial.shards import AxialShards
-from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
-
-AsyncTensor = Handle | AsyncResult
 
 
 def works_in_place(policy: ExecutionPolicy) -> bool:
@@ -37,7 +34,9 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
     return policy.inplace and not torch.is_grad_enabled()
 
 
-def reshard_pair(shards: AxialShards, pair: Tensor, policy: ExecutionPolicy, *, columns: bool) -> AsyncTensor:
+def reshard_pair(
+    shards: AxialShards, pair: Tensor, policy: ExecutionPolicy, *, columns: bool
+) -> AsyncResult[Tensor]:
     """Start resharding the pair to a shard along its columns, or to one along its rows.
 
     In place it is done at once, and the result takes the memory of ``pair``.
@@ -57,7 +56,7 @@ def reshard_msa(
     *,
     residues: bool,
     memory: Tensor | None = None,
-) -> AsyncTensor:
+) -> AsyncResult[Tensor]:
     """Start resharding the MSA to a shard along its residues, or to one along its sequences.
 
     With a ``memory`` it is done at once, over that tensor's memory if there is enough of it.
@@ -148,7 +147,7 @@ class ShardedEvoformerBlock(EvoformerBlock):
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncTensor:
+    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncResult[Tensor]:
         policy = self.msa_transition.policy
         return reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory)
 
@@ -227,11 +226,11 @@ class AxialEvoformerStack(EvoformerStack):
             msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory).wait()
         return msa, moving.wait()
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         """Start moving rows of the pair to what the blocks work on."""
         return reshard_pair(self.shards, pair, policy, columns=True)
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         """Start moving it back."""
         return reshard_pair(self.shards, pair, policy, columns=False)
 

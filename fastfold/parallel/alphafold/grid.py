@@ -15,7 +15,6 @@ from fastfold.evoformer.structure.invariant_point_attention import InvariantPoin
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (
-    AsyncTensor,
     AxialEvoformerStack,
     ShardedEvoformerBlock,
     refuse_missing_steps,
@@ -37,7 +36,7 @@ from fastfold.parallel.alphafold.grid_layers import (
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.grid_matmul import CONTRACTIONS
 from fastfold.parallel.axial.shards import AxialShards
-from fastfold.parallel.comm.async_ops import Box
+from fastfold.parallel.comm.async_ops import AsyncResult, Box
 from fastfold.parallel.comm.redistribute import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
 
@@ -59,10 +58,10 @@ class GridEvoformerStack(AxialEvoformerStack):
 
     layout: GridLayout
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         return rows_to_blocks(self.layout.grid, pair, pair_mask.shape[-1])
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         return blocks_to_rows(self.layout.grid, pair, pair_mask.shape[-1])
 
 
@@ -78,12 +77,12 @@ class GridTemplatePairStack(TemplatePairStack):
         return blocks_to_rows(grid, pair, length).wait()
 
 
-def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> AsyncTensor:
+def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]:
     """Start moving a shard ``[*, n, N, c]`` of the pair along its rows to this rank's block of it."""
     return redistribute_async(pair, (-3, -2), _rows(grid, length), grid.boxes((length, length)), grid.whole)
 
 
-def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncTensor:
+def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]:
     """Start moving this rank's block of the pair back to a shard along its rows."""
     return redistribute_async(pair, (-3, -2), grid.boxes((length, length)), _rows(grid, length), grid.whole)
 

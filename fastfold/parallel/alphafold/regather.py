@@ -44,7 +44,7 @@ class Regathered:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._moves: list[tuple[Tensor, Move]] = []
-        self._pending: dict[int, AsyncResult] = {}
+        self._pending: dict[int, AsyncResult[Tensor]] = {}
 
     def add(self, x: Tensor, move: Move) -> Again:
         """Keep a shard; gives what returns the whole in the backward pass."""

@@ -17,6 +17,7 @@ inputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from fastfold.parallel.alphafold.regather import (
 )
 from fastfold.parallel.axial.matmul import block_channels, choose_contraction
 from fastfold.parallel.axial.shards import AxialShards
-from fastfold.parallel.comm.async_handle import JointHandle
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import exchange_async
 from fastfold.parallel.comm.moves import Move
 
@@ -85,7 +86,7 @@ class TrainingBlock:
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias, *_) = arriving()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
-        (msa,) = self._start([self._by_residue(msa)]).meanwhile(begins_backward(msa)).wait()
+        (msa,) = self._start([self._by_residue(msa)], begins_backward(msa)).wait()
         msa, begin = self._attend_columns(msa)
         msa = self._block.msa_transition(msa)
         if self._way == "channels":
@@ -133,14 +134,16 @@ class TrainingBlock:
         move = layer.move(x, dim, self._residues)
         return (x, move), self._regathered.add(x, move) if regathers else None
 
-    def _start(self, moves: Sequence[Moving]) -> JointHandle:
-        return exchange_async(moves, self._shards.group)
+    def _start(
+        self, moves: Sequence[Moving], meanwhile: Callable[[], None] | None = None
+    ) -> AsyncResult[tuple[Tensor, ...]]:
+        return exchange_async(moves, self._shards.group, meanwhile)
 
     def _start_beside(self, now: Sequence[Moving], later: Sequence[Moving]) -> tuple[Arriving, Arriving]:
         """What is needed first (more may come with it), and others, of which the wait is left to who needs them."""
         if not later or sum(map(self._bytes, later)) < SMALL_MESSAGE:
-            joint = self._start([*now, *later])
-            return joint.wait, lambda: joint.wait()[len(now) :]
+            joint = functools.cache(self._start([*now, *later]).wait)
+            return joint, lambda: joint()[len(now) :]
         needed = self._start(now)
         return needed.wait, self._start(later).wait
 
@@ -194,15 +197,13 @@ class TrainingBlock:
             pair = incoming(shards.reshard(pair, cut=-3, join=-2, length=length), mask_rows)
         starting, ending = block.triangle_attention_starting, block.triangle_attention_ending
         move, again = self._gathering(starting, starting.bias(pair), -2, starting.regathers(pair))
-        arriving = self._start([move])
-        if self._way == "sums":
-            arriving.meanwhile(begins_backward(pair))
+        arriving = self._start([move], begins_backward(pair) if self._way == "sums" else None)
         begun = begin_attention(starting.norm, starting.attention, pair)
         (bias,) = arriving.wait()
         pair = starting.attend(pair, mask_rows, bias, again, begun)
         move, again = self._gathering(ending, ending.bias(pair), -2, ending.regathers(pair))
         to_columns = pair, shards.resharding(pair, cut=-2, join=-3, length=length)
-        bias, pair = self._start([move, to_columns]).meanwhile(begins_backward(pair)).wait()
+        bias, pair = self._start([move, to_columns], begins_backward(pair)).wait()
         pair = ending.attend(pair, mask_columns, bias, again)
         found: Tensor = block.pair_transition(pair)
         return found

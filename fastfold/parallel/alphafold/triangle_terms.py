@@ -61,12 +61,12 @@ class SummedTerms:
             padded_matmul(left, grad.mT, out=of_right)
         return found
 
-    def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult]:
+    def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult[Tensor]]:
         """Start summing terms, and with outgoing edges cutting the pair along its rows."""
         moves = (terms, self._sum(terms)), (pair, self._to_rows(pair))
         return async_ops.start_exchange(moves if self.outgoing else moves[:1], self.shards.group)
 
-    def send_back(self, grad: Tensor, pair: Tensor) -> list[AsyncResult]:
+    def send_back(self, grad: Tensor, pair: Tensor) -> list[AsyncResult[Tensor]]:
         """Start gathering the product's gradient, and with outgoing edges cutting the pair's along its columns."""
         # Apart: in one message with others, what is gathered is copied for each rank.
         moves = (grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import Box
+from fastfold.parallel.comm.async_ops import AsyncResult, Box
 from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.comm.redistribute import redistribute_async
@@ -107,7 +106,9 @@ class Grid:
         """
         return self.gather_async(x, lengths, dims).wait()
 
-    def gather_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Handle:
+    def gather_async(
+        self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)
+    ) -> AsyncResult[Tensor]:
         """Start :meth:`gather`: along the row, which is waited for, and down the column."""
         x = gather_async(x, dims[1], self.row, self.column_sizes(lengths[1])).wait()
         return gather_async(x, dims[0], self.column, self.row_sizes(lengths[0]))
@@ -118,7 +119,7 @@ class Grid:
         places = (self.place(rank) for rank in range(self.whole.size))
         return [(rows[row], columns[column]) for row, column in places]
 
-    def turn_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int]) -> Handle:
+    def turn_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int]) -> AsyncResult[Tensor]:
         """Start :meth:`turn`."""
         target = [(rows, columns) for columns, rows in self.boxes((lengths[1], lengths[0]))]
         return redistribute_async(x, dims, self.boxes(lengths), target, self.whole)
@@ -153,7 +154,7 @@ class Grid:
         source, target = (matrices, blocks) if back else (blocks, matrices)
         return redistribute_async(x, (-3, -2, -1), source, target, self.whole).wait()
 
-    def to_rows_async(self, x: Tensor, columns: int) -> Handle:
+    def to_rows_async(self, x: Tensor, columns: int) -> AsyncResult[Tensor]:
         """Start joining the columns of ``[*, A, B, c]`` and cutting this grid row's rows over its ranks instead.
 
         Args:
@@ -183,7 +184,7 @@ class Grid:
             found.append(slice(block.start + part.start, block.start + part.stop))
         return found
 
-    def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> Handle:
+    def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> AsyncResult[Tensor]:
         """Start giving every rank its row's part of an axis, of which ``x`` is a shard over all ranks.
 
         Args:

@@ -109,7 +109,7 @@ class _Terms(Function):
         ctx.spec, ctx.blocks = spec, _term_blocks(left.shape[-3], step)
         out = _empty_result(left, right, spec)
 
-        def terms() -> Iterator[list[AsyncResult]]:
+        def terms() -> Iterator[list[AsyncResult[Tensor]]]:
             for block in ctx.blocks:
                 product = padded_matmul(block.of(left), block.of(right).mT)
                 yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
@@ -151,7 +151,7 @@ class _Channels(Function):
             for b in ctx.blocks
         )
 
-        def products() -> Iterator[list[AsyncResult]]:
+        def products() -> Iterator[list[AsyncResult[Tensor]]]:
             for block, both in zip(ctx.blocks, drain(factors), strict=True):
                 if keeps:
                     kept.extend(both)
@@ -171,7 +171,7 @@ class _Channels(Function):
         grads = [grad.new_empty(shape) for shape in ctx.shapes]
         arriving = (_to_channels([grad], spec.dim, spec.sizes, b, spec.group) for b in ctx.blocks)
 
-        def gradients() -> Iterator[list[AsyncResult]]:
+        def gradients() -> Iterator[list[AsyncResult[Tensor]]]:
             blocks = zip(ctx.blocks, drain(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
                 rows = zip((whole @ right, whole.mT @ left), ctx.whole, strict=True)
@@ -199,7 +199,7 @@ def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[
 
 def _to_channels(
     tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
-) -> list[AsyncResult]:
+) -> list[AsyncResult[Tensor]]:
     """Start resharding from shards along ``dim`` of a block's channels to whole matrices of this rank's channels.
 
     In one message, however many tensors.
@@ -242,7 +242,7 @@ def filled(x: Tensor) -> Tensor:
 
 def _from_channels(
     tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
-) -> list[AsyncResult]:
+) -> list[AsyncResult[Tensor]]:
     """Start undoing :func:`_to_channels`."""
     rows = Shards(dim, sizes)
     moves = [(x, Move(before=Shards(x.dim() - 3, block.sizes), after=rows)) for x in tensors]

@@ -22,8 +22,7 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial.matmul import ContractionSpec, contract
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import drain
+from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
@@ -59,7 +58,7 @@ class AxialShards:
         own = self.own(x.shape[dim])
         return x.narrow(dim, own.start, own.stop - own.start)
 
-    def gather_async(self, x: Tensor, dim: int, length: int) -> Handle:
+    def gather_async(self, x: Tensor, dim: int, length: int) -> AsyncResult[Tensor]:
         """Start joining the shards of an axis of ``length``: ``dim`` of ``x`` becomes whole on every rank."""
         return gather_async(x, dim, self.group, self.sizes(length))
 
@@ -72,7 +71,7 @@ class AxialShards:
         before = Shards(join % x.dim(), self.sizes(length))
         return Move(before=before, after=Shards(cut % x.dim(), self.sizes(x.shape[cut])))
 
-    def reshard_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
+    def reshard_async(self, x: Tensor, *, cut: int, join: int, length: int) -> AsyncResult[Tensor]:
         """Start cutting the dimension ``cut`` instead of ``join``, whose whole length is ``length``."""
         return all_to_all_async(x, cut, join, self.group, concat_sizes=self.sizes(length))
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,13 +25,15 @@ from fastfold.parallel.comm.moves import Move, Shards
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+T = TypeVar("T")
+
 Box = tuple[slice, ...]
 """Which part of each dimension, with start and stop given."""
 
 
 @dataclass
-class AsyncResult:
-    """A collective under way.
+class AsyncResult(Generic[T]):
+    """Result of a collective under way, a tensor or several.
 
     Attributes:
         finish: Makes the result of the buffers once they are filled.
@@ -38,14 +41,14 @@ class AsyncResult:
         sent: What leaves from, which has to stay as long as it is under way.
     """
 
-    finish: Callable[[], Tensor]
+    finish: Callable[[], T]
     work: dist.Work | None = None
     sent: Tensor | None = None
 
-    def wait(self) -> Tensor:
-        """The result, once every rank has sent its part (on a GPU: the stream waits, not the host).
+    def wait(self) -> T:
+        """Return the result, once every rank has sent its part (on a GPU: the stream waits, not the host).
 
-        To be asked for once: the buffers that it is made of are let go.
+        To be called once: the buffers of the result are freed.
         """
         if self.work is not None:
             self.work.wait()
@@ -54,18 +57,18 @@ class AsyncResult:
         return finish()
 
 
-def _taken() -> Tensor:
+def _taken() -> Any:
     raise RuntimeError("the result of a collective was asked for twice")
 
 
-def completed(x: Tensor) -> AsyncResult:
-    """A result that needs no communication."""
+def completed(x: Tensor) -> AsyncResult[Tensor]:
+    """Return a result that needs no communication."""
     return AsyncResult(lambda: x)
 
 
-def drain(started: Iterable[Sequence[AsyncResult]]) -> Iterator[list[Tensor]]:
+def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
     """Results of collectives, each waited for when the ones after it have been started."""
-    under_way: Sequence[AsyncResult] = ()
+    under_way: Sequence[AsyncResult[Tensor]] = ()
     for pending in started:
         done, under_way = under_way, pending
         if done:
@@ -107,7 +110,7 @@ def _all_to_all(
 _ALIGNMENT = 16
 
 
-def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult]:
+def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
     """Carry out several moves with one message to each rank.
 
     Args:
@@ -126,7 +129,7 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
     return _start_exchange(moves, group)
 
 
-def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult]:
+def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
     """:func:`start_exchange` as one all-to-all, whatever the moves."""
     dtypes = {x.dtype for x, _ in moves}
     mixed = len(dtypes) > 1
@@ -171,7 +174,7 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
 
 def _exchange_even(
     op: str, moves: Sequence[tuple[Tensor, Move]], unit: torch.dtype, group: Group
-) -> list[AsyncResult]:
+) -> list[AsyncResult[Tensor]]:
     """:func:`start_exchange` where every rank sends as much to each: the ranks are an axis of few tensors."""
     mixed = unit != moves[0][0].dtype
     stacked = [move.stacked(x) for x, move in moves]
@@ -210,7 +213,7 @@ def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return place[..., :count].view(shape)
 
 
-def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
+def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
     longest, shortest, move = max(sizes), min(sizes), Move(before=Shards(dim, sizes), after=None)
     # Ranks without anything would send a whole element each.
@@ -236,7 +239,7 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
     )
 
 
-def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
+def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
     shards = Shards(dim, sizes)
     if shards.even and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
@@ -258,14 +261,14 @@ def start_all_to_all(
     group: Group,
     split_sizes: Sequence[int],
     concat_sizes: Sequence[int],
-) -> AsyncResult:
+) -> AsyncResult[Tensor]:
     """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
     move = Move(before=Shards(concat_dim, concat_sizes), after=Shards(split_dim, split_sizes))
     (found,) = _start_exchange([(x, move)], group)
     return found
 
 
-def start_all_reduce(x: Tensor, group: Group) -> AsyncResult:
+def start_all_reduce(x: Tensor, group: Group) -> AsyncResult[Tensor]:
     """Sum over the ranks, on every rank."""
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, group=group.process_group, async_op=True)
@@ -273,7 +276,7 @@ def start_all_reduce(x: Tensor, group: Group) -> AsyncResult:
     return AsyncResult(lambda: out, work)
 
 
-def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult:
+def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
     """The tensor of rank ``source`` of the group, on every rank; the others give one of its shape."""
     # The source's own tensor is only read; another's is written, so the one given is left alone.
     out = x.contiguous() if group.rank == source else x.new_empty(x.shape)
@@ -282,7 +285,7 @@ def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult:
     return AsyncResult(lambda: out, work)
 
 
-def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult:
+def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult[Tensor]:
     """Sum over the ranks on rank ``target`` of the group, zeros on the others."""
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
@@ -291,7 +294,7 @@ def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult:
     return AsyncResult(lambda: out if group.rank == target else out.zero_(), work)
 
 
-def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> AsyncResult:
+def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
 
     ``sizes`` are the lengths along ``dim`` of what each rank sends.
@@ -307,7 +310,7 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
 
 def start_redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
-) -> AsyncResult:
+) -> AsyncResult[Tensor]:
     """Move what the ranks hold from one layout to another; every element of the target lies in one source.
 
     ``dims`` are the dimensions that the boxes are about, ``source`` and ``target`` the box of each rank. The other

@@ -1,7 +1,7 @@
 """Differentiable collectives over a group of ranks, with uneven shards and with overlap.
 
-Every collective has an asynchronous form, ``<name>_async``, which returns a
-:class:`~fastfold.parallel.comm.async_handle.Handle`: the communication runs between the call and its ``wait``, while
+Every collective has an asynchronous form, ``<name>_async``, which returns an
+:class:`~fastfold.parallel.comm.async_ops.AsyncResult`: the communication runs between the call and its ``wait``, while
 something else is computed, and does the same in the backward pass.
 
 The gradient is that of the sum of all ranks' losses, unless a function says otherwise.
@@ -9,7 +9,7 @@ The gradient is that of the sum of all ranks' losses, unless a function says oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_handle import Handle, JointHandle
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
+from fastfold.parallel.comm.differentiable import differentiable, differentiable_one
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.comm.moves import Move
 
@@ -64,46 +64,49 @@ def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu"
     return [int(n) for n in async_ops.start_gather(own, 0, group, [1] * group.size).wait().tolist()]
 
 
-def exchange_async(moves: Sequence[tuple[Tensor, Move]], group: Group) -> JointHandle:
+def exchange_async(
+    moves: Sequence[tuple[Tensor, Move]], group: Group, meanwhile: Callable[[], None] | None = None
+) -> AsyncResult[tuple[Tensor, ...]]:
     """Start several moves in one message to each rank; the gradients come back in one message too.
 
     Args:
         moves: Tensors, and how each is moved; see :mod:`fastfold.parallel.comm.moves`. The gradients of those that need
             one are moved back.
         group: The ranks.
+        meanwhile: Called by the backward pass while it waits for the gradients.
     """
     tensors, kinds = [x for x, _ in moves], [move for _, move in moves]
 
-    def forward(given: Sequence[Tensor]) -> Sequence[AsyncResult]:
+    def forward(given: Sequence[Tensor]) -> Sequence[AsyncResult[Tensor]]:
         if group.size == 1:
             return [completed(x) for x in given]
         return async_ops.start_exchange(list(zip(given, kinds, strict=True)), group)
 
-    def backward(gradients: Sequence[Tensor | None]) -> Sequence[AsyncResult]:
+    def backward(gradients: Sequence[Tensor | None]) -> Sequence[AsyncResult[Tensor]]:
         pairs = zip(gradients, kinds, strict=True)
         back = [(gradient, move.adjoint) for gradient, move in pairs if gradient is not None]
         if group.size == 1:
             return [completed(gradient) for gradient, _ in back]
         return async_ops.start_exchange(back, group)
 
-    return JointHandle(tensors, forward, backward)
+    return differentiable(tensors, forward, backward, meanwhile)
 
 
 def gather_async(
     x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None, *, same_after: bool = False
-) -> Handle:
+) -> AsyncResult[Tensor]:
     """Start :func:`gather`."""
     dim = _axis(x, dim)
     lengths = _shards(x, dim, group, sizes)
 
-    def backward(gradient: Tensor) -> AsyncResult:
+    def backward(gradient: Tensor) -> AsyncResult[Tensor]:
         if same_after:
             return completed(_own(gradient, dim, group, lengths).contiguous())
         return async_ops.start_reduce_scatter(gradient, dim, group, lengths)
 
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(x, lambda t: async_ops.start_gather(t, dim, group, lengths), backward)
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(x, lambda t: async_ops.start_gather(t, dim, group, lengths), backward)
 
 
 def gather(
@@ -125,13 +128,15 @@ def gather(
     return gather_async(x, dim, group, sizes, same_after=same_after).wait()
 
 
-def scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Handle:
+def scatter_async(
+    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None
+) -> AsyncResult[Tensor]:
     """Start :func:`scatter` (of which only the gradient communicates)."""
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
         x,
         lambda t: completed(_own(t, dim, group, lengths).contiguous()),
         lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
@@ -155,13 +160,15 @@ def scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = Non
     return scatter_async(x, dim, group, sizes).wait()
 
 
-def reduce_scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Handle:
+def reduce_scatter_async(
+    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None
+) -> AsyncResult[Tensor]:
     """Start :func:`reduce_scatter`."""
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
         x,
         lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
         lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
@@ -191,7 +198,7 @@ def all_to_all_async(
     *,
     split_sizes: Sequence[int] | None = None,
     concat_sizes: Sequence[int] | None = None,
-) -> Handle:
+) -> AsyncResult[Tensor]:
     """Start :func:`all_to_all`."""
     split_dim, concat_dim = _axis(x, split_dim), _axis(x, concat_dim)
     if split_dim == concat_dim:
@@ -199,8 +206,8 @@ def all_to_all_async(
     cut = _parts(x, split_dim, group, split_sizes)
     joined = _shards(x, concat_dim, group, concat_sizes)
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
         x,
         lambda t: async_ops.start_all_to_all(t, split_dim, concat_dim, group, cut, joined),
         lambda gradient: async_ops.start_all_to_all(gradient, concat_dim, split_dim, group, joined, cut),
@@ -234,11 +241,11 @@ def all_to_all(
     ).wait()
 
 
-def all_reduce_async(x: Tensor, group: Group) -> Handle:
+def all_reduce_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
     """Start :func:`all_reduce`."""
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(x, lambda t: async_ops.start_all_reduce(t, group), completed)
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(x, lambda t: async_ops.start_all_reduce(t, group), completed)
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
@@ -253,11 +260,11 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     return result
 
 
-def all_reduce_gradient_async(x: Tensor, group: Group) -> Handle:
+def all_reduce_gradient_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
     """Start :func:`all_reduce_gradient` (of which only the gradient communicates)."""
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(x, completed, lambda gradient: async_ops.start_all_reduce(gradient, group))
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(x, completed, lambda gradient: async_ops.start_all_reduce(gradient, group))
 
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
@@ -294,11 +301,11 @@ class _SumOfGradients(Function):
         return all_reduce(gradient, ctx.group), None
 
 
-def broadcast_async(x: Tensor, source: int, group: Group) -> Handle:
+def broadcast_async(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
     """Start :func:`broadcast`."""
     if group.size == 1:
-        return Handle(x, completed, completed)
-    return Handle(
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
         x,
         lambda t: async_ops.start_broadcast(t, source, group),
         lambda gradient: async_ops.start_reduce(gradient, source, group),
@@ -318,14 +325,14 @@ def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
 
 def ring_shift_async(
     x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
-) -> Handle:
+) -> AsyncResult[Tensor]:
     """Start :func:`ring_shift`."""
     dim = _axis(x, dim)
     lengths = _shards(x, dim, group, sizes)
     if offset % group.size == 0:
-        return Handle(x, completed, completed)
+        return differentiable_one(x, completed, completed)
     moved = [lengths[(rank - offset) % group.size] for rank in range(group.size)]
-    return Handle(
+    return differentiable_one(
         x,
         lambda t: async_ops.start_shift(t, offset, group, dim, lengths),
         lambda gradient: async_ops.start_shift(gradient, -offset, group, dim, moved),

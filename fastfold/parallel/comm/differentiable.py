@@ -1,9 +1,9 @@
 """A collective under way, as a pair of nodes in the autograd graph.
 
-The communication runs between the call that makes a :class:`Handle` and :meth:`Handle.wait`, while something
+The communication runs between the call of :func:`differentiable` and ``wait()`` of its result, while something
 else is computed. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
 is waited for where the call stood, so it overlaps with the backward pass of what was computed in between (the
-duality of FastFold's asynchronous operations, with the state in the handle rather than in a module).
+duality of FastFold's asynchronous operations, with the state in the result rather than in a module).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.autograd import Function
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.first_order import first_order
 
-Start = Callable[[Tensor], AsyncResult]
-StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult]]
-StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult]]
+Start = Callable[[Tensor], AsyncResult[Tensor]]
+StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult[Tensor]]]
+StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult[Tensor]]]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Shared:
     forward: StartMany
     backward: StartGradients
     needed: Sequence[bool] = ()
-    pending: Sequence[AsyncResult] = ()
+    pending: Sequence[AsyncResult[Tensor]] = ()
     meanwhile: Callable[[], None] | None = None
 
     def take(self) -> list[Tensor]:
@@ -85,43 +85,31 @@ class _Complete(Function):
         return torch.empty(0, device=gradients[0].device), None
 
 
-class JointHandle:
-    """Several tensors under way in one message; :meth:`wait` gives the results, differentiable.
+def differentiable(
+    tensors: Sequence[Tensor],
+    forward: StartMany,
+    backward: StartGradients,
+    meanwhile: Callable[[], None] | None = None,
+) -> AsyncResult[tuple[Tensor, ...]]:
+    """Start one message of several tensors, whose results are differentiable.
 
     Args:
-        tensors: What is sent.
+        tensors: Tensors to send.
         forward: Starts the message.
         backward: Gets the gradients of the results, None for each whose input needs none, and starts the message with
             the others.
+        meanwhile: Called by the backward pass while it waits for the gradients.
     """
-
-    def __init__(self, tensors: Sequence[Tensor], forward: StartMany, backward: StartGradients) -> None:
-        self._shared = _Shared(forward, backward)
-        self._token = _Launch.apply(self._shared, *tensors)
-        self._results: tuple[Tensor, ...] | None = None
-
-    def meanwhile(self, function: Callable[[], None]) -> JointHandle:
-        """Let the backward pass call a function while it waits for the gradients; returns this handle."""
-        self._shared.meanwhile = function
-        return self
-
-    def wait(self) -> tuple[Tensor, ...]:
-        """The results. On a GPU the current stream waits for them, not the host."""
-        if self._results is None:
-            self._results = _Complete.apply(self._token, self._shared)
-        return self._results
+    shared = _Shared(forward, backward, meanwhile=meanwhile)
+    token = _Launch.apply(shared, *tensors)
+    return AsyncResult(lambda: _Complete.apply(token, shared))
 
 
-class Handle:
-    """A collective under way; :meth:`wait` gives its result, differentiable, as often as it is asked for."""
-
-    def __init__(self, x: Tensor, forward: Start, backward: Start) -> None:
-        self._joint = JointHandle(
-            [x],
-            lambda tensors: [forward(tensors[0])],
-            lambda gradients: [backward(g) for g in gradients if g is not None],
-        )
-
-    def wait(self) -> Tensor:
-        """The result. On a GPU the current stream waits for it, not the host."""
-        return self._joint.wait()[0]
+def differentiable_one(x: Tensor, forward: Start, backward: Start) -> AsyncResult[Tensor]:
+    """Start a collective of one tensor, whose result is differentiable."""
+    joint = differentiable(
+        [x],
+        lambda tensors: [forward(tensors[0])],
+        lambda gradients: [backward(g) for g in gradients if g is not None],
+    )
+    return AsyncResult(lambda: joint.wait()[0])

@@ -24,7 +24,7 @@ def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Gro
         group: The ranks.
     """
 
-    def start(panel: int) -> AsyncResult:
+    def start(panel: int) -> AsyncResult[Tensor]:
         own = piece(panel)
         return completed(own) if group.size == 1 else async_ops.start_broadcast(own, owners[panel], group)
 
@@ -50,7 +50,7 @@ def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[T
         group: The ranks.
     """
     own: list[Tensor] = []
-    before: tuple[int, AsyncResult] | None = None
+    before: tuple[int, AsyncResult[Tensor]] | None = None
 
     def collect() -> None:
         if before is not None:

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import Box, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
+from fastfold.parallel.comm.differentiable import differentiable_one
 from fastfold.parallel.comm.groups import Group
 
 
 def redistribute_async(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
-) -> Handle:
+) -> AsyncResult[Tensor]:
     """Start :func:`redistribute`."""
     axes = [dim % x.dim() for dim in dims]
     held = [part.stop - part.start for part in source[group.rank]]
     if len(source) != group.size or len(target) != group.size or held != [x.shape[dim] for dim in axes]:
         raise ValueError(f"boxes {source[group.rank]} of {group} in dimensions {axes} of {tuple(x.shape)}")
     if list(source) == list(target):
-        return Handle(x, completed, completed)
-    return Handle(
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
         x,
         lambda t: async_ops.start_redistribute(t, axes, source, target, group),
         lambda gradient: async_ops.start_redistribute(gradient, axes, target, source, group),

@@ -56,7 +56,7 @@ class Ring:
         """The shards in the order in which they pass."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
 
-    def shift(self, x: Tensor, step: int) -> AsyncResult:
+    def shift(self, x: Tensor, step: int) -> AsyncResult[Tensor]:
         """Send what belongs to the shard of a step, with its keys in dimension -3, to the next rank."""
         if self.group.size == 1:
             return completed(x)
@@ -202,7 +202,7 @@ def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
     mean = (gradient * out).sum(-1, keepdim=True)
     grad_q = torch.zeros_like(own.q)
     grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
-    arriving: AsyncResult | None = None
+    arriving: AsyncResult[Tensor] | None = None
     for step, ((shard, passing), b_bias) in enumerate(zip(ring.travel(kv), ring.biases(bias), strict=True)):
         k, v = _heads_first(passing, exact).unbind(0)
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
@@ -241,7 +241,7 @@ class _BiasGradient:
         self.ring, self.dtype = ring, bias.dtype
         self.total = bias.new_zeros(bias.shape, dtype=accumulation_dtype(bias))
         self.part = self.total
-        self.pending: tuple[int, AsyncResult] | None = None
+        self.pending: tuple[int, AsyncResult[Tensor]] | None = None
 
     def start(self, shard: int) -> Tensor:
         """Where the gradient for a shard's keys is to be added, ``[B, H, Nq, keys]``."""

@@ -35,11 +35,11 @@ class CubeLines(NamedTuple):
     output: Group
 
 
-def _gather(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult:
+def _gather(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     return completed(x) if group.size == 1 else async_ops.start_gather(x, 0, group, sizes)
 
 
-def _reduce_scatter(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult:
+def _reduce_scatter(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     return completed(x) if group.size == 1 else async_ops.start_reduce_scatter(x, 0, group, sizes)
 
 

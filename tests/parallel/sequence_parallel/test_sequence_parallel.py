@@ -170,7 +170,7 @@ def _overlap(group: Group, sizes: list[int], own: slice) -> None:
     events: list[str] = []
     start: Any = async_ops.start_shift
 
-    def noted(x: Tensor, *args: object) -> AsyncResult:
+    def noted(x: Tensor, *args: object) -> AsyncResult[Tensor]:
         number = sum(event.startswith("start") for event in events)
         events.append(f"start {number}")
         pending = start(x, *args)

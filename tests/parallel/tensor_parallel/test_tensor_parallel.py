@@ -244,7 +244,7 @@ def _summa_overlaps(mesh: ParallelMesh) -> None:
     events: list[str] = []
     start = async_ops.start_broadcast
 
-    def noted(x: Tensor, source: int, group: Group) -> AsyncResult:
+    def noted(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
         events.append(f"start {source} over {group.name}")
         pending = start(x, source, group)
 
