@@ -39,20 +39,21 @@ class Step(nn.Module):
 
 
 def gpt_workload(
-    config: GPTConfig, *, samples: int, tp_modes: tuple[str, ...] = ("1d", "2d", "2.5d")
+    config: GPTConfig, *, samples: int, micro: int = 1, tp_modes: tuple[str, ...] = ("1d", "2d", "2.5d")
 ) -> Workload:
     """One step on ``samples`` sequences of ``config.context`` tokens.
 
     Args:
         config: Sizes. Output layer and embedding are not tied, as most plans want it.
         samples: Sequences of a step.
+        micro: Sequences that a rank runs at once.
         tp_modes: Of tensor parallelism.
     """
     one_layer = replace(config, layers=1, tied=False)
 
     def rows(layout: ParallelPlan) -> int:
         # In two dimensions the rows of a batch are split over the grid's columns and its depth.
-        return 1 if layout.tp_mode == "1d" else layout.tp_grid[0] * layout.tp_grid[1]
+        return micro * (1 if layout.tp_mode == "1d" else layout.tp_grid[0] * layout.tp_grid[1])
 
     return Workload(
         name="gpt",

@@ -27,12 +27,14 @@ class OperatorCost:
         traffic: Bytes of intermediate results that are written and read.
         workspace: Bytes held in addition to inputs and results.
         launches: Number of kernels launched.
+        exponentials: Number of exponentials of its softmax.
     """
 
     flops: float
     traffic: float = 0.0
     workspace: float = 0.0
     launches: int = 1
+    exponentials: float = 0.0
 
 
 CostOf = Callable[[Arguments], OperatorCost]

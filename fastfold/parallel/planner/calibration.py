@@ -23,6 +23,7 @@ class Assumptions:
 
     Attributes:
         matrix_share: Of the matrix rate, in the products of a network.
+        attention_share: Of the matrix rate, in the products of a fused attention.
         bandwidth_share: Of the memory's bandwidth.
         link_share: Of links and network.
         launch_seconds: That the host takes to launch a kernel, which takes no less than that; or a whole graph.
@@ -31,11 +32,15 @@ class Assumptions:
         memory_share: Of a GPU's memory that a plan may fill: fragments and the libraries need the rest.
         hidden_share: Of the communication inside the model that overlaps with computation.
         imbalance: Time of the slowest rank by that of the mean, for which all others wait; 1 for none.
+        additive: Share of the shorter of an operator's products and memory traffic that adds to the longer one.
+        score_instructions: Instructions of a softmax for each score.
+        hidden_synchronisation: Share of the computation beside which gradients and parameters are sent.
         sources: Where each of them is from, by its name.
         graphed: Whether each block's kernels are launched as one CUDA graph.
     """
 
     matrix_share: float
+    attention_share: float
     bandwidth_share: float
     link_share: float
     launch_seconds: float
@@ -44,6 +49,9 @@ class Assumptions:
     memory_share: float
     hidden_share: float
     imbalance: float
+    additive: float
+    score_instructions: float
+    hidden_synchronisation: float
     sources: Mapping[str, str] = field(compare=False, repr=False)
     graphed: bool = False
 
@@ -99,6 +107,8 @@ _TABLE = _read()
 
 TRAINING = _constants(_TABLE["training"])
 """Of training steps, fitted to :data:`PUBLISHED`."""
+GENERAL = _constants(_TABLE["general"])
+"""Of training steps of models in general; ``benchmarks/published_models.py`` compares them."""
 FOLDING = _constants(_TABLE["folding"])
 """Of long folds; assumed."""
 PUBLISHED = tuple(_published(row) for row in _TABLE["published"])

@@ -1,11 +1,13 @@
 """Time and memory of one training step under a plan, from a trace and the rates of the hardware.
 
-- An operator takes as long as its matrix products or its memory traffic, whichever is more, and each of its kernels
-  some time besides; no less than the host takes to launch them, one by one or a block's as one CUDA graph.
+- An operator takes as long as its matrix products or its memory traffic, whichever is more, a share of the other
+  (so that a product's efficiency grows with its arithmetic intensity), and each of its kernels some time in addition.
+  It takes no less than the exponentials and other instructions of its softmax, and no less than the host takes to
+  launch its kernels, one by one or a block's as one CUDA graph.
 - A collective takes as long as :mod:`fastfold.parallel.planner.communication_cost` says.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
-- Gradients are summed, and ZeRO's shards exchanged, while nothing else happens: the traced collectives inside the
-  model may overlap with computation by ``Assumptions.hidden_share``.
+- Gradients are summed, and ZeRO's shards exchanged, beside ``Assumptions.hidden_synchronisation`` of the computation:
+  the traced collectives inside the model overlap with computation by ``Assumptions.hidden_share``.
 - Several ranks wait for the slowest of them (``Assumptions.imbalance``).
 
 The constants, and the published steps that they are checked against, are in
@@ -89,7 +91,11 @@ def compute_seconds(part: Part, rates: Rates) -> float:
 def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
     """Time of one call whose work is split evenly over ranks, each of which launches all of its kernels."""
     assumed = rates.assumptions
-    work = max(operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth)
+    products, traffic = operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth
+    if operation.exponentials:
+        products *= assumed.matrix_share / assumed.attention_share
+    work = max(products, traffic) + assumed.additive * min(products, traffic)
+    work = max(work, operation.exponentials / rates.scores)
     launches = 0.0 if assumed.graphed else operation.launches * assumed.launch_seconds
     return max(work / ranks + operation.launches * assumed.kernel_seconds, launches)
 
@@ -188,7 +194,11 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
         communication=count * communication,
         waiting=(turns - count) * (compute + communication),
         imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
-        synchronisation=synchronisation_seconds(workload, plan, rates, parameters, count),
+        synchronisation=max(
+            0.0,
+            synchronisation_seconds(workload, plan, rates, parameters, count)
+            - rates.assumptions.hidden_synchronisation * count * compute,
+        ),
         memory=_memory(trace, workload, plan, parameters, checkpointing, count),
         flops=micro.flops * together,
         model_flops=micro.model_flops * together,

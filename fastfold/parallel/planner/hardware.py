@@ -25,6 +25,9 @@ LINKS = ("bandwidth", "link", "network", "host_link")
 
 _DTYPES = ("bfloat16", "float32")
 
+_LANES_PER_EXPONENTIAL = 8
+"""Instructions that a multiprocessor issues in the time of an exponential: 128 lanes, 16 special function units."""
+
 
 def read_measured(path: Path, gpu: str) -> dict[str, Any]:
     """Measured rates of a GPU.
@@ -111,6 +114,7 @@ class Accelerator:
         per_machine: GPUs in one machine.
         network: Bytes/s that it sends to other machines.
         host_link: Bytes/s between it and the host's memory, in each direction.
+        exponentials: Exponentials/s of its special function units.
         sources: Where each of the figures is from, by its name in the table.
     """
 
@@ -122,6 +126,7 @@ class Accelerator:
     per_machine: int
     network: float
     host_link: float
+    exponentials: float
     sources: Mapping[str, str]
 
 
@@ -138,6 +143,7 @@ def _read_table() -> dict[str, Accelerator]:
             per_machine=row["per_machine"]["value"],
             network=row["network"]["value"] / 8 * 1e9,
             host_link=row["host_link"]["value"] / 2 * 1e9,
+            exponentials=row["exponentials"]["value"] * 1e12,
             sources={key: figure["source"] for key, figure in row.items()},
         )
         for name, row in json.loads(text).items()
@@ -186,6 +192,13 @@ class Rates:
     sheet: Accelerator
     assumptions: Assumptions
     origin: Mapping[str, str]
+
+    @property
+    def scores(self) -> float:
+        """Scores/s of a softmax: an exponential each, or all of its instructions where they take longer."""
+        return self.sheet.exponentials / max(
+            1.0, self.assumptions.score_instructions / _LANES_PER_EXPONENTIAL
+        )
 
     @property
     def calibrated(self) -> bool:

@@ -28,6 +28,7 @@ class Operation(NamedTuple):
         flops: Floating-point operations of its matrix products.
         traffic: Bytes that it reads and writes.
         launches: Kernels that it starts.
+        exponentials: Exponentials of its softmax.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Operation(NamedTuple):
     flops: float
     traffic: float
     launches: int
+    exponentials: float = 0.0
 
 
 @dataclass
@@ -201,7 +203,9 @@ class Recorder(TorchDispatchMode):
         dtype = "bfloat16" if largest is not None and largest.element_size() == 2 else "float32"
         traffic = cost.traffic + sum(_own_bytes(x) for x in (*inputs, *outputs))
         if cost.launches:
-            operation = Operation(str(func._schema.name), dtype, cost.flops, traffic, cost.launches)
+            operation = Operation(
+                str(func._schema.name), dtype, cost.flops, traffic, cost.launches, cost.exponentials
+            )
             self._part().operations[operation] += 1
         self._born(out, cost.workspace)
         return out
@@ -262,15 +266,26 @@ def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out:
     if namespace == "fastfold":
         names = [argument.name for argument in func._schema.arguments]
         return OPERATOR_COSTS[short](dict(zip(names, args, strict=False)) | kwargs)
-    if short.startswith("_scaled_dot_product_flash_attention_for_cpu"):
-        return OperatorCost(_cpu_attention(short, args))
     formula = flop_registry.get(func.overloadpacket)
+    if short.startswith("_scaled_dot_product"):
+        return _attention_cost(short, args, kwargs, formula, out)
     return OperatorCost(float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0)
 
 
-def _cpu_attention(name: str, args: tuple[Any, ...]) -> float:
-    """PyTorch counts its attention for GPUs only."""
-    if name.endswith("backward"):
-        grad, q, k, v = (x.shape for x in args[:4])
-        return float(sdpa_backward_flop_count(grad, q, k, v))
-    return float(sdpa_flop_count(*(x.shape for x in args[:3])))
+def _attention_cost(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], formula: Any, out: Any
+) -> OperatorCost:
+    """Return the cost of PyTorch's fused attention, which skips half of the scores where it is causal."""
+    backward = "backward" in name
+    q, k = args[1:3] if backward else args[:2]
+    if "for_cpu" in name:  # PyTorch counts its attention for GPUs only
+        flops = float(
+            sdpa_backward_flop_count(*(x.shape for x in args[:4]))
+            if backward
+            else sdpa_flop_count(*(x.shape for x in args[:3]))
+        )
+    else:
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
+    scores = q.shape.numel() / q.shape[-1] * k.shape[-2]
+    causal = 0.5 if any(x is True for x in (*args, *kwargs.values())) else 1.0
+    return OperatorCost(causal * flops, exponentials=causal * scores, launches=2 if backward else 1)

@@ -117,7 +117,7 @@ def test_both_parts_cost_what_the_whole_does(
     monkeypatch.setattr(eager, "row_step", lambda x: 2)
     made = on_device(operands(3, 5, leave_out=leave_out))
     parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES))
-    call = made | {"backend": "torch"}
+    call = made | {"backend": "torch", "heads": 2}
     whole, begin = (OPERATOR_COSTS[name](call) for name in ("gated_attention", "gated_attention_begin"))
     begun = gated_attention_begin(made["x"], parameters, heads=2, backend="torch")
     assert begin.flops == gated_attention_flops(2, 5, 24, 32, gated=not leave_out)[0]

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.published_steps import PublishedSteps, published_rows, published_table
 from fastfold.parallel.planner.calibration import (
     FOLDING,
+    GENERAL,
     LEFT_OUT,
     PUBLISHED,
     TRAINING,
@@ -55,13 +56,14 @@ def test_the_table_has_every_published_value_and_source() -> None:
     assert "| 2.49 s |" in text
 
 
-@pytest.mark.parametrize("constants", [TRAINING, FOLDING], ids=["training", "folding"])
+@pytest.mark.parametrize("constants", [TRAINING, GENERAL, FOLDING], ids=["training", "general", "folding"])
 def test_every_constant_says_where_it_is_from(constants: Assumptions) -> None:
     wanted = {f.name for f in fields(Assumptions)} - {"graphed", "sources"}
     assert set(constants.sources) == wanted
     known: tuple[Callable[[str], bool], ...] = (
         lambda source: source.startswith("fitted to "),
         lambda source: source.startswith("assumed"),
+        lambda source: source.startswith("Shah et al. 2024"),
         lambda source: source.startswith("the planner of folds counts"),
     )
     assert all(any(is_known(source) for is_known in known) for source in constants.sources.values())
@@ -77,4 +79,4 @@ def test_published_values_name_their_source_and_a_known_gpu() -> None:
     assert WITHIN == 1.5
     path = resources.files("fastfold.parallel.planner") / "calibration.json"
     table = json.loads(path.read_text(encoding="utf-8"))
-    assert set(table) == {"within", "training", "folding", "published", "left_out"}
+    assert set(table) == {"within", "training", "general", "folding", "published", "left_out"}

@@ -178,13 +178,15 @@ _attention.register_autograd(_backward, setup_context=_setup_context)
 @declares_cost("attention")
 def _cost(call: Arguments) -> OperatorCost:
     # q [*, R, Nq, H, D], k [*, R, Nk, H, D]
-    return OperatorCost(4.0 * call["q"].numel() * call["k"].shape[-3])
+    products = call["q"].numel() * call["k"].shape[-3]
+    return OperatorCost(4.0 * products, exponentials=products / call["q"].shape[-1])
 
 
 @declares_cost("attention_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     # Five products where the forward pass has two: the scores are computed again.
-    return OperatorCost(2.5 * _cost(call).flops, launches=3)
+    forward = _cost(call)
+    return OperatorCost(2.5 * forward.flops, launches=3, exponentials=forward.exponentials)
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:

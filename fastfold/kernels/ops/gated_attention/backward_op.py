@@ -11,7 +11,7 @@ from torch import Tensor
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
 from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.gated_attention import passes
-from fastfold.kernels.ops.gated_attention.cost import flops_of, without_beginning
+from fastfold.kernels.ops.gated_attention.cost import flops_of, scores_of, without_beginning
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Weights, gradients_of
 from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
 
@@ -85,4 +85,6 @@ def _first_of_each(parameters: GatedAttentionParams) -> Weights:
 def _cost(call: Arguments) -> OperatorCost:
     projections, attention, output = flops_of(call)
     flops = 3 * projections + 3.5 * attention + 2 * output
-    return without_beginning(call, OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14))
+    traffic = 25 * size_in_bytes(call["x"])
+    whole = OperatorCost(flops, traffic, launches=14, exponentials=scores_of(call))
+    return without_beginning(call, whole)

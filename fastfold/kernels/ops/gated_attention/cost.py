@@ -35,10 +35,18 @@ def flops_of(call: Arguments) -> tuple[float, float, float]:
     return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
 
 
+def scores_of(call: Arguments) -> float:
+    """Return the number of scores of a call, each of which has an exponential."""
+    *rows, length, _ = call["x"].shape
+    return float(math.prod(rows) * length**2 * call["heads"])
+
+
 def forward_cost(call: Arguments) -> OperatorCost:
     """Return the cost of a forward pass."""
     # Queries, keys, values, gate and attended values of a block of rows go through memory.
-    return OperatorCost(sum(flops_of(call)), 10 * size_in_bytes(call["x"]), launches=6)
+    return OperatorCost(
+        sum(flops_of(call)), 10 * size_in_bytes(call["x"]), launches=6, exponentials=scores_of(call)
+    )
 
 
 def without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
