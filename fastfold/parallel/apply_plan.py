@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import nn
 
 from fastfold.errors import ConfigError
@@ -32,11 +34,15 @@ Sequencing = Callable[[nn.Module, Group], Any]
 AxialSharding = Callable[[nn.Module, ParallelMesh], None]
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
+
 
 def parallelize(
     model: nn.Module,
-    plan: ParallelPlan | ParallelMesh | Mapping[str, Any],
+    plan: ParallelPlan | ParallelMesh | Mapping[str, Any] | str,
     *,
+    example: Any = None,
+    gpu: str | None = None,
     layers: Mapping[str, ShardFn] | None = None,
     stages: Split | None = None,
     sequence: Sequencing | None = None,
@@ -50,7 +56,11 @@ def parallelize(
 
     Args:
         model: Any module, the same on every rank.
-        plan: The axes, as an object, as a configuration, or laid out as a mesh already.
+        plan: The axes, as an object, as a configuration, or laid out as a mesh already. ``"auto"`` for the plan that
+            the cost model finds fastest; the result's ``explanation`` says why.
+        example: For ``"auto"``: inputs of one step of all ranks together, as of
+            :func:`fastfold.parallel.planner.auto.choose_plan`.
+        gpu: For ``"auto"``: name of the GPU; None for the one of this machine.
         layers: For ``tp``: which parts of the model are replaced by what. Keys are patterns of module paths
             (``blocks.*.mlp``), values make this rank's part of a plain module:
             :func:`fastfold.parallel.tensor_parallel.ParallelMLP.from_plain` and its like.
@@ -69,7 +79,10 @@ def parallelize(
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not go
             with this model. Raised on every rank before any collective.
     """
-    if isinstance(plan, Mapping):
+    explanation = ""
+    if isinstance(plan, str):
+        plan, explanation = _automatic(model, plan, example, layers, gpu)
+    elif isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
     shard_fns = _shard_fns(model, asked, layers)
@@ -114,7 +127,27 @@ def parallelize(
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
-    return Parallel(module, mesh, gradients, full_state, sequence=found)
+    return Parallel(module, mesh, gradients, full_state, sequence=found, explanation=explanation)
+
+
+def _automatic(
+    model: nn.Module, plan: str, example: Any, layers: Mapping[str, ShardFn] | None, gpu: str | None
+) -> tuple[ParallelPlan, str]:
+    """Choose a plan by the cost model, and log why."""
+    from fastfold.parallel.planner.auto import choose_plan  # brings in tracing, which most runs do not need
+
+    if plan != "auto":
+        raise ConfigError(f'a plan is "auto", or axes such as {{"dp": 2}}, got {plan!r}')
+    if example is None:
+        raise ConfigError(
+            'parallelize(model, "auto") needs example=, the inputs of a step of all ranks together'
+        )
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    cuts = list(_shard_fns(model, ParallelPlan(tp=2), layers)) if layers else []
+    found = choose_plan(model, example, ranks, cuts=cuts, gpu=gpu)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _LOG.info("%s", found.explanation)
+    return found.plan, found.explanation
 
 
 def _device_type(model: nn.Module) -> str:

@@ -46,6 +46,7 @@ class Parallel(nn.Module):
         plan: The mesh's plan.
         gradients: How gradients are added up and what of them is kept, by ZeRO stage.
         sequence: What puts sequence parallelism into the model, or None.
+        explanation: Reasons of a plan that was chosen by the cost model; else empty.
     """
 
     module: nn.Module
@@ -58,13 +59,14 @@ class Parallel(nn.Module):
         full_state: FullStateDict,
         *,
         sequence: Any = None,
+        explanation: str = "",
     ) -> None:
         super().__init__()
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
         self._full_state = full_state
         self._sharded_state = ShardedStateDict(full_state)
-        self.sequence = sequence
+        self.sequence, self.explanation = sequence, explanation
         self.training = module.training
         losses = 1
         for group in self._loss_groups():

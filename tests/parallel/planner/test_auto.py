@@ -1,0 +1,145 @@
+"""A plan is chosen for any module from a batch of its inputs, and explained."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel.planner.auto import choose_plan
+from fastfold.parallel.planner.calibration import GENERAL
+from fastfold.parallel.planner.communication_cost import _exchanged, expected_exchanges
+from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.tensor_parallel import ParallelMLP
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.gpt_case import largest_differences
+
+WIDTH = 256
+
+
+class Block(nn.Module):
+    """A perceptron with GELU, added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [batch, width]`` to the same shape."""
+        return x + self.mlp(x)
+
+
+class Net(nn.Sequential):
+    """Four blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Block() for _ in range(4)))
+
+
+CUTS = tuple(f"{number}.mlp" for number in range(4))
+PARAMETERS = sum(p.numel() for p in Net().parameters())
+
+
+def _with_memory(size: float) -> Rates:
+    found = rates("h100", GENERAL)
+    return replace(found, sheet=replace(found.sheet, memory=size))
+
+
+def test_a_plan_is_chosen_and_explained_and_nothing_is_computed() -> None:
+    model = Net()
+    before = [p.data_ptr() for p in model.parameters()]
+    found = choose_plan(model, torch.zeros(64, WIDTH), 8, gpu="h100")
+    assert found.plan.dp == 8
+    assert found.plan.tp == 1
+    text = found.explanation
+    assert text.startswith("plan: dp 8")
+    assert "the simplest of the fastest among 4 that fit into memory (4 tried)" in text
+    assert "of 67 GiB a GPU" in text
+    assert "next: dp 8" in text
+    assert "tp was not tried: layers= says which layers may be cut" in text
+    assert [p.data_ptr() for p in model.parameters()] == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_less_memory_shards_more_and_too_little_is_refused() -> None:
+    """Sixteen bytes a parameter are whole under stage 0: weight, gradient, and two moments."""
+    batch = torch.zeros(8, WIDTH)
+    plans = {
+        room: choose_plan(Net(), batch, 8, gpu=_with_memory(room * PARAMETERS / GENERAL.memory_share)).plan
+        for room in (40.0, 14.0, 9.0)
+    }
+    assert plans[40.0].zero < 3
+    assert plans[14.0].zero >= 1
+    assert plans[9.0].zero == 3
+    with pytest.raises(ConfigError, match=r"Net fits into no plan of 8 h100: .*give layers= for tensor para"):
+        choose_plan(Net(), batch, 8, gpu=_with_memory(PARAMETERS))
+
+
+def test_layers_that_may_be_cut_add_plans_within_a_machine() -> None:
+    """One sample for sixteen ranks leaves tensor parallelism alone, which may not leave a machine of eight GPUs."""
+    found = choose_plan(Net(), torch.zeros(1, 64, WIDTH), 8, cuts=CUTS, gpu="h100")
+    assert found.plan == ParallelPlan(tp=8)
+    assert "tp stays within the 8 GPUs of a machine" in found.explanation
+    with pytest.raises(ConfigError, match="16 ranks cannot share a batch of 1 samples"):
+        choose_plan(Net(), torch.zeros(1, 64, WIDTH), 16, cuts=CUTS, gpu="h100")
+
+
+def test_what_cannot_be_planned_says_why() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.layer(x)
+            return found if found.sum() > 0 else -found
+
+    batch = torch.zeros(2, WIDTH)
+    with pytest.raises(
+        ConfigError, match=r'Deciding cannot be traced on tensors without data .*in place of "auto"'
+    ):
+        choose_plan(Deciding(), batch, 2, gpu="h100")
+    with pytest.raises(ConfigError, match="example= holds no tensor"):
+        choose_plan(Net(), {"x": 1}, 2, gpu="h100")
+    with pytest.raises(ConfigError, match="needs example="):
+        parallelize(Net(), "auto")
+    with pytest.raises(ConfigError, match="got 'fast'"):
+        parallelize(Net(), "fast", example=batch)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_expected_exchanges_are_those_that_the_stages_make(zero: int) -> None:
+    traced, elements = _exchanged(zero, ParallelPlan(dp=4, tp=2))
+    expected, count = expected_exchanges(zero, 4)
+    assert count == elements
+    assert list(expected.every_sample) == list(traced.every_sample)
+    # The ranks also say which parameters they used.
+    assert list(expected.every_step) == [entry for entry in traced.every_step if entry.sent > 100]
+
+
+def _train(cut: bool) -> tuple[str, float]:
+    torch.manual_seed(0)
+    plain, layers = Net().double(), {"*.mlp": ParallelMLP.from_plain}
+    x = torch.randn(4, WIDTH, dtype=torch.float64)
+    model: Any = parallelize(
+        copy.deepcopy(plain), "auto", example=x, layers=layers if cut else None, gpu="h100"
+    )
+    optimizer = model.optimizer(lambda named: torch.optim.SGD(named.values(), lr=0.1))
+    model(x[model.rows(4)]).square().mean().backward()
+    optimizer.step()
+    plain(x).square().mean().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    return model.explanation, largest_differences(model.state_dict(), plain.state_dict())
+
+
+@pytest.mark.slow
+def test_the_plan_trains_as_one_process_does() -> None:
+    for explanation, worst in launch(_train, 2, False):
+        assert "plan: dp 2" in explanation
+        assert worst < 1e-12
