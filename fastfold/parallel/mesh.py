@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 
 import torch.distributed as dist
@@ -25,17 +26,30 @@ _TP_DIMENSIONS = {
 
 def axes(plan: ParallelPlan) -> dict[str, int]:
     """Dimensions of a plan's mesh with their sizes; ranks that are neighbours differ in the last one."""
-    names = ("pp", "dp", "sp", *_DAP_DIMENSIONS[plan.dap_mode], *_TP_DIMENSIONS[plan.tp_mode])
-    return dict(zip(names, (plan.pp, plan.dp, plan.sp, *plan.dap_grid, *plan.tp_grid), strict=True))
+    names = ("pp", *plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode], *_TP_DIMENSIONS[plan.tp_mode])
+    sizes = (plan.pp, *plan.dp_sizes.values(), plan.sp, *plan.dap_grid, *plan.tp_grid)
+    return dict(zip(names, sizes, strict=True))
 
 
 def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
     """Groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
     found: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
-    found["replicas"] = ("dp", "sp", *_DAP_DIMENSIONS[plan.dap_mode])
+    found["replicas"] = (*plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode])
+    found.setdefault("dp", tuple(plan.dp_sizes))
     found.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
     found.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
     return found
+
+
+def _check_machines(plan: ParallelPlan) -> None:
+    """Refuse groups that send much at every layer and would do so between machines."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if here and dist.get_backend() != "fake" and plan.crosses_machines(here) and not plan.across_machines:
+        raise ConfigError(
+            f"{plan}: groups of tp and dap have {plan.tp * plan.dap} ranks, which {here} ranks a machine split between "
+            f"machines; take a divisor of {here}, or set across_machines=true to send every layer's messages over the "
+            "network"
+        )
 
 
 class ParallelMesh:
@@ -48,15 +62,15 @@ class ParallelMesh:
     Groups (see :meth:`group`): ``pp``, ``dp``, ``sp``, ``dap``, ``tp``; ``replicas`` (dp x sp x dap: ranks
     that hold the same parameters); of the 2d and 2.5d grids ``tp_row`` (the ranks of this row, one for each
     column), ``tp_column`` and ``tp_depth``; of the 3d cube ``tp_x``, ``tp_y`` and ``tp_z``; of the grid of the pair
-    tensor ``dap_row`` and ``dap_column``.
+    tensor ``dap_row`` and ``dap_column``; of a plan with ``dp_shard`` that and ``dp_replicate``.
 
     Args:
         plan: The axes.
         device_type: ``cpu`` or ``cuda``; None for ``cuda`` where the ranks met over NCCL.
 
     Raises:
-        ConfigError: The plan needs another number of ranks, or differs between ranks. Every rank raises, before any
-            collective has run.
+        ConfigError: The plan needs another number of ranks, differs between ranks, or has groups of ``tp`` or ``dap``
+            on several machines without ``across_machines``. Every rank raises, before any collective has run.
     """
 
     def __init__(self, plan: ParallelPlan, device_type: str | None = None) -> None:
@@ -69,6 +83,7 @@ class ParallelMesh:
         shape = axes(plan)
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
+            _check_machines(plan)
             facts = {name: repr(value) for name, value in plan.to_dict().items()}
             agree_over_store("plan", facts, "the ranks were started with different plans")
             # An axis of one rank has no messages, and a group for each rank alone would cost time and memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from fastfold.errors import ConfigError
@@ -29,6 +29,9 @@ class ParallelPlan:
         dap_mode: ``axial`` (dynamic axial parallelism: one axis of MSA and pair is sharded) or ``grid`` (the pair
             tensor lies in blocks on a grid of ranks).
         dap_rows: Rows of that grid; 0 for a square one.
+        dp_shard: Replicas over which stage 3 shards, neighbours in the order of ranks; 0 for all. Groups of them hold
+            the same shards and sum their gradients (HSDP): ``dp`` is ``dp_replicate`` times ``dp_shard``.
+        across_machines: Whether groups of ``tp`` and ``dap`` may have ranks on several machines.
 
     Raises:
         ConfigError: A size is impossible; the message holds the arithmetic.
@@ -44,6 +47,8 @@ class ParallelPlan:
     dap: int = 1
     dap_mode: str = "axial"
     dap_rows: int = 0
+    dp_shard: int = 0
+    across_machines: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):
@@ -62,8 +67,40 @@ class ParallelPlan:
             raise ConfigError(f"parallel.dap_rows is a number of rows, 0 for a square, got {self.dap_rows!r}")
         if self.dap_rows and self.dap_mode != "grid":
             raise ConfigError(f"dap_rows={self.dap_rows} goes with dap=grid, not with dap={self.dap_mode}")
+        self._check_shards()
         # Computed for their refusals.
         _ = self.tp_grid, self.dap_grid
+
+    def _check_shards(self) -> None:
+        if isinstance(self.dp_shard, bool) or not isinstance(self.dp_shard, int) or self.dp_shard < 0:
+            raise ConfigError(f"parallel.dp_shard is a number of ranks, 0 for all, got {self.dp_shard!r}")
+        if not self.dp_shard:
+            return
+        if self.dp_shard == 1:
+            raise ConfigError("dp_shard=1 shards nothing: use zero=0, 1 or 2, or a larger dp_shard")
+        if self.dp % self.dp_shard:
+            raise ConfigError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}")
+        if self.zero != 3 or self.replicas != self.dp:
+            raise ConfigError(
+                f"dp_shard={self.dp_shard} goes with zero=3 and without sp and dap: stages 1 and 2 shard over all ranks"
+            )
+
+    @property
+    def dp_sizes(self) -> dict[str, int]:
+        """Dimensions of data parallelism: ``dp``, or ``dp_replicate`` and ``dp_shard``."""
+        if not self.dp_shard:
+            return {"dp": self.dp}
+        return {"dp_replicate": self.dp // self.dp_shard, "dp_shard": self.dp_shard}
+
+    def crosses_machines(self, per_machine: int) -> bool:
+        """Whether a group of ``tp`` or ``dap`` has ranks on several machines of so many ranks."""
+        together = self.tp * self.dap
+        return together > 1 and self.ranks > per_machine and per_machine % together != 0
+
+    @property
+    def of_sample(self) -> ParallelPlan:
+        """Plan of the ranks of one sample in one pipeline stage."""
+        return replace(self, dp=1, pp=1, zero=0, dp_shard=0, across_machines=False)
 
     @property
     def dap_grid(self) -> tuple[int, ...]:
@@ -116,6 +153,8 @@ class ParallelPlan:
 
     def __str__(self) -> str:
         parts = [f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp") if getattr(self, name) > 1]
+        if self.dp_shard and self.dp > 1:
+            parts[0] += f" (replicate {self.dp // self.dp_shard} x shard {self.dp_shard})"
         if self.dap > 1:
             shape = "" if self.dap_mode == "axial" else f" (grid {' x '.join(map(str, self.dap_grid))})"
             parts.append(f"dap {self.dap}{shape}")
@@ -139,11 +178,13 @@ class ParallelPlan:
 
         Args:
             values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``dap`` a
-                mapping ``{size, mode, rows}``, ``zero`` a mapping ``{stage}``. What is not given keeps its default.
+                mapping ``{size, mode, rows}``, ``zero`` a mapping ``{stage}``. ``dp_replicate`` and ``dp_shard``
+                stand for ``dp`` and stage 3. What is not given keeps its default.
 
         Raises:
             ConfigError: An unknown key, or an impossible plan.
         """
+        values = _joined_shards(values)
         flat: dict[str, Any] = {}
         nested = {
             "tp": {"size": "tp", "mode": "tp_mode", "depth": "tp_depth"},
@@ -166,3 +207,16 @@ class ParallelPlan:
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name; :meth:`from_dict` takes them back."""
         return asdict(self)
+
+
+def _joined_shards(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put ``dp`` and stage 3 in the place of ``dp_replicate``."""
+    if "dp_replicate" not in values:
+        return values
+    rest = {key: value for key, value in values.items() if key != "dp_replicate"}
+    sizes = values["dp_replicate"], rest.get("dp_shard")
+    if "dp" in rest or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(
+            "parallel.dp_replicate and parallel.dp_shard are two numbers of ranks, in the place of parallel.dp"
+        )
+    return {"zero": 3} | rest | {"dp": sizes[0] * rest["dp_shard"]}

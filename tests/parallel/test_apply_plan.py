@@ -42,6 +42,8 @@ PLANS: dict[int, list[tuple[ParallelPlan, str]]] = {
         *[(ParallelPlan(dp=2, tp=2, zero=zero), "adam") for zero in (0, 1)],
         *[(ParallelPlan(dp=2, sp=2, zero=zero), "sgd") for zero in range(4)],
         (ParallelPlan(tp=4, tp_mode="2d"), "adam"),
+        (ParallelPlan.from_dict({"dp_replicate": 2, "dp_shard": 2}), "lamb"),
+        (ParallelPlan(dp=4, zero=3, dp_shard=4), "sgd"),
     ],
     8: [
         (ParallelPlan(dp=2, tp=4, tp_mode="2d", zero=1), "lamb"),

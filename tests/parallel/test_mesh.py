@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import fake_mesh
 from tests.helpers.spawn_ranks import BACKENDS, launch
 
 
@@ -40,6 +42,10 @@ from tests.helpers.spawn_ranks import BACKENDS, launch
             {"dap_rows": -1, "dap_mode": "grid"},
             "parallel.dap_rows is a number of rows, 0 for a square, got -1",
         ),
+        ({"dp": 4, "dp_shard": 3, "zero": 3}, "dp_shard=3 does not divide dp=4"),
+        ({"dp": 4, "dp_shard": 2, "zero": 2}, "dp_shard=2 goes with zero=3 and without sp and dap"),
+        ({"dp": 4, "dp_shard": 1, "zero": 3}, "dp_shard=1 shards nothing"),
+        ({"dp_replicate": 2}, "parallel.dp_replicate and parallel.dp_shard are two numbers of ranks"),
         ({"ddp": 2}, "parallel.ddp is unknown; known are dp, zero"),
         ({"tp": {"width": 2}}, "parallel.tp.width is unknown"),
         ({"tp": {"mode": "2d"}, "tp_mode": "1d"}, "parallel.tp_mode is given twice: '2d' and '1d'"),
@@ -156,3 +162,39 @@ def test_every_rank_refuses_a_mismatched_plan_before_the_first_collective() -> N
             f"zero is {rank} on rank {rank} and {1 - rank} on rank {1 - rank}"
         )
         assert count == "dp 1 = 1 ranks, but 2 were started"
+
+
+def test_shards_within_replicas_have_groups_of_neighbours() -> None:
+    plan = ParallelPlan.from_dict({"dp_replicate": 2, "dp_shard": 2, "tp": 2})
+    assert plan == ParallelPlan(dp=4, zero=3, dp_shard=2, tp=2)
+    assert str(plan) == "dp 4 (replicate 2 x shard 2) x tp 2"
+    with fake_mesh(plan, rank=5) as mesh:
+        assert mesh.group("dp_shard").size == mesh.group("dp_replicate").size == 2
+        assert mesh.group("dp").size == mesh.group("replicas").size == 4
+        ranks = {
+            name: dist.get_process_group_ranks(mesh.group(name).process_group)
+            for name in ("tp", "dp_shard", "dp_replicate", "dp")
+        }
+    assert ranks == {"tp": [4, 5], "dp_shard": [5, 7], "dp_replicate": [1, 5], "dp": [1, 3, 5, 7]}
+
+
+def _across(machine: str) -> list[str]:
+    os.environ["LOCAL_WORLD_SIZE"] = machine
+    found = []
+    for plan in (ParallelPlan(tp=2), ParallelPlan(dap=2), ParallelPlan(dp=2)):
+        try:
+            ParallelMesh(plan)
+        except ConfigError as error:
+            found.append(str(error))
+    ParallelMesh(ParallelPlan(tp=2, across_machines=True))
+    return found
+
+
+def test_groups_of_tp_and_dap_stay_within_a_machine_unless_asked() -> None:
+    for found in launch(_across, 2, "1"):
+        assert len(found) == 2
+        assert all("have 2 ranks, which 1 ranks a machine split" in text for text in found)
+    assert launch(_across, 2, "2") == [[], []]
+    crossing = [ParallelPlan(dp=8, tp=2, dap=n).crosses_machines(8) for n in (1, 2, 3, 4, 8)]
+    assert crossing == [False, False, True, False, True]
+    assert not ParallelPlan(tp=3).crosses_machines(4)

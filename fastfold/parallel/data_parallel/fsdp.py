@@ -47,6 +47,21 @@ def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
             x.register_hook(refuse)
 
 
+def _shard_group(mesh: ParallelMesh) -> Group:
+    """Return the ranks over which each parameter is cut."""
+    return mesh.group("dp_shard" if mesh.plan.dp_shard else "replicas")
+
+
+def _shard_mesh(mesh: ParallelMesh) -> DeviceMesh:
+    """Return the mesh over which FSDP2 shards, in two dimensions where groups of ranks hold the same shards."""
+    shards = _shard_group(mesh).process_group
+    assert shards is not None
+    if not mesh.plan.dp_shard or mesh.plan.dp_shard == mesh.plan.dp:
+        return DeviceMesh.from_group(shards, mesh.device_type)
+    assert mesh.device_mesh is not None
+    return mesh.device_mesh["dp_replicate", "dp_shard"]
+
+
 class FullySharded:
     """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
 
@@ -75,7 +90,7 @@ class FullySharded:
         self._group = mesh.group("replicas")
         self._calls: UnitCalls | None = None
         if self._group.process_group is not None:
-            ranks = DeviceMesh.from_group(self._group.process_group, mesh.device_type)
+            ranks = _shard_mesh(mesh)
             alone = gathered_alone(module, units(module))
             check_units(module, alone)
             for unit in (*alone, module):
@@ -99,7 +114,7 @@ class FullySharded:
         self._finished: Kept | None = None
         self._aside: dict[str, Tensor] = {}
         self._norms = ShardNorms(
-            {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
+            {name: [*shard_groups.get(name, ()), _shard_group(mesh)] for name in self.names}, mesh.group("pp")
         )
 
     @property

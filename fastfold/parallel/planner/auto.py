@@ -71,7 +71,7 @@ def choose_plan(
     within = speeds.sheet.per_machine
     costs: list[Cost] = []
     for tp in divisors(ranks) if cuts else [1]:
-        if tp > within or ranks // tp > samples:
+        if ParallelPlan(tp=tp).crosses_machines(within) or ranks // tp > samples:
             continue
         dp = ranks // tp
         rows = -(-samples // dp)
@@ -79,8 +79,11 @@ def choose_plan(
         layout = ParallelPlan(tp=tp)
         workload = _workload(model, rows, dp)
         workload._traces[layout] = _cut(traced, tp)
-        for zero in range(4) if dp > 1 else (0,):
-            costs.append(step_cost(workload, replace(layout, dp=dp, zero=zero), speeds, checkpointing=False))
+        plans = [replace(layout, dp=dp, zero=zero) for zero in (range(4) if dp > 1 else (0,))]
+        inside = within // tp
+        if 1 < inside < dp and dp % inside == 0:
+            plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
+        costs += [step_cost(workload, plan, speeds, checkpointing=False) for plan in plans]
     if not costs:
         raise ConfigError(
             f"{ranks} ranks cannot share a batch of {samples} samples: take a larger batch or fewer ranks, or give "

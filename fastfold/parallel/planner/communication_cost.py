@@ -103,9 +103,25 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
         return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
 
 
-def expected_exchanges(zero: int, dp: int) -> tuple[_Exchanged, int]:
-    """Return what :func:`_exchanged` finds under data parallelism, for runs whose processes have met already."""
+def expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
+    """Return what :func:`_exchanged` finds under data parallelism, for runs whose processes have met already.
+
+    Args:
+        zero: The stage.
+        dp: Number of replicas.
+        dp_shard: As in a plan; groups that hold the same shards sum their gradients.
+    """
     elements = 1024 * dp
+    if dp_shard:
+        own = 4 * elements // dp_shard
+        messages = [
+            Communication(op, "dp_shard", dp_shard, own * (dp_shard - 1))
+            for op in ("all_gather", "reduce_scatter")
+        ]
+        if (groups := dp // dp_shard) > 1:
+            sent = 2 * (groups - 1) / groups * own
+            messages.append(Communication("all_reduce", "dp_replicate", groups, sent))
+        return _Exchanged(tuple(messages), ()), elements
     shards = 4 * 1024 * (dp - 1)
     if zero == 3:
         gathered, reduced = (
@@ -130,8 +146,8 @@ def synchronisation_seconds(
     """
     if plan.replicas == 1:
         return 0.0
-    if dist.is_initialized() and plan.replicas == plan.dp:
-        found, traced = expected_exchanges(plan.zero, plan.dp)
+    if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
+        found, traced = expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
     else:
         found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
     of_sample, of_step = (

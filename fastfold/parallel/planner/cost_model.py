@@ -17,7 +17,7 @@ The constants, and the published steps that they are checked against, are in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
@@ -173,7 +173,7 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
         rates: On what.
         checkpointing: Compute the blocks' activations again in the backward pass.
     """
-    layout = replace(plan, dp=1, pp=1, zero=0)
+    layout = plan.of_sample
     trace = workload.trace(layout)
     micro = _micro(trace, workload, plan, rates, checkpointing)
     count = -(-workload.samples // (plan.dp * workload.rows(layout)))
@@ -225,7 +225,7 @@ def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
 
 def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int) -> float:
     """Parameter, gradient and moments are read, all but the gradient written again."""
-    own = parameters / plan.replicas if plan.zero else parameters
+    own = parameters / (plan.dp_shard or plan.replicas) if plan.zero else parameters
     sharded = 3 * _PARAMETER_BYTES + 2 * workload.sharded_bytes
     copied = 2 * workload.copied_bytes * parameters
     return (own * sharded + copied) / rates.bandwidth
@@ -234,7 +234,7 @@ def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, par
 def _memory(
     trace: Trace, workload: Workload, plan: ParallelPlan, parameters: int, checkpointing: bool, count: int
 ) -> dict[str, float]:
-    alike, sizes = plan.replicas, _PARAMETER_BYTES * parameters
+    alike, sizes = plan.dp_shard or plan.replicas, _PARAMETER_BYTES * parameters
     layers = [trace.regions[name] for name, repeat in workload.stacks.items() if repeat.layers]
     # What one block at a time needs whole, however it is sharded.
     block = _PARAMETER_BYTES * max((region.parameters for region in layers), default=0)

@@ -43,7 +43,9 @@ def best_plans(
     measured: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Cost]:
-    """The fastest plans that fit into memory, the fastest first; of each only its fastest ZeRO stage.
+    """Return the fastest plans that fit into memory, the fastest first; of each only its fastest ZeRO stage.
+
+    Groups of ``tp`` and ``dap`` stay within a machine unless no plan fits so (``across_machines``).
 
     Args:
         workload: What is trained.
@@ -62,8 +64,15 @@ def best_plans(
     speeds = gpu if isinstance(gpu, Rates) else rates(gpu, assumptions, measured)
     fitting: dict[ParallelPlan, Cost] = {}
     smallest: Cost | None = None
-    for plan in candidates(workload, gpus):
-        layout = replace(plan, dp=1, pp=1, zero=0)
+    every = [
+        replace(plan, across_machines=plan.crosses_machines(speeds.sheet.per_machine))
+        for plan in candidates(workload, gpus)
+    ]
+    # Messages of every layer stay within a machine, unless no plan fits so.
+    for plan in sorted(every, key=lambda plan: plan.across_machines):
+        if plan.across_machines and any(not kind.across_machines for kind in fitting):
+            break
+        layout = plan.of_sample
         if layout not in workload.traced:
             if len(fitting) >= count and not _may_be_better(workload, plan, speeds, fitting, count):
                 continue
@@ -112,6 +121,8 @@ def overrides(cost: Cost) -> list[str]:
     """The plan as Hydra overrides of ``fastfold train``."""
     default = ParallelPlan().to_dict()
     found = [
-        f"parallel.{name}={value}" for name, value in cost.plan.to_dict().items() if value != default[name]
+        f"parallel.{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in cost.plan.to_dict().items()
+        if value != default[name]
     ]
     return [*found, f"memory.checkpointing={str(cost.checkpointing).lower()}"]

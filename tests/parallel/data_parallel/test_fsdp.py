@@ -41,7 +41,11 @@ def world() -> Iterator[Any]:
     """A mesh of one process, whose replicas are a process group all the same."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(dist.group.WORLD, "replicas")
-    yield SimpleNamespace(group=lambda name: group if name == "replicas" else Group(None), device_type="cpu")
+    yield SimpleNamespace(
+        group=lambda name: group if name == "replicas" else Group(None),
+        device_type="cpu",
+        plan=ParallelPlan(),
+    )
     dist.destroy_process_group()
 
 
@@ -61,7 +65,11 @@ def test_gradients_are_sums_that_come_and_go_by_shards(alone: bool, world: Any) 
     plain, net = _Net(), _Net()
     plain(torch.arange(6.0, dtype=torch.float64).view(2, 3)).square().sum().backward()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    mesh: Any = SimpleNamespace(group=lambda name: Group(None), device_type="cpu") if alone else world
+    mesh: Any = (
+        SimpleNamespace(group=lambda _: Group(None), device_type="cpu", plan=ParallelPlan())
+        if alone
+        else world
+    )
     sharded = FullySharded(net, mesh, {})
     assert [isinstance(m, FSDPModule) for m in (net, net.blocks[0], net.head)] == [
         not alone,

@@ -138,6 +138,20 @@ def _train(cut: bool) -> tuple[str, float]:
     return model.explanation, largest_differences(model.state_dict(), plain.state_dict())
 
 
+def test_shards_within_machines_are_tried_where_there_are_several() -> None:
+    """Of 16 x 1,024 parameters of four bytes seven of eight shards stay within a machine, and one leaves it."""
+    found = choose_plan(
+        Net(), torch.zeros(16, WIDTH), 16, gpu=_with_memory(9 * PARAMETERS / GENERAL.memory_share)
+    )
+    assert "(5 tried)" in found.explanation
+    assert found.plan.zero == 3
+    gather, reduce, total = expected_exchanges(3, 16, 8)[0].every_sample
+    assert gather.size == reduce.size == 8
+    assert total.size == 2
+    assert gather.sent == reduce.sent == 4 * 16 * 1024 * 7 / 8
+    assert total.sent == 4 * 16 * 1024 / 8
+
+
 @pytest.mark.slow
 def test_the_plan_trains_as_one_process_does() -> None:
     for explanation, worst in launch(_train, 2, False):
