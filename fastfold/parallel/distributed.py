@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +29,6 @@ _ATTEMPTS = 4
 """To find the other processes."""
 _LOOK_SECONDS = 0.5
 """Between two looks for a process that parts."""
-_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
-"""What gloo says of a rank that is gone."""
 
 
 class PartedError(RuntimeError):
@@ -274,7 +271,7 @@ def init_distributed(
     except BaseException as error:
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
         meeting.abort()  # what the others have not joined would be waited for
-        if _is_lost(error):
+        if async_ops.is_lost(error):
             raise LostProcessError(
                 f"rank {rank} of {size} lost another process, which ended or did not answer within {timeout} "
                 f"({first_line(error)}); its own output says why. The same command starts all of them again"
@@ -292,13 +289,6 @@ def _generation() -> str:
     torchrun keeps one store when it starts processes again, and the store still has the addresses of the dead ones.
     """
     return f"generation/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone: gloo says so in words alone."""
-    return isinstance(error, dist.DistError) or (
-        type(error) is RuntimeError and bool(_GONE.search(str(error)))
-    )
 
 
 def _tried_again(connect: Callable[[], T]) -> T:

@@ -93,7 +93,11 @@ class ParallelPlan:
         return {"dp_replicate": self.dp // self.dp_shard, "dp_shard": self.dp_shard}
 
     def crosses_machines(self, per_machine: int) -> bool:
-        """Whether a group of ``tp`` or ``dap`` has ranks on several machines of so many ranks."""
+        """Return True if a group of ``tp`` or ``dap`` has ranks on several machines.
+
+        Args:
+            per_machine: Number of ranks of a machine.
+        """
         together = self.tp * self.dap
         return together > 1 and self.ranks > per_machine and per_machine % together != 0
 

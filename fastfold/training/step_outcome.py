@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from fastfold.utils.device import HostCopy, upload
 
 Numbers = dict[str, float]
 
-_KNOWN = ("bad", "signal", "residues", "waited_s", "flops", "counted")
+_KNOWN = ("bad", "signal", "residues", "waited_s", "flops", "counted", "busy_s")
 """First columns of a process's row: 1 if a sample was not finite, and numbers that the host knows."""
 
 
@@ -31,6 +33,7 @@ class Share:
         waited_s: Seconds of waiting for its samples.
         flops: Operations of ``counted`` residues.
         counted: Number of residues whose operations are known.
+        busy_s: Seconds of computing its samples in the step before; 0 if unknown.
     """
 
     batch: int
@@ -42,6 +45,7 @@ class Share:
     waited_s: float = 0.0
     flops: float = 0.0
     counted: int = 0
+    busy_s: float = 0.0
 
     def add(self, name: str, numbers: Mapping[str, Tensor], residues: int) -> None:
         """Add a sample's numbers; the sample is bad unless ``loss`` and ``gradient_norm`` are finite.
@@ -84,7 +88,7 @@ class StepOutcome:
         self.share, self._keys, self._context, self._known = share, list(keys), context, dict(known)
         device = context.device
         own = torch.tensor(
-            [0.0, share.signal, share.residues, share.waited_s, share.flops, share.counted],
+            [0.0, share.signal, share.residues, share.waited_s, share.flops, share.counted, share.busy_s],
             dtype=torch.float64,
         )
         zero = torch.zeros((), dtype=torch.float64, device=device)
@@ -126,10 +130,64 @@ class StepOutcome:
         }
         waited = self._context.leaders(columns["waited_s"])
         numbers |= {"residues": sum(self._context.leaders(columns["residues"])), "waited_s": max(waited)}
-        numbers |= {"flops": flops, "counted": counted} | self._known
+        numbers |= {"flops": flops, "counted": counted} | self._known | straggling(columns["busy_s"])
         numbers |= {key: float(x) for key, x in self._more.items() if key not in self._copied}
         numbers |= dict(zip(self._copied, values[count:].tolist(), strict=True))
         return numbers, int(max(columns["signal"])), not any(columns["bad"])
+
+
+def straggling(busy: Sequence[float]) -> Numbers:
+    """Return which process computes longest, and how much longer than the mean.
+
+    Args:
+        busy: Seconds of computing by process; empty results where one process is alone or a time is unknown.
+
+    Returns:
+        ``busy_s``, the mean; ``straggling``, the longest by the mean; and ``slowest_rank``.
+    """
+    if len(busy) < 2 or min(busy) <= 0:
+        return {}
+    mean = sum(busy) / len(busy)
+    slowest = max(range(len(busy)), key=lambda rank: busy[rank])
+    return {"busy_s": mean, "straggling": busy[slowest] / mean, "slowest_rank": float(slowest)}
+
+
+class BusyTimer:
+    """Time of this process's computation in a step, without a wait for the device.
+
+    Args:
+        device: Where the process computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._seconds = device, 0.0
+        self._marks: list[Any] = []
+
+    def start(self) -> None:
+        """Begin a step; the last step's time is then known, unless the device has not finished it."""
+        if len(self._marks) == 2:
+            first, last = self._marks
+            if self._device.type != "cuda":
+                self._seconds = last - first
+            elif last.query():
+                self._seconds = first.elapsed_time(last) / 1e3
+        self._marks = [self._mark()]
+
+    def stop(self) -> None:
+        """End the computation of a step's samples."""
+        self._marks = [*self._marks[:1], self._mark()]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the last step that has finished; 0 before."""
+        return self._seconds
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def _nothing() -> None:

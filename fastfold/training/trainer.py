@@ -36,7 +36,7 @@ from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
-from fastfold.training.step_outcome import Numbers, Share, StepOutcome, TakenStep
+from fastfold.training.step_outcome import BusyTimer, Numbers, Share, StepOutcome, TakenStep
 from fastfold.utils.device import reads_are_free, upload
 
 
@@ -131,6 +131,7 @@ class Trainer:
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
         # A manager moves gradients to the host while the backward pass runs.
         self._overlapped = self._gradients.overlapped if config.memory.policy is None else nullcontext
+        self._busy = BusyTimer(context.device)
         self._flops = FlopCounter(enabled=not config.trainer.compile)
         self._profiler = StepProfiler(
             Path(config.trainer.out) / "profile",
@@ -192,6 +193,7 @@ class Trainer:
         step, recycles = progress.step, self._recycles(progress.step)
         share = Share(batch, signal=self._interrupts.received or 0)
         waited = self.loader.waited_s
+        self._busy.start()
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
             self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
@@ -202,6 +204,8 @@ class Trainer:
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
             share.add(draw.id, numbers, residues)
+        self._busy.stop()
+        share.busy_s = self._busy.seconds
         share.waited_s = self.loader.waited_s - waited
         share.flops, share.counted = self._flops.take()
         if self._keys is None:

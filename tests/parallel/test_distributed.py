@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from fastfold.errors import ConfigError, FastFoldError
+from fastfold.errors import ConfigError, FastFoldError, LostProcessError
 from fastfold.parallel import ParallelPlan, distributed, init_distributed
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.distributed import PartedError
 from tests.helpers.forked import Forked, rank_environments
@@ -225,3 +227,27 @@ def test_who_waits_is_freed_for_one_reason_alone() -> None:
     started = [Forked(_parts_for_another_reason, env=environment) for environment in rank_environments(2)]
     said = [process.communicate(60)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lost"),
+    [
+        ("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:4242", True),
+        ("[gloo/transport/tcp/unbound_buffer.cc] Timed out waiting 1800000ms for recv operation", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_a_collective_without_another_rank_names_this_one_and_the_remedy(words: str, is_lost: bool) -> None:
+    def fail() -> None:
+        raise RuntimeError(words)
+
+    work: Any = SimpleNamespace(wait=fail)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(LostProcessError if is_lost else RuntimeError) as caught:
+            AsyncResult(lambda: None, work).wait()
+    finally:
+        dist.destroy_process_group()
+    text = str(caught.value)
+    assert text.startswith("rank 0 of 1 lost another process in a collective ([gloo") == is_lost
+    assert text.endswith("the other ranks, and start all of them again") == is_lost

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
-from fastfold.training.step_outcome import Share, StepOutcome
+from fastfold.training.step_outcome import BusyTimer, Share, StepOutcome, straggling
 from tests.helpers.spawn_ranks import BACKENDS, launch
 
 KEYS = ["loss", "gradient_norm"]
@@ -25,6 +25,7 @@ def _share(rank: int, *losses: float) -> Share:
     for number, loss in enumerate(losses):
         share.add(f"sample {rank}.{number}", _numbers(loss), residues=10 + rank)
     share.waited_s, share.flops, share.counted = rank / 10, 100.0 * rank, 10
+    share.busy_s = 1.0 + rank
     return share
 
 
@@ -54,6 +55,7 @@ def test_all_ranks_read_the_same(bad: bool, backend: str) -> None:
         assert numbers["gradient_norm"] == 1.0
         assert (numbers["residues"], numbers["waited_s"]) == (2 * 10 + 2 * 12, 0.2)
         assert (numbers["flops"], numbers["counted"]) == (600.0, 40 / 92)
+        assert (numbers["busy_s"], numbers["straggling"], numbers["slowest_rank"]) == (2.5, 1.6, 3)
         assert (numbers["lr"], numbers["early"], numbers["late"]) == (0.125, 3.0, 4.0)
 
 
@@ -65,3 +67,24 @@ def test_a_process_alone_needs_no_group_and_names_what_was_not_finite() -> None:
     assert (signal, finite, share.bad_names()) == (0, False, ["endless"])
     assert numbers["loss"] == 1.0
     assert math.isinf(numbers["gradient_norm"])
+
+
+def test_straggling_is_the_longest_time_by_the_mean_of_processes_that_all_know_theirs() -> None:
+    assert straggling([1.0, 3.0]) == {"busy_s": 2.0, "straggling": 1.5, "slowest_rank": 1.0}
+    assert straggling([2.0]) == {}
+    assert straggling([0.0, 3.0]) == {}
+
+
+def test_time_of_computing_is_known_in_the_step_after_and_counts_no_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([10.0, 12.5, 20.0, 21.0, 30.0])
+    monkeypatch.setattr("fastfold.training.step_outcome.time.perf_counter", lambda: next(clock))
+    timer = BusyTimer(torch.device("cpu"))
+    seen = []
+    for _ in range(2):
+        timer.start()
+        timer.stop()
+        seen.append(timer.seconds)
+    timer.start()
+    assert [*seen, timer.seconds] == [0.0, 2.5, 1.0]

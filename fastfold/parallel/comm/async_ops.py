@@ -9,6 +9,7 @@ length; reduce-scatters of uneven shards are an all-to-all of exactly the bytes 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastfold.errors import LostProcessError, first_line
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -26,6 +28,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 T = TypeVar("T")
+
+_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 
 Box = tuple[slice, ...]
 """Which part of each dimension, with start and stop given."""
@@ -49,12 +53,39 @@ class AsyncResult(Generic[T]):
         """Return the result, once every rank has sent its part (on a GPU: the stream waits, not the host).
 
         To be called once: the buffers of the result are freed.
+
+        Raises:
+            LostCollectiveError: Another process ended, or did not answer in time.
         """
         if self.work is not None:
-            self.work.wait()
+            _wait(self.work)
             self.work = self.sent = None
         finish, self.finish = self.finish, _taken
         return finish()
+
+
+class LostCollectiveError(LostProcessError, RuntimeError):
+    """Error of a collective that another rank did not join; PyTorch's own is a RuntimeError too."""
+
+
+def _wait(work: dist.Work) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise LostCollectiveError(
+            f"rank {dist.get_rank()} of {dist.get_world_size()} lost another process in a collective "
+            f"({first_line(error)}): that process ended, or did not call the same collective in time. Look for the "
+            "first error in the output of the other ranks, and start all of them again"
+        ) from error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return True if a collective failed because another rank is gone; gloo says so in words alone."""
+    return isinstance(error, dist.DistError) or (
+        type(error) is RuntimeError and bool(_GONE.search(str(error)))
+    )
 
 
 def _taken() -> Any:

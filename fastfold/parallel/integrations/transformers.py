@@ -51,7 +51,7 @@ class ParallelTrainer(transformers.Trainer):
             self._save(folder, state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Gather the states on all processes, of which Trainer asks one alone."""
+        """Gather the states on all processes; Trainer asks one process alone."""
         whole = self.optimizer.state_dict()
         self.optimizer.state_dict = lambda: whole
         try:

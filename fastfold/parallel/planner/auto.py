@@ -98,7 +98,7 @@ def choose_plan(
             "smaller batch, give layers= for tensor parallelism, or use activation checkpointing in the model"
         )
     fastest = min(cost.seconds for cost in fitting)
-    # Within what the model can tell apart, less sharding: it takes more modules and refuses less.
+    # Of times that the model cannot tell apart, the plan with less sharding: it refuses fewer modules.
     fitting.sort(
         key=lambda cost: (
             max(cost.seconds, _ALIKE * fastest),
@@ -152,7 +152,7 @@ def _shown(plan: ParallelPlan) -> str:
 
 
 def _rates(gpu: str | None) -> tuple[Rates, str]:
-    """Return rates of a named GPU or of this machine's, and what was assumed."""
+    """Return rates of a named GPU or of this machine's, and the assumption behind them."""
     if gpu is not None:
         return rates(gpu, GENERAL), ""
     if torch.cuda.is_available():
@@ -161,10 +161,10 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
         found = next((known for known in ACCELERATORS if known in words), None)
         if found is None:
             raise ConfigError(
-                f"there is no table of {name}: give gpu=, one of {', '.join(ACCELERATORS)}, or a plan by hand"
+                f"no table has the rates of {name}: give gpu=, one of {', '.join(ACCELERATORS)}, or a plan by hand"
             )
         return rates(found, GENERAL), ""
-    return rates(_ASSUMED_GPU, GENERAL), f"; there is no GPU here, and {_ASSUMED_GPU} was assumed (gpu=)"
+    return rates(_ASSUMED_GPU, GENERAL), f"; this machine has no GPU, and {_ASSUMED_GPU} was assumed (gpu=)"
 
 
 def _traced(

@@ -36,7 +36,7 @@ def flops_of(call: Arguments) -> tuple[float, float, float]:
 
 
 def scores_of(call: Arguments) -> float:
-    """Return the number of scores of a call, each of which has an exponential."""
+    """Return the number of scores of a call; each has an exponential."""
     *rows, length, _ = call["x"].shape
     return float(math.prod(rows) * length**2 * call["heads"])
 
