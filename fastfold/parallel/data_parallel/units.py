@@ -59,12 +59,18 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
         units: Its parts that are gathered alone.
 
     Raises:
-        ConfigError: A parameter has no dimension, or its numbers lie in another order; or a unit has several dtypes.
+        ConfigError: A parameter has no dimension, sparse gradients, or its numbers in another order; or a unit has
+            several dtypes.
     """
     claimed: set[nn.Parameter] = set()
     names = {p: name for name, p in module.named_parameters()}
     paths = {part: path for path, part in module.named_modules()}
     remedy = "zero=3 cannot shard that; use zero=2"
+    for part, path in paths.items():
+        if getattr(part, "sparse", False) is True:
+            raise ConfigError(
+                f"{path} has sparse gradients, and ranks add up dense ones: make it with sparse=False"
+            )
     for unit in (*units, module):
         own = [p for p in unit.parameters() if p not in claimed]
         claimed.update(own)
