@@ -5,17 +5,13 @@ operators ahead of their use at which parameters and saved tensors may begin to 
 for.
 
     python benchmarks/gemini.py [--json FILE] [--markdown FILE]
-    python benchmarks/gemini.py --times
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -136,105 +132,6 @@ def _settled(
     return Step(name, recompute, share, lookahead, manager.device.peak / budget, *counts)
 
 
-@dataclass(frozen=True)
-class OptimizerShare:
-    """Part of the optimizer's step that overlaps with the backward pass, with ``overlap_optimizer``.
-
-    Attributes:
-        model: Name of the trained model.
-        share: Budget, relative to a plain step's memory.
-        chunks: Number of chunks of parameters.
-        stepped: Bytes of parameters that a step changes.
-        beside: Bytes whose step began while the backward pass had more operators to run.
-        after: Bytes whose gradients were complete only at its end.
-        equal: True if losses and parameters equal those of steps after the backward pass, bit by bit.
-    """
-
-    model: str
-    share: float
-    chunks: int
-    stepped: int
-    beside: int
-    after: int
-    equal: bool
-
-
-def overlap(name: str, build: Callable[[], Built]) -> list[OptimizerShare]:
-    """Measure a model whose optimizer step overlaps with the backward pass, under all feasible budgets."""
-    whole = _whole(build)
-    found = []
-    for share in SHARES:
-        budget = int(share * whole)
-        try:
-            runs = [_trained(build, budget, overlap_optimizer) for overlap_optimizer in (False, True)]
-        except (BudgetError, DeviceFull):
-            print(f"{name}: {share} of the memory is not enough", file=sys.stderr)
-            continue
-        (plain, expected), (manager, losses) = runs
-        steps = manager.overlap
-        assert steps is not None
-        states = plain.model.state_dict(), manager.model.state_dict()
-        equal = losses == expected and all(torch.equal(x, states[1][key]) for key, x in states[0].items())
-        chunks = manager.store.chunks
-        stepped = sum(chunk.nbytes for chunk in chunks if chunk.trainable)
-        taken = SETTLED + 1
-        found.append(
-            OptimizerShare(
-                *(name, share, len(chunks), stepped, steps.beside // taken, steps.after // taken, equal)
-            )
-        )
-    return found
-
-
-def times() -> str:
-    """Measure medians of the backward pass and of ``step()``, with and without overlap of the optimizer's step.
-
-    The first case computes the backward pass on the host; the second also waits 30 ms per block, as for a GPU.
-    """
-    lines = []
-    for wait, overlap_optimizer in itertools.product((0.0, 0.03), (False, True)):
-        torch.manual_seed(0)
-        tokens = torch.randint(0, 64, (1, 128))
-        model = GPT(GPTConfig(layers=8, width=256, heads=4, vocabulary=64, context=128))
-        for block in model.blocks:
-            block.register_full_backward_hook(lambda *_, wait=wait: time.sleep(wait))  # type: ignore[misc]
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        manager = Gemini(model, optimizer, "128MiB", overlap_optimizer=overlap_optimizer)
-        found = []
-        for _ in range(SETTLED + 9):
-            loss = next_token_loss(model(tokens), tokens)
-            marks = [time.perf_counter()]
-            for part in (loss.backward, manager.step):
-                part()
-                marks.append(time.perf_counter())
-            manager.zero_grad()
-            found.append([1e3 * (b - a) for a, b in itertools.pairwise(marks)])
-        backward, step = (statistics.median(x) for x in zip(*found[SETTLED:], strict=True))
-        lines.append(
-            f"waiting {1e3 * wait:.0f} ms a block, overlap_optimizer={overlap_optimizer}: "
-            f"backward {backward:.0f} ms, step() {step:.0f} ms"
-        )
-    return "\n".join(lines)
-
-
-def _trained(build: Callable[[], Built], budget: int, overlap_optimizer: bool) -> tuple[Gemini, list[float]]:
-    model, loss = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    manager = Gemini(
-        *(model, optimizer, budget), device=SimulatedDevice(budget), overlap_optimizer=overlap_optimizer
-    )
-    losses = []
-    for _ in range(SETTLED + 1):
-        with manager.device.running():
-            value = loss(model)
-            value.backward()
-        losses.append(value.item())
-        del value
-        manager.step()
-        manager.zero_grad()
-    return manager, losses
-
-
 def gpt() -> Built:
     """Build eight blocks of GPT on 128 tokens."""
     torch.manual_seed(0)
@@ -250,8 +147,8 @@ def evoformer() -> Built:
     return Stack(4).train(), lambda model: model(msa, pair)
 
 
-def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
-    """Format both tables as Markdown."""
+def table(rows: Sequence[Step]) -> str:
+    """Format the table as Markdown."""
     lines = [
         "# Gemini: transfers of a step, and waits for them",
         "",
@@ -267,21 +164,6 @@ def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
             f"| {x.model} | {'yes' if x.recompute else 'no'} | {x.share:.1f} | {x.lookahead} | {x.peak:.2f} | "
             f"{x.loads} | {x.loads_waited} | {x.sent / 1024:.0f} | {x.sent_waited / 1024:.0f} | {x.recomputed} |"
         )
-    lines += [
-        "",
-        "## Overlap of the optimizer's step with the backward pass",
-        "",
-        "With `overlap_optimizer=True` and AdamW: KiB of parameters that a step changes, those whose step begins in a",
-        "thread while the backward pass has more operators to run, and those that are complete only at its end.",
-        "",
-        "| model | budget | chunks | KiB stepped | overlapped | share | at the end | equal to steps afterwards |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for y in shares:
-        lines.append(
-            f"| {y.model} | {y.share:.1f} | {y.chunks} | {y.stepped / 1024:.0f} | {y.beside / 1024:.0f} | "
-            f"{y.beside / y.stepped:.2f} | {y.after / 1024:.0f} | {'bit by bit' if y.equal else 'NO'} |"
-        )
     return "\n".join(lines) + "\n"
 
 
@@ -292,13 +174,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument(
-        "--times", action="store_true", help="measure one model's step on this machine instead"
-    )
     options = parser.parse_args()
-    if options.times:
-        print(times())
-        return
     models = (("GPT", gpt), ("Evoformer", evoformer))
     rows = [
         row
@@ -306,11 +182,10 @@ def main() -> None:
         for recompute in (False, True)
         for row in measure(name, build, recompute=recompute)
     ]
-    shares = [share for name, build in models for share in overlap(name, build)]
-    text = table(rows, shares)
+    text = table(rows)
     print(text)
     if options.json:
-        found = {"steps": [asdict(x) for x in rows], "optimizer": [asdict(x) for x in shares]}
+        found = {"steps": [asdict(x) for x in rows]}
         write_atomic(options.json, json.dumps(found, indent=1) + "\n")
     if options.markdown:
         write_atomic(options.markdown, text)

@@ -127,10 +127,6 @@ class Device(Tier):
         with self.host_work():
             self._fetches.finish()
 
-    def hand_over(self, buffer: Tensor) -> Callable[[], None]:
-        """Return a function, callable in any thread, that completes the copies to a buffer on the host."""
-        return self._fetches.hand_over(buffer)
-
     # Early copies
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -83,28 +82,6 @@ class Fetches:
         """Finish all copies."""
         while self._queue:
             self._finish()
-
-    def hand_over(self, buffer: Tensor) -> Callable[[], None]:
-        """Return a function that finishes the copies to a buffer.
-
-        Args:
-            buffer: Buffer on the host that the targets are views of.
-
-        Returns:
-            Function that finishes the copies; callable in any thread.
-        """
-        storage = buffer.untyped_storage()._cdata
-        taken, left = deque[_Fetch](), deque[_Fetch]()
-        for fetch in self._queue:
-            (taken if fetch.target.untyped_storage()._cdata == storage else left).append(fetch)
-        self._queue = left
-        self._waiting -= sum(fetch.waiting for fetch in taken)
-
-        def put_all() -> None:
-            while taken:
-                taken.popleft().put()
-
-        return put_all
 
     def _finish(self) -> None:
         fetch = self._queue.popleft()

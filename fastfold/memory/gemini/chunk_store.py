@@ -34,7 +34,6 @@ class ChunkStore:
     Attributes:
         loads: Number of chunk loads so far.
         averaged: True if gradients are the mean over ranks and were not changed since.
-        ahead: Chunks that the optimizer has stepped before the others.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
@@ -42,7 +41,6 @@ class ChunkStore:
         self.fixed = host is device
         self.loads = 0
         self.averaged = False
-        self.ahead: set[int] = set()
         self._host_copies: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
@@ -109,21 +107,6 @@ class ChunkStore:
         """Return the chunk of a managed parameter, and its slot."""
         return self._where[parameter]  # type: ignore[index]
 
-    def refuse_ahead(self, what: str) -> None:
-        """Refuse an action between the first chunk's step and the last, because it would see both states.
-
-        Raises:
-            ConfigError: The optimizer has begun to step chunks.
-        """
-        if self.ahead:
-            raise ConfigError(
-                f"{what} between backward() and step(): with overlap_optimizer the optimizer steps parameters during "
-                "the backward pass, so some are a step ahead of others. Call step() of the Gemini manager first. To "
-                "accumulate gradients, use its no_sync(). After a failed backward pass, continue from a checkpoint "
-                "with its load_state_dict(). To skip steps, or to read all gradients before a step, set "
-                "overlap_optimizer=False"
-            )
-
     @property
     def on_host(self) -> bool:
         """True if parameters are plain tensors on the host."""
@@ -141,8 +124,6 @@ class ChunkStore:
             BudgetError: The budget has no room for it.
         """
         chunk, copy = self.chunks[index], self._copies[index]
-        if index in self.ahead:
-            self.refuse_ahead(f"{chunk.slots[0].name} is used again")
         with self.device.host_work(), torch.no_grad():
             try:
                 self.device.fill(copy, self._host_copies[index])
@@ -214,8 +195,6 @@ class ChunkStore:
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient to the host and add it to earlier ones since the last clearing."""
         chunk, slot = self.place_of(parameter)
-        if chunk.index in self.ahead:
-            self.refuse_ahead(f"{slot.name} gets a further gradient")
         if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
                 f"the backward pass used {slot.name} while it was not on the device: its module returns tensors in "
@@ -246,7 +225,6 @@ class ChunkStore:
 
     def clear_gradients(self) -> None:
         """Clear all gradients."""
-        self.refuse_ahead("gradients are cleared")
         self.device.settle()
         self.averaged = False
         for chunk in self.chunks:
@@ -276,7 +254,6 @@ class ChunkStore:
         Raises:
             ConfigError: The optimizer has begun to step some of them.
         """
-        self.refuse_ahead("parameters or gradients are read")
         self.device.settle()
         self._on_host += 1
         if self._on_host > 1:

@@ -35,7 +35,6 @@ from fastfold.memory.gemini.chunks import build_chunks
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks
-from fastfold.memory.gemini.optimizer.overlapped import MIN_OVERLAPPED_CHUNKS, OverlappedStep, check_overlap
 from fastfold.memory.gemini.optimizer.step import OptimizerStep
 from fastfold.memory.gemini.state_hooks import StateHooks
 from fastfold.utils.units import parse_bytes
@@ -78,11 +77,6 @@ class Gemini:
         hard_budget: On a GPU, limit PyTorch's allocator to the budget until :meth:`release`. An allocation over it
             raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise only the plans
             keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
-        overlap_optimizer: Step a chunk in a thread as soon as the backward pass has computed all of its gradients;
-            :meth:`step` waits for the last ones. Results are bitwise equal to a step afterwards. Intended for a GPU: on
-            the CPU it slows the backward pass by more than it saves. Set learning rates before ``backward()``. A step
-            cannot be skipped, and nothing may read gradients before it (clipping by a global norm, loss scaling, means
-            over processes). Wrap backward passes that only accumulate gradients in :meth:`no_sync`.
 
     Raises:
         BudgetError: One operator's parameters (with ``"cuda"``: all parameters, gradients and optimizer states) exceed
@@ -91,8 +85,7 @@ class Gemini:
         OutputError: With ``"nvme"``: the disk has too little space for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; models that differ over ``group``; an optimizer of other parameters,
             or one that does not treat each parameter alone; parameters that are managed already; modules with sparse
-            gradients; ``overlap_optimizer`` with ``"cuda"``, without an optimizer, with several processes, or with an
-            optimizer whose step has hooks or cannot run in a thread.
+            gradients.
     """
 
     def __init__(
@@ -111,7 +104,6 @@ class Gemini:
         activations: bool = True,
         recompute: Iterable[nn.Module] = (),
         hard_budget: bool = False,
-        overlap_optimizer: bool = False,
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"unknown memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
@@ -121,13 +113,8 @@ class Gemini:
         self.device = _device(device, self.budget)
         check_model(model, optimizer)
         self.ranks.check_model(model)
-        if overlap_optimizer:
-            check_overlap(optimizer, policy, self.ranks)
         self._undo: list[Callable[[], None]] = []
-        largest = self.budget // 8
-        if overlap_optimizer:
-            largest = min(largest, sum(p.nbytes for p in model.parameters()) // MIN_OVERLAPPED_CHUNKS)
-        chunks = build_chunks(model, largest=largest)
+        chunks = build_chunks(model, largest=self.budget // 8)
         for buffer_owner in model.modules():
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
@@ -149,14 +136,12 @@ class Gemini:
         if activations and policy != "cuda":
             self.saved = SavedTensors(self.device, self.store.host, self.residency)
             self._undo.append(self.saved.manage(recompute))
-        self.overlap: OverlappedStep | None = None
         self._optimizer_step: OptimizerStep | None = None
         if optimizer is not None:
-            self.overlap = OverlappedStep(optimizer, self.store) if overlap_optimizer else None
-            self._optimizer_step = OptimizerStep(optimizer, self.store, self.ranks, self.overlap)
+            self._optimizer_step = OptimizerStep(optimizer, self.store, self.ranks)
             self._undo.append(self._optimizer_step.remove)
             self._optimizer_step.settle_states()
-        self._hooks = ModuleHooks(model, self.store, self.residency, self.saved, self.overlap)
+        self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
         self._managing = True
         states = StateHooks(model, optimizer, self.params_on_host, self._take_states)
         self._undo.append(states.remove)
@@ -182,14 +167,8 @@ class Gemini:
             Norm before scaling, ``[]``.
 
         Raises:
-            ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works; or with
-                ``overlap_optimizer``, under which steps do not wait for all gradients.
+            ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works.
         """
-        if self.overlap is not None:
-            raise ConfigError(
-                "clip_grad_norm_() needs all gradients before the first parameter is stepped, and overlap_optimizer "
-                "does not wait for them: set overlap_optimizer=False, or do not clip"
-            )
         self._gather_gradients("clip_grad_norm_()")
         with self.store.work(), torch.no_grad():
             gradients = self.store.gradients(self.model.parameters())
@@ -217,8 +196,8 @@ class Gemini:
         Raises:
             BudgetError: With ``"cuda"``: states do not fit on the device.
             ConfigError: The manager has no optimizer; a parameter of the model or the optimizer is new or newly
-                trainable since the manager was made; an earlier step failed half way; called inside
-                :meth:`params_on_host`; or with ``overlap_optimizer`` a rate was changed since ``backward()``.
+                trainable since the manager was made; an earlier step failed half way; or called inside
+                :meth:`params_on_host`.
         """
         if self.optimizer is None or self._optimizer_step is None:
             raise ConfigError("step() needs an optimizer: pass one to Gemini(model, optimizer)")
@@ -227,13 +206,6 @@ class Gemini:
         self._gather_gradients("step()")
         self.residency.exchange()
         self._optimizer_step.run()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients without a step inside, as under ``DistributedDataParallel``.
-
-        It has an effect only with ``overlap_optimizer``, which needs to know the last backward pass.
-        """
-        return nullcontext() if self.overlap is None else self.overlap.no_sync()
 
     def zero_grad(self) -> None:
         """Clear all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
@@ -258,7 +230,6 @@ class Gemini:
 
     def release(self) -> None:
         """End the management: parameters, gradients and optimizer states become plain tensors on the host."""
-        self.store.refuse_ahead("the management ends")
         self._managing = False
         self._hooks.remove()
         for undo in self._undo:
@@ -286,8 +257,6 @@ class Gemini:
     def load_state_dict(self, states: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, or state dicts of an unmanaged run; also after a failed pass."""
         self.residency.interrupt()
-        if self.overlap is not None:
-            self.overlap.abandon()
         self.model.load_state_dict(states["model"])
         if self.optimizer is not None and "optimizer" in states:
             self.optimizer.load_state_dict(states["optimizer"])

@@ -20,7 +20,6 @@ from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.managed_parameter import METADATA, untouched
-from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 from fastfold.utils.module_structure import tensors_in
 
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
@@ -41,7 +40,6 @@ class ModuleHooks(NotCopied):
         store: Its chunks.
         residency: Controller of chunk residency.
         saved: Manager of saved tensors; None to leave them to autograd.
-        overlap: Steps chunks with complete gradients; None to leave them to the manager's step.
     """
 
     def __init__(
@@ -50,11 +48,8 @@ class ModuleHooks(NotCopied):
         store: ChunkStore,
         residency: Residency,
         saved: SavedTensors | None,
-        overlap: OverlappedStep | None = None,
     ) -> None:
         self.model, self.store, self.residency, self.saved = model, store, residency, saved
-        self.overlap = overlap
-        take = store.take_gradient if overlap is None else overlap.take_gradient
         self._clock = count()
         self._stack: list[_Call] = []
         self._backward: dict[int, list[_Call]] = {}
@@ -75,7 +70,7 @@ class ModuleHooks(NotCopied):
             for slot in chunk.slots:
                 if chunk.trainable:
                     with untouched():
-                        handle = slot.parameter.register_post_accumulate_grad_hook(take)
+                        handle = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
                     self._handles.append(handle)
 
     def remove(self) -> None:
@@ -89,8 +84,6 @@ class ModuleHooks(NotCopied):
         # A call within a backward pass recomputes, and belongs to the pass whose gradients are computed.
         if not self._stack and torch._C._current_graph_task_id() == -1:
             self._backward.clear()
-            if self.overlap is not None:
-                self.overlap.begin_pass()
             self.residency.begin_pass(*pass_key(name, module, args, kwargs))
             self._watching = ExitStack()
             self._watching.enter_context(_Watch(self))
@@ -172,15 +165,11 @@ class ModuleHooks(NotCopied):
         self._backward[task] = [*(c for c in running if c.enter <= call.exit), call]
         release = tuple(i for c in done for i in c.chunks)
         self._pin(call.chunks, release)
-        if self.overlap is not None:
-            self.overlap.released(release)
 
     def _end_backward(self, task: int) -> None:
         running = self._backward.pop(task, [])
         release = tuple(i for c in running for i in c.chunks)
         self._pin((), release)
-        if self.overlap is not None and not self._backward:
-            self.overlap.end_backward(release)
 
 
 class _Watch(TorchFunctionMode):

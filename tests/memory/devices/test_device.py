@@ -260,20 +260,6 @@ def test_what_is_fetched_is_in_its_place_when_all_is_settled():
     assert place.tolist() == [6.0] * 4
 
 
-def test_what_is_handed_over_is_put_in_its_place_by_whoever_took_it():
-    """In order, and once; what goes elsewhere stays in the queue."""
-    device, flat, other = SimulatedDevice(1 << 20), torch.zeros(8), torch.zeros(4)
-    for place, value, add in ((flat[:4], 1.0, False), (other, 5.0, False), (flat[4:], 2.0, False)):
-        device.fetch(torch.full((4,), value), place, Tier(), add=add)
-    device.fetch(torch.full((4,), 3.0), flat[4:], Tier(), add=True)
-    put = device.hand_over(flat)
-    device.settle()
-    assert (flat.sum().item(), other.sum().item()) == (0, 20)
-    put()
-    put()
-    assert flat.tolist() == [1.0] * 4 + [5.0] * 4
-
-
 def test_not_much_waits_to_be_put_in_its_place(monkeypatch):
     monkeypatch.setattr("fastfold.memory.devices.fetches._WAITING", 40)
     device, places = SimulatedDevice(1 << 20), [torch.zeros(4) for _ in range(5)]

@@ -14,7 +14,6 @@ from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk
 from fastfold.memory.gemini.distributed import Ranks
-from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 
 
 class OptimizerStep(NotCopied):
@@ -24,16 +23,13 @@ class OptimizerStep(NotCopied):
         optimizer: Optimizer that treats each parameter alone.
         store: Chunks of the model.
         ranks: Processes; they determine the chunks stepped here.
-        overlap: Steps some chunks before :meth:`run`; None to step all of them there.
 
     Attributes:
         half_done: True if a step failed between two chunks.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, store: ChunkStore, ranks: Ranks, overlap: OverlappedStep | None
-    ) -> None:
-        self._optimizer, self._store, self._ranks, self._overlap = optimizer, store, ranks, overlap
+    def __init__(self, optimizer: Optimizer, store: ChunkStore, ranks: Ranks) -> None:
+        self._optimizer, self._store, self._ranks = optimizer, store, ranks
         self._running = self.half_done = False
         self._guard = optimizer.register_step_pre_hook(self._refuse)
 
@@ -61,18 +57,12 @@ class OptimizerStep(NotCopied):
 
     def run(self) -> None:
         """Step all chunks that have gradients, after allocating their states."""
-        optimizer, store, done = self._optimizer, self._store, frozenset[int]()
-        if self._overlap is not None:
-            self.half_done = True
-            done = self._overlap.finish()
-            self.half_done = bool(done)
-        stepped = [chunk for chunk in store.chunks if chunk.arrived and chunk.index not in done]
+        optimizer, store = self._optimizer, self._store
+        stepped = [chunk for chunk in store.chunks if chunk.arrived]
         store.prepare_states([chunk for chunk in stepped if self._ranks.owns(chunk)], optimizer)
         groups = [group["params"] for group in optimizer.param_groups]
         self._running = self.half_done = True
         try:
-            if done and not stepped:
-                self._step([], groups)  # tells observers of the optimizer about the step
             own = [chunk for chunk in stepped if self._ranks.owns(chunk)]
             following = dict(itertools.pairwise(own))
             for chunk in stepped:

@@ -35,7 +35,7 @@ def _parts() -> tuple[nn.Module, Watched, ChunkStore, OptimizerStep]:
         parameter.grad = torch.ones_like(parameter)
     optimizer = Watched(model.parameters(), lr=1.0)
     store = ChunkStore(build_chunks(model, largest=1), SimulatedDevice(1 << 20), Tier())
-    return model, optimizer, store, OptimizerStep(optimizer, store, Ranks(None, None, False), None)
+    return model, optimizer, store, OptimizerStep(optimizer, store, Ranks(None, None, False))
 
 
 def test_chunks_with_gradients_are_stepped_one_after_the_other() -> None:
