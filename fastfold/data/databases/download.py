@@ -75,7 +75,7 @@ class DatabaseSize:
 
     @property
     def needed(self) -> float:
-        """Bytes that the disk needs: the packed files, and what they unpack to as AlphaFold's README states it."""
+        """Bytes that the disk needs for the packed and the unpacked files, by the sizes in AlphaFold's README."""
         if self.is_present:
             return 0.0
         download = 1e9 * self.database.download_gb if self.download is None else self.download

@@ -8,7 +8,7 @@ from typing import Literal
 from fastfold.errors import ConfigError
 
 Kind = Literal["fasta", "archive", "file", "rsync"]
-"""Packed FASTA, an archive of an HH-suite database, a file as it is, or a tree of files."""
+"""Packed FASTA, an archive of an HH-suite database, a plain file, or a tree of files."""
 
 _GOOGLE = "https://storage.googleapis.com/alphafold-databases"
 _UNIPROT = "https://ftp.ebi.ac.uk/pub/databases/uniprot"

@@ -63,7 +63,7 @@ def parse_partner(
         record: Name of the complex, for errors.
 
     Raises:
-        InputError: There is no such protein, or a number or a range does not fit it.
+        InputError: The protein is unknown, or a number or a range does not fit it.
     """
 
     def fail(problem: str) -> InputError:
@@ -76,7 +76,7 @@ def parse_partner(
         name = f"{name}:{parts.pop(0)}"
     if name not in proteins:
         raise fail(
-            f"there is no protein {text.partition(':')[0][:60]!r} in the list of proteins; add it there, or correct "
+            f"found no protein {text.partition(':')[0][:60]!r} in the list of proteins; add it there, or correct "
             "the name"
         )
     protein, copies = proteins[name], 1

@@ -90,7 +90,7 @@ def run_network(
         and isinstance(distogram, DistogramHead)
         and distogram.has_columns
     ):
-        # In blocks of rows; where columns are elsewhere the logits would have to be there whole.
+        # In blocks of rows; with columns on other processes the logits would have to be there whole.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()

@@ -93,7 +93,7 @@ def test_a_table_without_a_list_of_proteins_has_sequences(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("x,A,D,", "there is no protein 'D'"),
+        ("x,A,D,", "found no protein 'D'"),
         ("x,,B,", "has no chain in a column before another"),
         ("x,A,B", "has 3 columns"),
         ("x,,,", "has no chain"),

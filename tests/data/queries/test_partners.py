@@ -63,7 +63,7 @@ def test_a_part_knows_its_whole_protein() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Z:1-3", "there is no protein 'Z' in the list of proteins"),
+        ("Z:1-3", "found no protein 'Z' in the list of proteins"),
         ("P:0", "expected 1 to 100 copies, found 0"),
         ("P:1-11", "expected ranges from 1 to 10, the length of P, in order and without overlap, found 1-11"),
         ("P:3-2", "found 3-2"),
