@@ -37,6 +37,6 @@ def test_named_options_exist(page: str) -> None:
     commands = " ".join(line for line in text.splitlines() if line.startswith("fastfold "))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", f"{answers} {commands}"))
     slurm = {"--array", "--gpus", "--wrap", "--parsable", "--cpus-per-task", "--dependency", "--ntasks"}
-    slurm |= {"--gpus-per-task"}
+    slurm |= {"--gpus-per-task", "--cores", "--executor", "--jobs"}
     assert len(named) > 5
     assert named - known_options() - slurm == set()

@@ -95,6 +95,6 @@ def test_every_option_of_a_fold_is_that_of_infer():
 
     infer, screen = options(add_infer_command, "infer"), options(add_screen_command, "screen")
     shared = infer.keys() & screen.keys()
-    assert infer.keys() - shared == {"--sort", "--parallel", "--msa-only"}
+    assert infer.keys() - shared == {"--sort", "--sort-queries-by", "--parallel", "--msa-only"}
     assert len(shared) > 30
     assert all(infer[flag] == screen[flag] for flag in shared)

@@ -86,3 +86,10 @@ def test_other_parts_with_the_same_letters_are_another_input() -> None:
     digests = {target_digest(target, [([], [])], InferConfig()) for target in targets}
     assert [target.chains[0].sequence for target in targets] == ["MK", "MK"]
     assert len(digests) == 2
+
+
+def test_rings_of_parts_are_refused(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "read_targets", lambda inputs, complex_: ([CUT], []))
+    done = cli.infer(cli.fasta({"t": "MK"}), "--cyclic", weights=[cli.weights("model_1_multimer_v3")])
+    assert done.code == 1
+    assert "--cyclic closes whole chains, and this target has parts of proteins" in done.err

@@ -293,7 +293,7 @@ class TestPredictMany:
             ({"num_recycle": 3}, "unknown setting 'num_recycle'; did you mean 'num_recycles'"),
             ({"relax": "best"}, "relax is not a setting here: .*relax_prediction"),
             ({"relax_platform": "CPU"}, "relax_platform is not a setting here: .*relax_prediction"),
-            ({"device": "cpu"}, "device is not a setting here: load_model"),
+            ({"device": "cpu"}, "device= is for networks by path or name; load_model"),
             ({"num_recycles": 1.5}, "num_recycles must be a whole number, found 1.5"),
             ({"memory_budget": []}, "memory_budget must be text or a number of bytes"),
         ],

@@ -22,7 +22,7 @@ RARE = frozenset(
             "num_relax",
         ),
         *("relax_platform", "host_memory", "offload_dir", "cuda_graphs", "checkpoint_after"),
-        *("msv_filter", "viterbi_filter", "forward_filter", "include_e_value"),
+        *("msv_filter", "viterbi_filter", "forward_filter"),
     )
 )
 """Names of rarely used options in the parsed options."""

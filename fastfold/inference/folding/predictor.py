@@ -105,6 +105,11 @@ class TargetPredictor:
         self._guess: np.ndarray | None = None
         if config.initial_guess is not None:
             self._guess = initial_positions(config.initial_guess, target)
+        if config.cyclic and target.is_cut:
+            raise ConfigError(
+                f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
+                "them"
+            )
         if config.cyclic and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"

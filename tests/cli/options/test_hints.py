@@ -18,6 +18,11 @@ from tests.helpers.command_line import CommandLine
         (["infer", "a.fasta", "--out", "x", "--num-recycels", "3"], "did you mean --num-recycles?"),
         (["infer", "a.fasta", "--out", "x", "--num_recycles", "3"], "did you mean --num-recycles?"),
         (["infer", "a.fasta", "results"], "--out: the folder for the results"),
+        (
+            ["infer", "--out", "x", "--relax", "a.fasta"],
+            "--relax: put the inputs first, or write --relax best",
+        ),
+        (["infer", "a.fasta", "--out", "x", "--db_preset=full_dbs"], "--db_preset: use --databases DIR"),
         (["relax", "a.pdb", "--out", "x", "--platfrom", "CPU"], "--platfrom: did you mean --platform?"),
     ],
 )
