@@ -1,1 +1,1 @@
-"""Ranks with data of their own: ZeRO, sharded parameters, optimizers of large batches."""
+"""Data parallelism: ZeRO, sharded parameters and optimizers for large batches."""

@@ -1,4 +1,4 @@
-"""Parameters side by side in flat buffers, which are cut into shards over one group of ranks after another."""
+"""Flat buffers of parameters, cut into shards over nested groups of ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 
 BUCKET_ELEMENTS = 8_000_000
-"""Elements of a bucket by default: 32 MB of float32, long enough for a link's full rate."""
+"""Default number of elements of a bucket: 32 MB of float32, enough for a link's full rate."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some parameters of one dtype and device, one after another.
+    """Parameters of one dtype and device, packed into one buffer.
 
     Attributes:
-        numbers: Which parameters of a list.
-        starts: Where each begins.
-        sizes: How many elements each has.
-        length: Length of the buffer: their sum, and at most ``ranks - 1`` zeros so that all shards are equally long.
+        numbers: Indices of the parameters in a list.
+        starts: Offset of each parameter.
+        sizes: Number of elements of each parameter.
+        length: Length of the buffer: the sum of sizes plus padding, a multiple of the number of ranks.
     """
 
     numbers: tuple[int, ...]
@@ -35,10 +35,12 @@ class Bucket:
 
 
 class Sharding:
-    """Even shards of a flat buffer over nested groups: those of the first are cut again over the second, and so on.
+    """Even shards of a flat buffer over nested groups.
+
+    The shards of one group are cut again over the next group.
 
     Args:
-        groups: The groups; those of one rank do nothing.
+        groups: The groups, outermost first. Groups of one rank change nothing.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -46,7 +48,7 @@ class Sharding:
         self.ranks = math.prod(group.size for group in self.groups)
 
     def own(self, length: int) -> slice:
-        """This rank's part of a buffer of ``length``."""
+        """Return this rank's slice of a buffer of ``length``."""
         start = 0
         for group in self.groups:
             length //= group.size
@@ -54,11 +56,11 @@ class Sharding:
         return slice(start, start + length)
 
     def reduce_scatter(self, flat: Tensor) -> Tensor:
-        """This rank's shard of the sum over all ranks of ``flat`` ``[length]``."""
+        """Return this rank's shard of the sum over all ranks of ``flat`` ``[length]``."""
         return self.start_reduce_scatter(flat)()
 
     def start_reduce_scatter(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start :meth:`reduce_scatter` over the first group; what is returned waits, and goes on over the others."""
+        """Start :meth:`reduce_scatter`; the returned function waits and reduces over the other groups."""
 
         def start(x: Tensor, group: Group) -> async_ops.AsyncResult[Tensor]:
             each = x.shape[0] // group.size
@@ -67,11 +69,11 @@ class Sharding:
         return self._start(flat, start)
 
     def all_reduce(self, flat: Tensor) -> Tensor:
-        """The sum over all ranks of ``flat``."""
+        """Return the sum over all ranks of ``flat``."""
         return self.start_all_reduce(flat)()
 
     def start_all_reduce(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start :meth:`all_reduce` over the first group; what is returned waits, and goes on over the others."""
+        """Start :meth:`all_reduce`; the returned function waits and reduces over the other groups."""
         return self._start(flat, lambda x, group: async_ops.start_all_reduce(x, group))
 
     def _start(
@@ -91,21 +93,21 @@ class Sharding:
         return finish
 
     def gather(self, shard: Tensor) -> Tensor:
-        """The buffer of all ranks' shards; undoes the cut."""
+        """Gather the shards of all ranks into the whole buffer."""
         for group in reversed(self.groups):
             shard = async_ops.start_gather(shard, 0, group, [shard.shape[0]] * group.size).wait()
         return shard
 
 
 class Buckets:
-    """A list of parameters in buckets.
+    """Partition of a list of parameters into buckets.
 
     The buckets run from the last parameter to the first, the order in which gradients become ready.
 
     Args:
         parameters: The parameters; only their shapes, dtypes and devices are kept.
-        ranks: Every bucket's length is a multiple of it.
-        elements: A bucket is closed when it has this many; None for the default.
+        ranks: Number that divides the length of every bucket.
+        elements: A bucket is closed when it has this many elements; None for the default.
     """
 
     def __init__(self, parameters: Sequence[Tensor], ranks: int = 1, elements: int | None = None) -> None:
@@ -137,20 +139,22 @@ class Buckets:
         return len(self._buckets)
 
     def join(self, bucket: Bucket, tensors: Sequence[Tensor | None]) -> Tensor:
-        """The bucket's tensors as one ``[length]``; zeros for those that are None and for the padding.
+        """Pack a bucket's tensors into one buffer ``[length]``.
+
+        Padding is zero, and so is the place of a tensor that is None.
 
         Args:
             bucket: One of these buckets.
-            tensors: For every parameter of the list one of its shape, or None.
+            tensors: For every parameter of the list, a tensor of its shape or None.
 
         Raises:
-            ConfigError: One of them is sparse.
+            ConfigError: A tensor is sparse.
         """
         like = self._like[bucket.numbers[0]]
         sparse = next((x for x in tensors if x is not None and x.layout is not torch.strided), None)
         if sparse is not None:
             raise ConfigError(
-                f"a gradient of shape {list(sparse.shape)} is sparse, and ranks add up dense ones; make its layer with "
+                f"expected dense gradients, found a sparse one of shape {list(sparse.shape)}; create its layer with "
                 "sparse=False"
             )
         pieces = [
@@ -160,17 +164,17 @@ class Buckets:
         return torch.cat([*pieces, like.new_zeros(bucket.length - sum(bucket.sizes))])
 
     def split(self, bucket: Bucket, flat: Tensor) -> dict[int, Tensor]:
-        """Views of a bucket's buffer in the shapes of its parameters, by their numbers."""
+        """Split a bucket's buffer into views in the shapes of its parameters, by their indices."""
         return {
             number: flat[start : start + size].view(self.shapes[number])
             for number, start, size in zip(bucket.numbers, bucket.starts, bucket.sizes, strict=True)
         }
 
     def spans(self, bucket: Bucket, part: slice) -> dict[int, tuple[slice, slice]]:
-        """What of each parameter lies in a part of the bucket, by the parameters' numbers; may be nothing.
+        """Return the slice of each parameter inside a part of the bucket, by index; it may be empty.
 
         Returns:
-            For each parameter the slice of its flattened self, and where that lies within the part.
+            For each parameter a slice of the flattened parameter, and the matching slice of the part.
         """
         found = {}
         for number, start, size in zip(bucket.numbers, bucket.starts, bucket.sizes, strict=True):

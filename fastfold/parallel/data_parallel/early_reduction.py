@@ -1,4 +1,4 @@
-"""Buckets of gradients that set out for the other ranks while the backward pass still runs."""
+"""Gradient buckets that are reduced while the backward pass still runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fastfold.parallel.comm.groups import Group, Reporter
 from fastfold.parallel.data_parallel.buckets import Bucket, Buckets, Sharding
 
 Start = Callable[[Tensor], Callable[[], Tensor]]
-"""Starts a reduction of a buffer; what it returns waits for the result."""
+"""Function that starts a reduction of a buffer; it returns a function that waits for the result."""
 
 
 def apart(sharding: Sharding, reporter: Reporter) -> Sharding:
-    """The same shards over groups of the same ranks for gradients alone (a collective of each group).
+    """Return the same shards over new groups for gradients only (a collective of each group).
 
-    Ranks that use different parameters start to reduce at different places among the messages of the model's layers,
-    which have to be in one order on all ranks of a group.
+    All ranks of a group must send their messages in one order. Ranks that use different parameters start to reduce at
+    different points between the messages of the model's layers, so gradients need their own groups.
     """
     groups = []
     for group in sharding.groups:
@@ -34,10 +34,10 @@ def apart(sharding: Sharding, reporter: Reporter) -> Sharding:
 
 
 class EarlyReduction:
-    """Reductions of a model's buckets, each started when the last gradient of its parameters is there.
+    """Reductions of a model's buckets, each started when all gradients of the bucket are ready.
 
-    Buckets start in one order on all ranks, whatever the order in which gradients come: one with a parameter that a
-    rank does not use, and those behind it, start when the backward pass has ended.
+    Buckets start in one order on all ranks, whatever the order in which gradients become ready. A bucket with a
+    parameter that a rank does not use, and all later buckets, start after the backward pass.
 
     Args:
         parameters: The parameters of the buckets.
@@ -58,20 +58,20 @@ class EarlyReduction:
 
     @property
     def started(self) -> int:
-        """How many buckets are under way."""
+        """Number of buckets whose reduction has started."""
         return len(self._under_way)
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Inside runs the last backward pass before :meth:`take`.
+        """Reduce buckets during the last backward pass before :meth:`take`.
 
         Raises:
-            ConfigError: Gradients of the last such pass have not been taken; or one was added to after it had set out.
+            ConfigError: Gradients of an earlier pass were not taken, or a gradient changed after it was sent.
         """
         if self._under_way:
             raise ConfigError(
-                "gradients of another backward pass are under way: inside overlapped() runs the last backward pass "
-                "before reduce_gradients() alone"
+                "gradients of another backward pass are still being reduced: run only the last backward pass before "
+                "reduce_gradients() inside overlapped()"
             )
         self._missing = [set(bucket.numbers) for bucket in self._order]
         handles = [
@@ -105,10 +105,10 @@ class EarlyReduction:
         self._under_way.append(self._start(flat))
 
     def take(self) -> tuple[list[Tensor], set[int]]:
-        """Reduce what has not set out, and wait for all: the buckets' buffers, and numbers of the parameters used.
+        """Finish all reductions; return the buckets' buffers and the indices of the used parameters.
 
         Raises:
-            ConfigError: A gradient was added to after it had set out.
+            ConfigError: A gradient changed after it was sent.
         """
         for bucket in self._order[: len(self._under_way)]:
             self._refuse_added(
@@ -121,14 +121,14 @@ class EarlyReduction:
         return [wait() for wait in under_way], used
 
     def forget(self) -> None:
-        """Forget what is under way."""
+        """Discard the started reductions."""
         self._under_way, self._used, self._again = [], set(), None
 
     def _refuse_added(self, number: int | None) -> None:
         if number is None:
             return
         raise ConfigError(
-            f"a gradient of shape {tuple(self._parameters[number].shape)} was added to after it had been sent to the "
-            "other ranks: inside overlapped() runs the last backward pass before reduce_gradients() alone, and "
-            "checkpoint() needs use_reentrant=False"
+            f"a gradient of shape {tuple(self._parameters[number].shape)} changed after it was sent to other ranks: "
+            "run only the last backward pass before reduce_gradients() inside overlapped(), and call checkpoint() with "
+            "use_reentrant=False"
         )

@@ -1,4 +1,4 @@
-"""An optimizer made for whole parameters, put to work on the flat pieces of them that ZeRO 1 and 2 leave a rank."""
+"""Optimizers of whole parameters, applied to the flat pieces that ZeRO 1 and 2 leave on a rank."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer
 Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
 
 _SIDE = 4
-"""Length of each dimension of the parameters of a trial, where one of the same shape is larger."""
+"""Length of each dimension of a small parameter in a trial."""
 _LARGEST = 256
-"""Longest side of a matrix in a trial: factored moments begin at 128 in the usual optimizers."""
+"""Longest side of a matrix in a trial; the usual optimizers factor moments from 128 on."""
 _STEPS = 12
-"""Steps of a trial."""
+"""Number of steps of a trial."""
 
 
 def on_pieces(
     factory: Factory, parameters: Mapping[str, nn.Parameter], pieces: Mapping[str, nn.Parameter]
 ) -> Optimizer:
-    """The optimizer that a factory makes of whole parameters, with the same groups of their pieces.
+    """Create the factory's optimizer and replace its parameters by their pieces, group by group.
 
-    So a factory that sorts parameters by name or by dimensions sorts them as on one process.
+    The factory sees whole parameters, so it may sort them by name or by number of dimensions.
 
     Args:
-        factory: Makes an optimizer of parameters by name.
+        factory: Creates an optimizer from parameters by name.
         parameters: Whole parameters.
         pieces: A flat piece ``[n]`` of each.
 
     Raises:
-        ConfigError: The optimizer's update of a number depends on the rest of its parameter, which other ranks have.
+        ConfigError: The optimizer's update of an element depends on other elements of the parameter.
     """
     optimizer = factory(parameters)
     if not isinstance(optimizer, LayerwiseOptimizer):
@@ -51,10 +51,10 @@ def _replace(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]
 
 
 def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) -> None:
-    """Step stand-ins of the parameters and halves of them, which has to come to the same.
+    """Check by a trial that the optimizer steps halves of parameters as it steps whole ones.
 
-    Factored moments begin at a size and global scales after a warm-up: of each shape one stand-in is as large as the
-    parameter, up to a limit, and there are several steps.
+    Factored moments begin at a size, and global scales begin after a warm-up. So the trial takes several steps, and one
+    stand-in of each shape is as large as its parameter, up to a limit.
     """
     generator = torch.Generator().manual_seed(0)
     seen: set[tuple[int, ...]] = set()
@@ -84,16 +84,15 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
             )
             if not alike:
                 break
-    except Exception:  # of whatever kind, it would end the run on the rank that has such a piece
+    except Exception:  # any error would otherwise end the run on one rank only
         alike = False
     if not alike:
         raise ConfigError(
-            f"{kind} looks at whole parameters or at all of them, and zero=1 and zero=2 leave each rank flat pieces; "
-            "use zero=0"
+            f"{kind} needs whole parameters, and zero=1 and zero=2 leave each rank flat pieces of them; use zero=0"
         )
 
 
 def _trial_shape(shape: torch.Size) -> tuple[int, ...]:
-    """Limit the lengths of a shape, those of many dimensions more."""
+    """Limit the lengths of a shape, more strictly for shapes of many dimensions."""
     limit = _LARGEST if len(shape) <= 2 else _SIDE * 4
     return tuple(min(limit, length) for length in shape)

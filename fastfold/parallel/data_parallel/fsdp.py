@@ -1,4 +1,4 @@
-"""ZeRO stage 3 by PyTorch's FSDP2: parameters lie in shards too, and are gathered block by block when they are used."""
+"""ZeRO stage 3 by PyTorch's FSDP2: parameters are sharded, and gathered unit by unit for use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fastfold.utils.module_structure import tensors_in
 
 
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
-    """Let results refuse ``create_graph=True``: parameters have left when the second backward pass needs them."""
+    """Refuse ``create_graph=True``: FSDP2 releases the parameters that a second backward pass needs."""
 
     def refuse(_: Tensor) -> None:
         if torch.is_grad_enabled():
             raise ConfigError(
-                "create_graph=True (a gradient penalty or second derivative) needs parameters that zero=3 has given "
-                "back; use zero=0, 1 or 2"
+                "create_graph=True (a gradient penalty or second derivative) needs parameters that zero=3 has "
+                "released; use zero=0, 1 or 2"
             )
 
     for x in tensors_in(output):
@@ -65,15 +65,15 @@ def _shard_mesh(mesh: ParallelMesh) -> DeviceMesh:
 class FullySharded:
     """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
 
-    FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs, so what a
-    sample's gradient is over ranks with other samples is not known. The module's parameters become DTensors.
+    FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs. So the gradient of
+    one sample is not available where ranks have different samples. The module's parameters become DTensors.
 
     Args:
         module: Sharded in place.
         mesh: The ranks.
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
-        units: The parts of the module that are gathered one at a time (see :func:`gathered_alone`); what is in none is
-            gathered with the module.
+        units: The parts of the module that are gathered one at a time (see :func:`gathered_alone`). All other
+            parameters are gathered with the module.
     """
 
     stage = 3
@@ -100,16 +100,16 @@ class FullySharded:
             UnitWeights(module, alone)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
-                    # Gradients are summed here, as everywhere; who wants a mean scales the loss.
+                    # Gradients are summed, as in the other stages; callers scale the loss for a mean.
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
             module.register_forward_hook(_refuse_second_derivatives)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        # Frozen ones and those of a second name too.
+        # Includes frozen parameters and those with a second name.
         self._held = dict(module.named_parameters(remove_duplicate=False))
         self.names = list(self.parameters)
         self._used: list[list[bool]] = []
-        # Norms over DTensors are those of all replicas, not of tensor parallel or pipeline ranks.
+        # Norms of DTensors cover all replicas, but not tensor parallel or pipeline ranks.
         self._others = [mesh.group(name) for name in ("tp", "pp") if mesh.group(name).size > 1]
         self._finished: Kept | None = None
         self._aside: dict[str, Tensor] = {}
@@ -124,11 +124,11 @@ class FullySharded:
 
     @property
     def norms(self) -> ShardNorms:
-        """Adds up norms of the shards."""
+        """Norms over the shards."""
         return self._norms
 
     def all_gather_params(self) -> None:
-        """Nothing: parameters are gathered when they are used."""
+        """Do nothing: FSDP2 gathers parameters for use."""
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather DTensors (a collective)."""
@@ -140,7 +140,7 @@ class FullySharded:
             yield {name: whole(x)}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards, as DTensors; buffers are whole on every rank."""
+        """Return this rank's shards as DTensors; buffers stay whole on every rank."""
         found: dict[str, Tensor] = {}
         for name, x in values.items():
             like = self._held.get(name)
@@ -150,11 +150,11 @@ class FullySharded:
         return found
 
     def overlapped(self, *, data: bool = False) -> AbstractContextManager[None]:
-        """Nothing to do: FSDP2 sums gradients while the backward pass runs."""
+        """Return an empty context: FSDP2 sums gradients while the backward pass runs."""
         return nullcontext()
 
     def take_sample(self) -> list[Tensor]:
-        """This rank's shards of the gradient, already summed over all ranks; ``grad`` is None afterwards."""
+        """Return this rank's shards of the gradient, summed over all ranks, and set ``grad`` to None."""
         found = []
         self._used.append([parameter.grad is not None for parameter in self.parameters.values()])
         for parameter in self.parameters.values():
@@ -163,11 +163,11 @@ class FullySharded:
         return found
 
     def check_step(self) -> None:
-        """Refuse a step with other gradients than :meth:`finish` has left.
+        """Refuse a step whose gradients are not those of :meth:`finish`.
 
         Raises:
-            ConfigError: :meth:`finish` was not called since the last step, or gradients were changed afterwards by a
-                function that sees this rank's part of them alone.
+            ConfigError: :meth:`finish` was not called since the last step, or a function that sees only
+                this rank's shards changed the gradients.
         """
         if self._finished is None:
             if self._group.size > 1 or self._aside:
@@ -178,7 +178,8 @@ class FullySharded:
         for name, parameter in self.parameters.items():
             if not is_kept(parameter.grad, self._finished.get(name)):
                 raise ConfigError(changed_message(name))
-        # Operators on DTensors count no versions: all ranks have to have scaled by one factor, as GradScaler does.
+        # Operators on DTensors count no versions. So the norms' ratio is compared: GradScaler scales by one
+        # factor on all ranks.
         factor = self._local_square() / self._finished_square
         for group in self._others:
             of_all = async_ops.start_gather(factor[None], 0, group, [1] * group.size).wait()
@@ -186,25 +187,25 @@ class FullySharded:
                 raise ConfigError(changed_message("the parameters"))
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
-        """Refuse a parameter in the place of the shard that the optimizer steps.
+        """Refuse a parameter that replaced the shard that the optimizer steps.
 
         Raises:
             ConfigError: It is another object.
         """
         if parameter is not self.parameters[name]:
             raise ConfigError(
-                f"{name} is another tensor than when parallelize() was called, which its optimizer would not step: use "
-                "load_state_dict() of what parallelize() returned instead of assign=True"
+                f"{name} was replaced after parallelize(), and its optimizer would not step the new tensor; call "
+                "load_state_dict() of the object that parallelize() returned instead of passing assign=True"
             )
 
     def accept_gradients(self) -> None:
-        """Take the gradients as they are for those of the step."""
+        """Accept the present gradients as those of the step."""
         self._finished = keep_gradients(self.parameters)
         if self._others:
             self._finished_square = self._local_square()
 
     def _local_square(self) -> Tensor:
-        """Squared norm of this rank's shards, a scalar above zero."""
+        """Return the squared norm of this rank's shards, a scalar above zero."""
         held = [local(p.grad) for p in self.parameters.values() if p.grad is not None]
         norms = torch._foreach_norm([x for x in held if x.numel()]) if held else ()
         device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
@@ -213,18 +214,18 @@ class FullySharded:
         )
 
     def forget_gradients(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self._used, self._finished, self._aside = [], None, {}
         for parameter in self.parameters.values():
             parameter.grad = None
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients are those that :meth:`finish` left."""
+        """True if the gradients are those that :meth:`finish` left."""
         return self._finished is not None
 
     def set_aside(self) -> None:
-        """Move reduced gradients out of the way of another backward pass; :meth:`add_set_aside` adds them."""
+        """Store reduced gradients before another backward pass; :meth:`add_set_aside` adds them."""
         if self._finished is None:
             return
         self._aside = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -240,23 +241,23 @@ class FullySharded:
             self.accept_gradients()
 
     def zeros(self) -> list[Tensor]:
-        """What :meth:`take_sample` gives for a gradient of zeros."""
+        """Return the result of :meth:`take_sample` for a gradient of zeros."""
         return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]
 
     def gradient_square(self) -> Tensor:
-        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        """Return the squared norm of the whole model's reduced gradient (a collective)."""
         return self._norms.total({name: p.grad for name, p in self.parameters.items()})
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
-        """Squared norm of the gradient of all parameters (a collective)."""
+        """Return the squared norm of the gradient of all parameters (a collective)."""
         return self._norms.total(dict(zip(self.names, buffers, strict=True)))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
-        """Put the gradient back into ``grad``, which stays None where no rank has used a parameter (a collective).
+        """Write the gradient into ``grad``; it stays None if no rank used a parameter (a collective).
 
         Raises:
-            ConfigError: Ranks have used different parameters in one backward pass: FSDP2 joins the gradients that a
-                rank has to one message, so that those of other parameters were added up.
+            ConfigError: Ranks used different parameters in one backward pass. FSDP2 packs a rank's gradients into one
+                message, so gradients of different parameters were summed.
         """
         if self._calls is not None:
             self._calls.end_step()

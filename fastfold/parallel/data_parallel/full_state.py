@@ -1,7 +1,7 @@
-"""Between this rank's part of a model and the plain, whole model's names and shapes.
+"""Conversion between this rank's tensors and those of the plain, whole model.
 
-Checkpoints are plain: whatever the plan, they hold the tensors of the model as it was before
-:func:`fastfold.parallel.parallelize`, so any plan reads what any other wrote.
+Checkpoints hold the tensors of the model before :func:`fastfold.parallel.parallelize`, whatever the plan. So a
+checkpoint of any plan can be loaded under any other.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
 
 ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
-"""Makes this rank's part of a plain layer; what it makes has a method ``to_plain``."""
+"""Function that creates this rank's part of a plain layer; its result has a method ``to_plain``."""
 
 T = TypeVar("T")
 
 
 class FullStateDict:
-    """Turns tensors that lie like this rank's parameters into plain ones, and back.
+    """Converter of tensors laid out like this rank's parameters to plain ones, and back.
 
     Args:
-        module: This rank's module, tensor parallel layers in place.
+        module: This rank's module, with its tensor parallel layers.
         mesh: The ranks.
-        shard_fns: What each tensor parallel layer was made by, by its path in the module.
+        shard_fns: Function that created each tensor parallel layer, by the layer's path in the module.
         shapes: Shape and dtype of every plain parameter and buffer, of all pipeline stages.
-        renamed: Where this stage's module has other names than the plain model: its prefix to the plain one.
+        renamed: Prefixes of names in this stage's module, to their prefixes in the plain model.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class FullStateDict:
 
     @property
     def names(self) -> list[str]:
-        """Those of the plain model's parameters and buffers."""
+        """Names of the plain model's parameters and buffers."""
         return list(self._shapes)
 
     def cut_together(self, names: Iterable[str]) -> list[list[str]]:
-        """This rank's names in groups, each to be given to :meth:`plain` at once: a cut layer's, and others alone."""
+        """Group this rank's names for :meth:`plain`: those of a cut layer together, others alone."""
         groups: dict[str, list[str]] = {}
         for name in names:
             layer = self._layer_of(name)
@@ -59,19 +59,19 @@ class FullStateDict:
         return list(groups.values())
 
     def joined_together(self, names: Iterable[str]) -> list[list[str]]:
-        """The plain model's names, those of this stage, in groups, each to be given to :meth:`shard` at once."""
+        """Group this stage's plain names for :meth:`shard`: those of a cut layer together, others alone."""
         own = {self._own_names[name]: name for name in names if name in self._own_names}
         return [[own[name] for name in group] for group in self.cut_together(own)]
 
     def plain(self, values: Mapping[str, Tensor], *, everywhere: bool = True) -> dict[str, Tensor]:
-        """The plain model's tensors (a collective).
+        """Return the plain model's tensors (a collective).
 
         Args:
             values: By this rank's names, in the shapes of its parameters.
-            everywhere: With pipeline stages: all stages' tensors on every rank; otherwise this stage's.
+            everywhere: With pipeline stages: True returns all stages' tensors on every rank, False this stage's only.
 
         Returns:
-            By the plain model's names. Tensors that are not cut share the memory of those given.
+            Tensors by the plain model's names. Tensors that are not cut share the memory of ``values``.
         """
         found = dict(values)
         for path in self._shard_fns:
@@ -85,11 +85,11 @@ class FullStateDict:
         return dict(self.one_by_one(found)) if everywhere else found
 
     def one_by_one(self, own: Mapping[str, Tensor], *, scalars: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of all pipeline stages, one after the other, on every rank (a collective).
+        """Yield the tensors of all pipeline stages, one at a time, on every rank (a collective).
 
         Args:
-            own: Those of this stage, by the plain model's names. Of a DTensor the whole is made when its turn comes.
-            scalars: They are one number of each parameter.
+            own: Tensors of this stage by the plain model's names. A DTensor is gathered at its turn.
+            scalars: True if each tensor is one number for a parameter.
 
         Yields:
             The plain model's names with their tensors.
@@ -106,7 +106,7 @@ class FullStateDict:
             holders = of_all[:, number].nonzero()
             if len(holders):
                 shape, dtype = (torch.Size(), torch.float32) if scalars else self._shapes[name]
-                # Nothing here keeps a tensor while the next is made.
+                # A tensor is released before the next one is gathered.
                 yield (
                     name,
                     async_ops.start_broadcast(
@@ -117,7 +117,7 @@ class FullStateDict:
                 )
 
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's tensors of plain ones; those of other stages are left out (a collective).
+        """Return this rank's part of plain tensors, without those of other stages (a collective).
 
         Args:
             values: By the plain model's names.
@@ -139,7 +139,7 @@ class FullStateDict:
         return found
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`plain`, for one number of each parameter; those of a cut layer get its first."""
+        """Convert one number per parameter as :meth:`plain` does; a cut layer gives its first."""
         found = dict(values)
         for path in self._shard_fns:
             own = _below(path, found)
@@ -152,11 +152,11 @@ class FullStateDict:
         return dict(self.one_by_one(found, scalars=True))
 
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """As :meth:`shard`, for one number of each parameter.
+        """Convert one number per parameter as :meth:`shard` does.
 
         Args:
             values: By the plain model's names.
-            names: This rank's.
+            names: Names of this rank.
         """
         held = {
             name: values[self._plain_name(name)]
@@ -177,15 +177,15 @@ class FullStateDict:
 
     @cached_property
     def _own_names(self) -> dict[str, str]:
-        """The plain model's names of what this stage has, to those in its module."""
+        """This stage's names in the plain model, to those in its module."""
         return {self._plain_name(name): name for name in self._plain_names_of_stage()}
 
     def _layer_of(self, name: str) -> str | None:
-        """Path of the cut layer that a tensor is in, by this rank's name."""
+        """Return the path of the cut layer with a tensor of this rank's name, or None."""
         return next((path for path in self._shard_fns if not path or name.startswith(f"{path}.")), None)
 
     def _plain_names_of_stage(self) -> list[str]:
-        """Names of this stage's plain parameters and buffers, still with the stage's prefixes."""
+        """Return the names of this stage's plain parameters and buffers, with the stage's prefixes."""
         found = []
         inverse = {there: here for here, there in self._renamed.items()}
         for name in self._shapes:
@@ -205,7 +205,7 @@ class FullStateDict:
     def _layer_with(self, path: str, values: Mapping[str, Tensor]) -> nn.Module:
         layer = _shallow(self._module.get_submodule(path))
         for name, parameter in list(layer.named_parameters()):
-            # Not into the old parameter: that may be a shard of it.
+            # The old parameter may be a shard of the new one, so it is not written.
             x = values.get(name, torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device))
             owner, _, attribute = name.rpartition(".")
             setattr(layer.get_submodule(owner), attribute, nn.Parameter(x, requires_grad=False))
@@ -213,15 +213,15 @@ class FullStateDict:
 
 
 def _to_plain(layer: nn.Module) -> nn.Module:
-    """The plain layer of one that a :data:`ShardFn` made (a collective)."""
+    """Return the plain layer of one that a :data:`ShardFn` created (a collective)."""
     found = layer.to_plain()  # type: ignore[operator]
     assert isinstance(found, nn.Module)
     return found
 
 
 def _shallow(module: nn.Module) -> nn.Module:
-    """The same module with parameters that may be replaced; nothing of it is copied."""
-    found = object.__new__(type(module))  # not by FSDP2's class, which would call __init__
+    """Copy a module without its tensors, so that its parameters may be replaced."""
+    found = object.__new__(type(module))  # FSDP2's class would call __init__
     found.__dict__ = dict(module.__dict__)
     for registry in ("_parameters", "_buffers"):
         found.__dict__[registry] = dict(module.__dict__[registry])
@@ -230,7 +230,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def _below(path: str, values: Mapping[str, T]) -> dict[str, T]:
-    """The values of a layer, by their names in it."""
+    """Return the values of a layer by their names inside it."""
     if not path:
         return dict(values)
     return {name[len(path) + 1 :]: x for name, x in values.items() if name.startswith(f"{path}.")}

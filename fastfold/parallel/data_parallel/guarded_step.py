@@ -1,4 +1,4 @@
-"""An optimizer's step that takes place or not as a boolean on the device says, for which the host does not wait."""
+"""Optimizer steps that a boolean on the device may cancel, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fastfold.parallel.data_parallel.sharded_norm import local
 
 
 def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:
-    """Step, and where ``ok`` turns out to be false keep parameters and states bit by bit as they were.
+    """Step the optimizer, and restore parameters and states bit by bit where ``ok`` is false.
 
-    Counters of steps lie on the host, as PyTorch's optimizers have them, and are counted as if the step took place.
+    PyTorch's optimizers keep their step counters on the host. These count the step whether or not it is cancelled.
 
     Args:
-        optimizer: Its states have been made before, and it changes them in place.
+        optimizer: Its states exist already, and it changes them in place.
         ok: A boolean scalar on the parameters' device.
 
     Returns:
-        Puts the counters back, to be called if the step did not take place and before the next one.
+        A function that restores the counters. Call it before the next step if the step was cancelled.
 
     Raises:
-        ConfigError: The optimizer made new states, of which nobody knows what they were before.
+        ConfigError: The optimizer made new states, whose earlier values are unknown.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     states = _states(optimizer, parameters)
@@ -36,7 +36,7 @@ def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:
     optimizer.step()
     if {id(x) for x in _states(optimizer, parameters)} != {id(x) for x in states}:
         raise ConfigError(
-            f"{type(optimizer).__name__} made states in a step that may turn out not to count; call initialise() of "
+            f"{type(optimizer).__name__} made new states in a step that may be cancelled; call initialise() of "
             "the optimizer before the first step, or step() without ok"
         )
     keep_unless(ok, values, kept)
@@ -54,6 +54,6 @@ def _states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> list[Tensor
 
 @torch.no_grad()
 def keep_unless(ok: Tensor, values: list[Tensor], kept: list[Tensor]) -> None:
-    """Fill ``values`` with what was ``kept`` of them, in place, unless ``ok``."""
+    """Overwrite ``values`` in place with ``kept`` unless ``ok``."""
     for x, old in zip(values, kept, strict=True):
         x.copy_(torch.where(ok, x, old))

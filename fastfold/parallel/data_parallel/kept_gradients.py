@@ -1,4 +1,4 @@
-"""Gradients as the sum over the ranks left them, told from those that foreign code has changed since."""
+"""Records of reduced gradients, to detect changes by other code."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch import Tensor, nn
 from fastfold.parallel.data_parallel.sharded_norm import local
 
 Kept = dict[str, tuple[weakref.ref[Tensor], int]]
-"""By name a gradient and its version."""
+"""A gradient and its version, by name."""
 
 BEFORE_REDUCTION = (
-    "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after backward() "
+    "optimizer.step() before the gradients were summed over the ranks: call reduce_gradients() after backward() "
     "and before step(); after parallel(...) run the last backward() outside of no_sync()"
 )
 
 
 def changed_message(name: str) -> str:
-    """Return the message about a gradient that was changed by a function which sees a part of it."""
+    """Return the message about a gradient that was changed by a function that sees only a part of it."""
     return (
-        f"the gradient of {name} was changed after reduce_gradients(), and this rank has only a part of it; clip with "
+        f"the gradient of {name} changed after reduce_gradients(), and this rank has only a part of it; clip with "
         "clip_grad_norm_() of the object that parallelize() returned, and scale the loss"
     )
 
 
 @torch.no_grad()
 def keep_gradients(parameters: Mapping[str, nn.Parameter]) -> Kept:
-    """Remember the gradients of parameters as they are."""
+    """Record the present gradients of parameters."""
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     return {name: (weakref.ref(gradient), local(gradient)._version) for name, gradient in found.items()}
 
 
 @torch.no_grad()
 def is_kept(gradient: Tensor | None, kept: tuple[weakref.ref[Tensor], int] | None) -> bool:
-    """True if a gradient is the one that was kept, unchanged."""
+    """Return True if a gradient is the recorded one, unchanged."""
     if gradient is None or kept is None:
         return gradient is None and kept is None
     return gradient is kept[0]() and local(gradient)._version == kept[1]

@@ -1,8 +1,8 @@
-"""LAMB and LARS: steps as long as each layer's weights allow, for batches of thousands of samples.
+"""LAMB and LARS: layer-wise scaled steps for batches of thousands of samples.
 
-Both scale a layer's update by the ratio of the norm of its weights to that of its update. The norms are those of the
-whole layer, however its weights are sharded: :func:`fastfold.parallel.parallelize` gives the optimizers the
-:class:`~fastfold.parallel.data_parallel.sharded_norm.ShardNorms` that know.
+Both scale a layer's update by the ratio of the norm of its weights to the norm of its update. These are norms of the
+whole layer, also if its weights are sharded: :func:`fastfold.parallel.parallelize` gives the optimizers the right
+:class:`~fastfold.parallel.data_parallel.sharded_norm.ShardNorms`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local
 
 
 class LayerwiseOptimizer(Optimizer):
-    """An optimizer that looks at each layer's norms.
+    """Optimizer that scales each layer's update by norms.
 
-    A layer is one parameter. Parameters whose norm or whose update's norm is zero step as without the ratio, so layers
-    that start from zeros do start.
+    A layer is one parameter. A parameter steps without the ratio if its norm or its update's norm is zero, so layers
+    that are initialised to zero can train.
 
     Args:
         parameters: By name, as :meth:`fastfold.parallel.Parallel.optimizer` hands them to a factory.
-        defaults: Of the parameter group.
+        defaults: Defaults of the parameter group.
     """
 
     measures_gradient = False
-    """Whether the ratio is that to the norm of the gradient rather than of the update."""
+    """True if the ratio uses the norm of the gradient instead of that of the update."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], defaults: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):
             if not defaults[name] >= 0:
-                raise ConfigError(f"optim.{name} must be at least 0, got {defaults[name]}")
+                raise ConfigError(f"optim.{name}: expected at least 0, found {defaults[name]}")
         super().__init__(parameters.values(), defaults)
         self.names = {parameter: name for name, parameter in parameters.items()}
-        """Each parameter's name."""
+        """Name of each parameter."""
         self.norms = ShardNorms({})
-        """How norms are added up over the ranks; alone until a plan says otherwise."""
+        """Norms over the ranks; a plan replaces these norms of one rank."""
 
     def initialise(self) -> None:
-        """Make the state of every parameter, as the first step would find it."""
+        """Create the state of every parameter, as the first step would."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if not self.state[parameter]:
@@ -53,26 +53,28 @@ class LayerwiseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """The update of one parameter before the ratio; weight decay included, learning rate not."""
+        """Return a parameter's update before the ratio: with weight decay, without learning rate."""
         raise NotImplementedError
 
     def _ratio(self, weights: Tensor, lengths: Tensor, group: dict[str, Any]) -> Tensor:
-        """Factors ``[n]`` of the updates, from the norms of the weights and of what is measured ``[n]``."""
+        """Return the factors ``[n]`` of updates, from norms ``[n]`` of weights and of updates or gradients."""
         raise NotImplementedError
 
     def _move(self, parameter: nn.Parameter, step: Tensor, group: dict[str, Any]) -> None:
-        """Take the step, which is update times ratio."""
+        """Apply the step, the update times the ratio."""
         local(parameter).sub_(step, alpha=group["lr"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; a collective where parameters are sharded: all ranks step, with the same parameters.
+        """Take one step; a collective where parameters are sharded.
+
+        All ranks step, with the same parameters.
 
         Args:
             closure: Computes the loss again, with gradients.
 
         Returns:
-            What the closure gave.
+            The closure's loss, or None.
         """
         loss = None
         if closure is not None:
@@ -103,14 +105,14 @@ class Lamb(LayerwiseOptimizer):
 
     Args:
         parameters: By name.
-        lr: Learning rate; to be set before each step by a schedule.
+        lr: Learning rate; a schedule sets it before each step.
         betas: Decays of the two moments.
         eps: Added to the root of the second moment.
-        weight_decay: Times the weights, added to the update before its norm is taken.
-        weight_norms: The weights' norm is clamped into this range for the ratio (the paper's φ).
+        weight_decay: Factor of the weights that is added to the update before its norm is computed.
+        weight_norms: Range to which the weights' norm is clamped for the ratio (the paper's φ).
 
     Raises:
-        ConfigError: A value has no meaning.
+        ConfigError: A value is out of range.
     """
 
     def __init__(
@@ -123,9 +125,9 @@ class Lamb(LayerwiseOptimizer):
         weight_norms: tuple[float, float] = (0.0, 10.0),
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"the decays of the moments must lie in 0 to 1, got {betas}")
+            raise ConfigError(f"betas: expected decays of at least 0 and below 1, found {betas}")
         if not 0 <= weight_norms[0] < weight_norms[1]:
-            raise ConfigError(f"the range of the weights' norm is empty: {weight_norms}")
+            raise ConfigError(f"weight_norms: expected a range (low, high), found {weight_norms}")
         super().__init__(
             parameters,
             {
@@ -157,18 +159,19 @@ class Lamb(LayerwiseOptimizer):
 
 
 class Lars(LayerwiseOptimizer):
-    """SGD with momentum and layer-wise steps (You, Gitman and Ginsburg 2017, "Large batch training of convolutional
-    networks", algorithm 1).
+    """SGD with momentum and layer-wise steps.
+
+    Source: You, Gitman and Ginsburg 2017, "Large batch training of convolutional networks", algorithm 1.
 
     Args:
         parameters: By name.
-        lr: Learning rate; to be set before each step by a schedule.
-        momentum: Share of the last step that stays.
-        weight_decay: Times the weights, added to the gradient, as to the norms in the ratio.
-        trust: The ratio's factor, which says how far a layer may move in one step.
+        lr: Learning rate; a schedule sets it before each step.
+        momentum: Share of the last step that is added to this one.
+        weight_decay: Factor of the weights that is added to the gradient and to the norms in the ratio.
+        trust: Factor of the ratio; it limits how far a layer moves in one step.
 
     Raises:
-        ConfigError: A value has no meaning.
+        ConfigError: A value is out of range.
     """
 
     measures_gradient = True
@@ -182,9 +185,9 @@ class Lars(LayerwiseOptimizer):
         trust: float = 1e-3,
     ) -> None:
         if not 0 <= momentum < 1:
-            raise ConfigError(f"optim.momentum must lie in 0 to 1, got {momentum}")
+            raise ConfigError(f"optim.momentum: expected at least 0 and below 1, found {momentum}")
         if not trust > 0:
-            raise ConfigError(f"the trust factor must be above 0, got {trust}")
+            raise ConfigError(f"trust: expected a factor above 0, found {trust}")
         super().__init__(
             parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         )
@@ -205,14 +208,14 @@ class Lars(LayerwiseOptimizer):
 
 
 def initialise_state(optimizer: Optimizer) -> None:
-    """Make an optimizer's state before its first step, so that checkpoints always hold the same tensors.
+    """Create an optimizer's state before its first step, so that all checkpoints hold the same tensors.
 
     Args:
-        optimizer: One that has a method ``initialise`` for this, as a :class:`LayerwiseOptimizer`; Adam or AdamW; or
+        optimizer: An optimizer with a method ``initialise``, such as :class:`LayerwiseOptimizer`; Adam or AdamW; or
             SGD without momentum.
 
     Raises:
-        ConfigError: Another kind.
+        ConfigError: Another kind of optimizer.
     """
     initialise = getattr(optimizer, "initialise", None)
     if initialise is not None:
@@ -228,7 +231,7 @@ def initialise_state(optimizer: Optimizer) -> None:
 
 
 def _first_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What Adam keeps of a parameter, before its first step."""
+    """Return Adam's state of a parameter before the first step."""
     return {
         "step": torch.tensor(0.0),
         "exp_avg": torch.zeros_like(parameter),

@@ -1,4 +1,4 @@
-"""An optimizer of any plan: steps on this rank's share, and a state that reads and writes as a plain one."""
+"""An optimizer for any plan: it steps this rank's share, and its state reads and writes as a plain one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()
 
 
 class ParallelOptimizer(Optimizer):
-    """Made by :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules take it as any other.
+    """Optimizer from :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules accept it.
 
     Attributes:
         inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
@@ -35,7 +35,7 @@ class ParallelOptimizer(Optimizer):
     def __init__(
         self, inner: Optimizer, module: nn.Module, stage: Replicated | FullySharded, full_state: FullStateDict
     ) -> None:
-        # Parameters and states are the inner one's: of what an optimizer has, only defaults and hooks are made here.
+        # Parameters and states belong to the inner optimizer, so only defaults and hooks are made here.
         self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
         OWN_OPTIMIZERS.add(inner)
@@ -46,37 +46,39 @@ class ParallelOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the inner optimizer."""
+        """Parameter groups of the inner optimizer."""
         return self.inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the inner optimizer, by this rank's share of each parameter."""
+        """State of the inner optimizer, by this rank's share of each parameter."""
         return self.inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: gradients of other parameters would be added up over no ranks.
+        """Refuse: gradients of other parameters would not be summed over the ranks.
 
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError("a plan's optimizer has the groups that the factory of parallel.optimizer() makes")
+        raise ConfigError(
+            "cannot add a parameter group; create all groups in the factory that parallel.optimizer() receives"
+        )
 
     def step(self, closure: Callable[[], Any] | None = None, *, ok: Tensor | None = None) -> Any:
         """Update all parameters on all ranks (a collective where states are sharded).
 
         Args:
             closure: Computes the loss and its gradients, as for PyTorch's optimizers.
-            ok: A boolean scalar on the device, the same on all ranks: whether the step takes place, without the host
-                knowing it yet. None for a step that does.
+            ok: A boolean scalar on the device, the same on all ranks: True if the step takes place. The host does not
+                wait for it. None for a step that always takes place.
 
         Returns:
-            The closure's loss. Without a closure: a function to call before the next step if this one did not take
-            place; it puts counters on the host back.
+            The closure's loss. Without a closure: a function that restores counters on the host. Call it before the
+            next step if this one was cancelled.
 
         Raises:
-            ConfigError: The gradients are not those that were added up over the ranks, a parameter trains that did
-                not when the plan was applied, or it was replaced since.
+            ConfigError: The gradients are not those that were summed over the ranks, a parameter trains that did
+                not when the plan was applied, or a parameter was replaced.
         """
         loss = None
         if closure is not None:
@@ -85,8 +87,8 @@ class ParallelOptimizer(Optimizer):
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and name not in self._stage.parameters:
                 raise ConfigError(
-                    f"{name} was made to train after parallelize(), and would be added up over no ranks; choose what "
-                    "trains before, or call parallelize() again on a new model"
+                    f"{name} was made to train after parallelize(), so its gradient is not summed over the ranks; set "
+                    "requires_grad before parallelize(), or call parallelize() on a new model"
                 )
             if parameter.requires_grad:
                 self._stage.check_parameter(name, parameter)
@@ -106,16 +108,16 @@ class ParallelOptimizer(Optimizer):
         return clip_norm(self._stage, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of the parameters and of this rank's share of them.
+        """Clear the gradients of the parameters and of this rank's share of them.
 
         Args:
-            set_to_none: Taken because PyTorch's optimizers do; gradients are None afterwards.
+            set_to_none: Accepted as by PyTorch's optimizers; gradients are None afterwards in any case.
         """
         self.inner.zero_grad(set_to_none=True)
         self._stage.forget_gradients()
 
     def initialise(self) -> None:
-        """Make the state before the first step, so that checkpoints always hold the same tensors.
+        """Create the state before the first step, so that all checkpoints hold the same tensors.
 
         Raises:
             ConfigError: The optimizer's first state is not known.
@@ -123,16 +125,16 @@ class ParallelOptimizer(Optimizer):
         initialise_state(self.inner)
 
     def state_dict(self) -> State:
-        """The state of every parameter that trains, by the plain model's names and the state's keys (a collective).
+        """Return the state of every trained parameter, by the plain model's names and keys (a collective).
 
-        Tensors are those that an optimizer of the plain model on one process would have.
+        The tensors are those of an optimizer of the plain model on one process.
         """
         return self._state(lambda values: self._full_state.plain(self._stage.whole(values)))
 
     def sharded_state_dict(self) -> State:
-        """:meth:`state_dict` for ``torch.distributed.checkpoint``: slices of this stage's tensors (a collective).
+        """Return :meth:`state_dict` for ``torch.distributed.checkpoint``, in slices (a collective).
 
-        No rank holds the whole state at any time; see
+        The slices are of this stage's tensors. No rank holds the whole state at any time; see
         :meth:`fastfold.parallel.parallel_model.Parallel.sharded_state_dict`.
         """
         return self._state(
@@ -140,7 +142,7 @@ class ParallelOptimizer(Optimizer):
         )
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
-        """By the plain model's names, of what is made of tensors that lie like this rank's share."""
+        """Convert this rank's state to one by the plain model's names."""
         found: State = {}
         keys = self._keys()
         for key in keys:
@@ -156,27 +158,29 @@ class ParallelOptimizer(Optimizer):
         return found
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take the state that :meth:`state_dict` or :meth:`sharded_state_dict` gave under any plan (a collective).
+        """Load a state of :meth:`state_dict` or :meth:`sharded_state_dict`, of any plan (a collective).
 
-        A parameter that has no state there had no gradient yet, and starts anew.
+        A parameter without a state had no gradient yet, and starts with a fresh state.
 
         Raises:
-            ConfigError: Keys are missing, shapes are others, or the state has parameters that the model does not.
+            ConfigError: Keys are missing, shapes differ, or the state has parameters that the model does not have.
         """
         if not state:
             return
         unknown = sorted(set(state) - set(self._full_state.names))
         if unknown:
-            raise ConfigError(f"the optimizer's state has {unknown[0]}, which the model has not")
+            raise ConfigError(
+                f"the optimizer's state has {unknown[0]}, which is not a parameter of the model"
+            )
         self.initialise()
         for key in self._keys():
             wanted = self._values(key)
-            # Another rank may hold what has the key.
+            # Another rank may hold the parameters with this key.
             everywhere = len(wanted) == len(self._stage.optimised)
             missing = [n for n, of_one in state.items() if key not in of_one and (everywhere or n in wanted)]
             if missing:
                 raise ConfigError(
-                    f"the optimizer's state has no {key} of {missing[0]}; was it another optimizer?"
+                    f"the optimizer's state lacks {key} of {missing[0]}; load the state of the same kind of optimizer"
                 )
             values = {name: of_one[key] for name, of_one in state.items() if key in of_one}
             if self._is_scalar(key):
@@ -193,17 +197,17 @@ class ParallelOptimizer(Optimizer):
         return list(found)
 
     def _is_scalar(self, key: str) -> bool:
-        """Whether a state's key is one number for each parameter (a count of steps)."""
+        """Return True if a state's key is one number for each parameter (a step counter)."""
         return all(x.dim() == 0 for x in self._values(key).values())
 
     def _values(self, key: str) -> dict[str, Tensor]:
-        """A key of the state by name, of the parameters that have it."""
+        """Return the values of a state's key, by name, of the parameters that have it."""
         states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
         return {name: x for name, x in states.items() if x is not None}
 
 
 def clip_norm(gradients: Replicated | FullySharded, max_norm: float) -> float:
-    """Scale the gradient of the whole model down to a norm, and return its norm before (a collective)."""
+    """Scale the whole model's gradient down to a norm; return its previous norm (a collective)."""
     norm = float(gradients.gradient_square().sqrt())
     if norm > max_norm:
         for parameter in gradients.optimised.values():
@@ -214,16 +218,16 @@ def clip_norm(gradients: Replicated | FullySharded, max_norm: float) -> float:
 
 
 def _nothing() -> None:
-    """The step took place."""
+    """Do nothing: the step took place."""
 
 
 @torch.no_grad()
 def _fill(wanted: Mapping[str, Tensor], own: Mapping[str, Tensor], key: str) -> None:
-    """Copy this rank's share into the state; what is not there never had a gradient."""
+    """Copy this rank's share into the state; a parameter without a value never had a gradient."""
     for name, x in own.items():
         kept = wanted.get(name)
         if kept is None:
             continue
         if x.shape != kept.shape:
-            raise ConfigError(f"{key} of {name} is {tuple(x.shape)}, this model needs {tuple(kept.shape)}")
+            raise ConfigError(f"{key} of {name}: expected shape {tuple(kept.shape)}, found {tuple(x.shape)}")
         kept.copy_(x)

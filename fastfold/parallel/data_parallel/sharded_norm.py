@@ -1,4 +1,4 @@
-"""Norms of whole parameters of which every rank holds a part."""
+"""Norms of whole parameters from the parts that ranks hold."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fastfold.parallel.comm.groups import Group
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that PyTorch shards, or the tensor itself."""
+    """Return this rank's part of a DTensor; other tensors unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that PyTorch shards (a collective), or the tensor itself."""
+    """Return the whole of a DTensor (a collective); other tensors unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class ShardNorms:
-    """Squared norms of tensors that lie in parts on the ranks of groups; what ranks hold alike counts once.
+    """Squared norms of tensors that are cut over groups of ranks; replicated parts count once.
 
     Args:
         groups: For the optimizer's parameters, by name, the groups over which each is cut.
@@ -34,23 +34,23 @@ class ShardNorms:
         self._pipeline = pipeline
         self._cut = {name: [group for group in cut if group.size > 1] for name, cut in groups.items()}
         found = {group.name: group for cut in self._cut.values() for group in cut}
-        # Every rank takes the groups in the same order.
+        # Every rank visits the groups in the same order.
         self._groups = [found[name] for name in sorted(found)]
 
     def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.
+        """Return the squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.
 
         One sum over each group, for all tensors together: a collective.
 
         Args:
-            tensors: This rank's parts, by the parameters' names; every rank gives the same names in the same order.
+            tensors: This rank's parts, by the parameters' names. Every rank gives the same names in the same order.
         """
         if not tensors:
             return torch.zeros(0, dtype=torch.float64)
         parts = [local(tensor) for tensor in tensors.values()]
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         norms = torch._foreach_norm([part if part.dtype == wide else part.to(wide) for part in parts])
-        # Squares of float32 norms end at 1e38.
+        # A float32 square overflows above 3e38.
         squares = torch.stack(list(norms)).double().square()
         for group in self._groups:
             cut = [any(one is group for one in self._cut.get(name, ())) for name in tensors]
@@ -61,10 +61,10 @@ class ShardNorms:
         return squares
 
     def total(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
-        """Squared norm of everything, over all stages of a pipeline: a collective.
+        """Return the squared norm of all tensors over all pipeline stages (a collective).
 
         Args:
-            tensors: As :meth:`squares` takes them; those that are None are left out.
+            tensors: As for :meth:`squares`; None is left out.
 
         Returns:
             A scalar of float64, the same on all ranks of the model.

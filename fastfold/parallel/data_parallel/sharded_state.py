@@ -1,7 +1,7 @@
-"""The plain model's tensors cut over the ranks: state of which no rank ever holds the whole.
+"""State of the plain model, cut over the ranks; no rank ever holds the whole.
 
-What lies in tensor parallel layers or in pieces of ZeRO is made plain a little at a time, and of each tensor a rank
-keeps its slice as a DTensor. ``torch.distributed.checkpoint`` writes and reads these, whatever the number of ranks.
+Tensor parallel layers and pieces of ZeRO are made plain a few at a time. A rank keeps its slice of each tensor as a
+DTensor. ``torch.distributed.checkpoint`` writes and reads these for any number of ranks.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 
 _LEAST = 4096
-"""Elements of a tensor that is worth cutting."""
+"""Minimum number of elements of a tensor that is cut."""
 
 
 class ShardedStateDict:
-    """Cuts the plain model's tensors over the ranks that hold parts of the same layers.
+    """Slices of the plain model's tensors over the ranks that hold parts of the same layers.
 
     Args:
-        full_state: What makes their tensors plain.
+        full_state: Converts tensors to plain ones.
     """
 
     def __init__(self, full_state: FullStateDict) -> None:
         self._mesh, self._full_state = full_state.mesh, full_state
 
     def cut(self, names: Sequence[str], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """This rank's slices of the plain model's tensors of its pipeline stage (a collective).
+        """Return this rank's slices of the plain tensors of its pipeline stage (a collective).
 
         Args:
-            names: By this rank's names, all tensors that will come.
+            names: This rank's names of all tensors in ``parts``.
             parts: The tensors in the shapes of this rank's parameters, some at a time, in the same order on all ranks
-                of a stage. What has been cut is let go before the next are asked for.
+                of a stage. They are cut and released before the next ones are requested.
 
         Returns:
-            By the plain model's names: DTensors, and small tensors as they are. Where every rank has all parameters
-            and states anyway nothing is cut.
+            DTensors by the plain model's names; small tensors are whole. Nothing is cut where every rank has all
+            parameters and states anyway.
         """
         missing = {name: group for group in self._full_state.cut_together(names) for name in group}
         waiting: dict[str, Tensor] = {}
@@ -51,12 +51,12 @@ class ShardedStateDict:
         return found
 
     def _slices(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of tensors that are made plain together."""
+        """Slice tensors that are made plain together."""
         plain = self._full_state.plain(own, everywhere=False)
         return {name: self._slice(x) for name, x in plain.items()}
 
     def _slice(self, x: Tensor) -> Tensor:
-        """A tensor that all ranks of the stage have, cut along its longest dimension."""
+        """Slice a tensor that all ranks of the stage have along its longest dimension."""
         plan = self._mesh.plan
         if x.numel() < _LEAST or (plan.tp == 1 and not plan.zero):
             return x

@@ -1,7 +1,7 @@
 """Hooks around FSDP2's: ranks agree on the next unit, and gathered weights are not changed in place.
 
-FSDP2 gathers a unit when it is called. Ranks that call others, as experts chosen by the data, would get each other's
-parameters, or wait for each other until the time is up. Changes of gathered weights are lost when they are given back.
+FSDP2 gathers a unit when it is called. If ranks call different units, as with experts chosen by the data, they would
+get each other's parameters or wait until the timeout. Changes of gathered weights are lost when FSDP2 releases them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fastfold.utils.module_structure import tensors_in
 _FORWARD, _BACKWARD, _END = 1, 2, 3
 
 _MEASURED_CALLS = 3
-"""First calls whose weights are measured too: changes through ``.data`` count no version."""
+"""Number of first calls that also compare the weights' norms: changes through ``.data`` count no version."""
 
 State = tuple[list[int], Tensor | None]
 
 
 class UnitCalls:
-    """Hooks on units that compare the next unit of every rank over the host, before FSDP2's hooks.
+    """Hooks that compare the next unit of all ranks over the host, before FSDP2's hooks.
 
     Args:
-        module: The whole; FSDP2 has put its hooks on it and on the units.
+        module: The whole module; FSDP2 has put its hooks on it and on the units.
         units: Its parts that are gathered alone.
         group: The ranks that hold shards of them.
     """
@@ -94,10 +94,10 @@ class UnitCalls:
 
 
 class UnitWeights:
-    """Hooks on units that look at their gathered weights before and after a call.
+    """Hooks that compare a unit's gathered weights before and after a call.
 
     Args:
-        module: The whole; FSDP2 has put its hooks on it and on the units.
+        module: The whole module; FSDP2 has put its hooks on it and on the units.
         units: Its parts that are gathered alone.
     """
 
@@ -106,7 +106,7 @@ class UnitWeights:
         self._before: dict[nn.Module, list[State]] = {}
         self._calls: dict[nn.Module, int] = {}
         for unit in (*units, module):
-            # After FSDP2 has gathered, and before it gives back.
+            # These hooks run after FSDP2 has gathered the weights, and before it releases them.
             unit.register_forward_pre_hook(torch.compiler.disable(self._enter))
             unit.register_forward_hook(torch.compiler.disable(self._leave), prepend=True)
 
@@ -120,9 +120,8 @@ class UnitWeights:
         is_measured = norms is not None and norms_now is not None
         if versions != now or (is_measured and not torch.equal(norms, norms_now)):  # type: ignore[arg-type]
             raise ConfigError(
-                f"forward() of {self._paths[unit] or 'the module'} changes weights in place (max_norm, clamping), "
-                "and under zero=3 it has a copy that is given back: change them after optimizer.step(), or use one "
-                "process"
+                f"forward() of {self._paths[unit] or 'the module'} changes weights in place (max_norm, clamping), and "
+                "zero=3 discards the changed copy: change weights after optimizer.step(), or use one process"
             )
 
     @torch.no_grad()

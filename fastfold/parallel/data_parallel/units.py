@@ -25,12 +25,11 @@ def listed_modules(module: nn.Module) -> list[nn.Module]:
 def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the units that can be gathered at their call and released after it.
 
-    Containers, which are never called, are replaced by their members. Units without parameters, or with a
-    parameter that a module outside has too, are left out: they are gathered with the module. Inner units come before
-    those around them, as FSDP2 needs them.
+    Containers are never called, so their members replace them. Units without parameters, and units that share a
+    parameter with a module outside, are gathered with the module. Inner units precede outer ones, as FSDP2 requires.
 
     Args:
-        module: The whole.
+        module: The whole module.
         units: Parts of it.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
@@ -52,15 +51,14 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
 
 
 def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Refuse parameters that FSDP2 cannot shard, before any is.
+    """Refuse parameters that FSDP2 cannot shard, before it shards any.
 
     Args:
-        module: The whole.
+        module: The whole module.
         units: Its parts that are gathered alone.
 
     Raises:
-        ConfigError: A parameter has no dimension, sparse gradients, or its numbers in another order; or a unit has
-            several dtypes.
+        ConfigError: A parameter is a scalar, has sparse gradients or is not contiguous; or a unit has several dtypes.
     """
     claimed: set[nn.Parameter] = set()
     names = {p: name for name, p in module.named_parameters()}
@@ -69,14 +67,14 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
     for part, path in paths.items():
         if getattr(part, "sparse", False) is True:
             raise ConfigError(
-                f"{path} has sparse gradients, and ranks add up dense ones: make it with sparse=False"
+                f"{path} has sparse gradients, and ranks sum dense ones: create it with sparse=False"
             )
     for unit in (*units, module):
         own = [p for p in unit.parameters() if p not in claimed]
         claimed.update(own)
         for p in own:
             if not p.dim():
-                raise ConfigError(f"{names[p]} is a parameter of one number without a dimension: {remedy}")
+                raise ConfigError(f"{names[p]} is a parameter without a dimension (a scalar): {remedy}")
             if not p.is_contiguous():
                 raise ConfigError(
                     f"{names[p]} is not contiguous ({list(p.shape)} with strides {list(p.stride())}, as in "

@@ -1,8 +1,8 @@
-"""What the ranks that hold the same parameters share: nothing, optimizer states, or gradients too (ZeRO 0 to 2).
+"""ZeRO 0 to 2: ranks with the same parameters shard nothing, optimizer states, or gradients too.
 
-Gradients are those of the sum of all ranks' losses. They are added up in two hops: over the ranks that work on one
-sample (``sp``, ``dap``), which gives the sample's gradient, and over those that have other samples (``dp``). Between
-the two a caller may clip each sample's gradient, or add up several.
+The gradient is that of the sum of all ranks' losses. It is summed in two steps. The first is over the ranks that work
+on one sample (``sp``, ``dap``) and gives the sample's gradient. The second is over ranks with other samples (``dp``).
+Between the two a caller may clip each sample's gradient, or add up several.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.absent_tensor import AbsentTensor
 
-# Of the groups of one sample the innermost first, as gradients are added up.
+# Groups of one sample, in the order in which gradients are summed: the innermost first.
 SAMPLE_GROUPS = ("dap", "sp")
 DATA_GROUPS = ("dp",)
 
 _SCATTERED = (
-    "under zero=1 and zero=2 each rank has a piece of the gradient; clip with clip_grad_norm_() of what "
+    "under zero=1 and zero=2 each rank has a piece of the gradient; clip with clip_grad_norm_() of the object that "
     "parallelize() returned, and call optimizer.zero_grad() before the next backward()"
 )
 
 
 class Replicated:
-    """Stage 0: every rank holds everything.
+    """Stage 0: every rank holds all parameters, gradients and optimizer states.
 
     Args:
-        parameters: Those that train, by name: this rank's blocks where tensor parallel layers cut them.
+        parameters: Parameters that train, by name: this rank's blocks where tensor parallel layers cut them.
         mesh: The ranks.
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
     """
@@ -75,48 +75,46 @@ class Replicated:
         self._left: list[weakref.ref[Tensor]] = []
         self._early: dict[bool, EarlyReduction | None] = {}
         self._under_way: EarlyReduction | None = None
-        self._over_data = (
-            False  # whether what take_sample() gave is summed over the ranks with other samples already
-        )
+        self._over_data = False  # True if take_sample() sums over ranks with other samples too
 
-    # ---- what the optimizer sees -----------------------------------------------------------------------
+    # ---- parameters of the optimizer -----------------------------------------------------------------
 
     @property
     def optimised(self) -> dict[str, nn.Parameter]:
-        """What this rank's optimizer updates, by name."""
+        """Parameters that this rank's optimizer updates, by name."""
         return self.parameters
 
     @property
     def norms(self) -> ShardNorms:
-        """Adds up norms of tensors that lie like :attr:`optimised`."""
+        """Norms of tensors laid out like :attr:`optimised`."""
         return self._norms
 
     def all_gather_params(self) -> None:
-        """After the optimizer's step: give every rank all parameters."""
+        """Give every rank all parameters after the optimizer's step."""
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors in the shapes of this rank's parameters, of ones that lie like :attr:`optimised` (a collective)."""
+        """Convert tensors laid out like :attr:`optimised` to this rank's parameters' shapes (a collective)."""
         found = {name: x for part in self.wholes(values) for name, x in part.items()}
         return {name: found[name] for name in self.names if name in found}
 
     def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """As :meth:`whole`, some at a time."""
+        """Yield :meth:`whole` for some tensors at a time."""
         yield dict(values)
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors that lie like :attr:`optimised`, of ones in the shapes of this rank's parameters."""
+        """Convert tensors in the shapes of this rank's parameters to the layout of :attr:`optimised`."""
         return dict(values)
 
     def gradient_square(self) -> Tensor:
-        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        """Return the squared norm of the whole model's reduced gradient (a collective)."""
         return self.norms.total({name: p.grad for name, p in self.optimised.items()})
 
     def check_step(self) -> None:
-        """Refuse a step with other gradients than :meth:`finish` has left.
+        """Refuse a step whose gradients are not those of :meth:`finish`.
 
         Raises:
-            ConfigError: Nothing was added up over the ranks since the last step, or gradients were changed afterwards
-                by somebody who sees this rank's part of them alone.
+            ConfigError: Gradients were not summed over the ranks since the last step, or a function that sees only this
+                rank's part changed them.
         """
         if self._finished is None:
             if self.stage or self.every.ranks > 1 or self._aside:
@@ -128,26 +126,26 @@ class Replicated:
                 raise ConfigError(changed_message(name))
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
-        """Refuse a parameter in the place of the one that the optimizer steps.
+        """Refuse a parameter that replaced the one that the optimizer steps.
 
         Raises:
-            ConfigError: It is another object, or another dtype, shape or device.
+            ConfigError: It is another object, or its dtype, shape or device differs.
         """
         kind = parameter.shape, parameter.dtype, parameter.device
         if parameter is not self.parameters[name] or kind != self._kinds[name]:
             raise ConfigError(
-                f"{name} is another tensor than when parallelize() was called, which its optimizer would not step: use "
-                "load_state_dict() of what parallelize() returned instead of assign=True, and convert or move the "
-                "model before parallelize()"
+                f"{name} was replaced after parallelize(), and its optimizer would not step the new tensor; call "
+                "load_state_dict() of the object that parallelize() returned instead of passing assign=True, and "
+                "convert or move the model before parallelize()"
             )
 
     def accept_gradients(self) -> None:
-        """Take the gradients of :attr:`optimised` as they are for those of the step."""
+        """Accept the present gradients of :attr:`optimised` as those of the step."""
         self._finished = keep_gradients(self.optimised)
         self._left = [weakref.ref(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:
-        """Forget the gradients, of the parameters and of this rank's share of them."""
+        """Clear the gradients of the parameters and of this rank's share of them."""
         for parameter in (*self.parameters.values(), *self.optimised.values()):
             parameter.grad = None
         self._finished, self._left, self._aside = None, [], {}
@@ -157,11 +155,11 @@ class Replicated:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients are those that :meth:`finish` left."""
+        """True if the gradients are those that :meth:`finish` left."""
         return self._finished is not None
 
     def set_aside(self) -> None:
-        """Move reduced gradients out of the way of another backward pass; :meth:`add_set_aside` adds them."""
+        """Store reduced gradients before another backward pass; :meth:`add_set_aside` adds them."""
         if self._finished is None:
             return
         kept = {n: p.grad for n, p in self.optimised.items() if self.parameters[n].grad is not None}
@@ -180,7 +178,7 @@ class Replicated:
     # ---- gradients -------------------------------------------------------------------------------------
 
     def take_sample(self) -> list[Tensor]:
-        """The gradient that the parameters hold, summed over the ranks that worked on the sample (a collective).
+        """Return the gradient of the sample, summed over the ranks that worked on it (a collective).
 
         The parameters' ``grad`` is None afterwards.
 
@@ -188,7 +186,7 @@ class Replicated:
             Buffers that may be scaled and added to those of another sample.
 
         Raises:
-            ConfigError: The gradients of the last step are still there, and those of this sample were added to them.
+            ConfigError: The gradients of the last step were not cleared, and this sample's were added to them.
         """
         if self._under_way is not None:
             early, self._under_way = self._under_way, None
@@ -212,22 +210,21 @@ class Replicated:
         left = {id(gradient) for kept in self._left if (gradient := kept()) is not None}
         if any(id(p.grad) in left for p in self._values):
             raise ConfigError(
-                "the gradients of the last step are still there: call optimizer.zero_grad() before backward()"
+                "the gradients of the last step were not cleared: call optimizer.zero_grad() before backward()"
             )
 
     @contextmanager
     def overlapped(self, *, data: bool = False) -> Iterator[None]:
-        """Inside runs the last backward pass before :meth:`take_sample`: gradients are summed while it runs.
+        """Sum gradients during the last backward pass before :meth:`take_sample`.
 
-        What is summed early are those of the ranks of one sample. Where a sample has one rank, nothing is, unless
-        nobody looks at the gradient of a sample.
+        The early sum is over the ranks of one sample. If a sample has one rank, only ``data=True`` starts a sum early.
 
         Args:
-            data: Nobody does: :meth:`finish` gets what :meth:`take_sample` gives, so that the sum over ranks with other
-                samples may be what starts early.
+            data: True if the caller passes the result of :meth:`take_sample` to :meth:`finish` unchanged. Then the
+                early sum may be the one over ranks with other samples.
 
         Raises:
-            ConfigError: The gradients of the last step are still there, or other backward passes interfere.
+            ConfigError: The gradients of the last step were not cleared, or other backward passes interfere.
         """
         self._refuse_left()
         data = data and not self.sample.groups
@@ -245,20 +242,20 @@ class Replicated:
             yield
 
     def zeros(self) -> list[Tensor]:
-        """What :meth:`take_sample` gives for a gradient of zeros."""
+        """Return the result of :meth:`take_sample` for a gradient of zeros."""
         return [
             self._values[bucket.numbers[0]].new_zeros(self._length_of_sample(bucket))
             for bucket in self.buckets
         ]
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
-        """Squared norm of a sample's gradient, all of its parameters; a collective where they are sharded."""
+        """Return the squared norm of a sample's gradient; a collective where parameters are sharded."""
         return self._norms.total(self._by_name(buffers))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
-        """Sum over the ranks with other samples, into the ``grad`` of what the optimizer updates (a collective).
+        """Sum over ranks with other samples into ``grad`` of the optimizer's parameters (a collective).
 
-        Parameters that were used on no rank have None.
+        Parameters that no rank used get None.
         """
         self._finish(buffers, self._used_anywhere())
         if self.agreement is not None:
@@ -271,19 +268,19 @@ class Replicated:
                 self._values[number].grad = gradient if used[number] else None
 
     def _summed(self, buffers: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Buffers of samples, summed over the ranks with other samples."""
+        """Yield buffers of samples, summed over the ranks with other samples."""
         done, self._over_data = self._over_data, False
         for flat in buffers:
             yield flat if done else self._start_data(self.data, flat)()
 
     def _used_anywhere(self) -> list[bool]:
-        """Which parameters had a gradient on any rank since the last time (a collective)."""
+        """Return which parameters had a gradient on any rank since the last call (a collective)."""
         own, self._used = self._used, [False] * len(self._values)
         if not own or self.every.ranks == 1:
             return own
         flags = torch.tensor(own, dtype=torch.float32, device=self._values[0].device)
         total = self.every.all_reduce(flags)
-        # What is used here is used somewhere: mostly the sum has not to be waited for.
+        # If this rank used all parameters, it need not wait for the sum.
         return own if total.is_meta or all(own) else [bool(x) for x in total.cpu()]
 
     def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
@@ -298,7 +295,7 @@ class Replicated:
         return bucket.length
 
     def _by_name(self, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Buffers of a sample as one tensor for each parameter."""
+        """Convert buffers of a sample to one tensor for each parameter."""
         found: dict[int, Tensor] = {}
         for bucket, flat in zip(self.buckets, buffers, strict=True):
             found |= self.buckets.split(bucket, flat)
@@ -306,9 +303,9 @@ class Replicated:
 
 
 class ShardedStates(Replicated):
-    """Stage 1: each rank's optimizer updates its shard of the parameters, and the ranks then exchange them.
+    """Stage 1: each rank's optimizer updates its shard of the parameters, and the ranks exchange the shards.
 
-    What the optimizer updates are flat pieces of the parameters, which share their memory.
+    The optimizer updates flat pieces of the parameters, which share their memory.
     """
 
     stage = 1
@@ -337,7 +334,7 @@ class ShardedStates(Replicated):
         )
 
     def check_step(self) -> None:
-        """Check as stage 0, after pieces have followed parameters to other memory (``.data =``)."""
+        """Check as in stage 0, after the pieces follow parameters to new memory (``.data =``)."""
         for spans in self._spans:
             for number, (of_parameter, _) in spans.items():
                 parameter, piece = self._values[number], self._pieces[self.names[number]]
@@ -349,12 +346,12 @@ class ShardedStates(Replicated):
 
     @property
     def optimised(self) -> dict[str, nn.Parameter]:
-        """This rank's pieces ``[n]``, some of them empty."""
+        """Pieces ``[n]`` of this rank; some are empty."""
         return self._pieces
 
     @property
     def norms(self) -> ShardNorms:
-        """Adds up norms of pieces."""
+        """Norms of the pieces."""
         return self._piece_norms
 
     @torch.no_grad()
@@ -365,13 +362,13 @@ class ShardedStates(Replicated):
                 self._values[number].copy_(values)
 
     def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Gather pieces, of parameters that are the same on all ranks, bucket by bucket."""
+        """Yield whole parameters from their pieces, bucket by bucket."""
         for bucket in self.buckets:
             found = {self.names[number]: x for number, x in self._gathered(bucket, values).items()}
             yield {name: x for name, x in found.items() if name in values}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's pieces."""
+        """Return this rank's pieces."""
         return {name: x.reshape(-1)[self._own_elements[name]] for name, x in values.items()}
 
     def _gathered(self, bucket: Bucket, pieces: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -391,7 +388,7 @@ class ShardedStates(Replicated):
             parameter.grad = AbsentTensor(parameter, _SCATTERED)
 
     def _start_data(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
-        """Start the reduce-scatter, of the part of a whole buffer that this rank's samples leave to it."""
+        """Start the reduce-scatter of this rank's part of a whole buffer."""
         return ranks.start_reduce_scatter(flat[self.sample.own(len(flat))])
 
 
@@ -413,7 +410,7 @@ class ShardedGradients(ShardedStates):
         )
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
-        """As stage 0, of a sample's gradient that lies in shards over the ranks of the sample."""
+        """Return the squared norm of a sample's gradient, from its shards over the ranks of the sample."""
         return self._sample_norms.total(self._by_name(buffers))
 
     def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
