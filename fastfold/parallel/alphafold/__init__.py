@@ -1,6 +1,6 @@
-"""The AlphaFold network on many ranks: the only place of ``fastfold.parallel`` that knows the network.
+"""Parallel forms of the AlphaFold network; no other part of ``fastfold.parallel`` knows the network.
 
-What is general lives one level up; here it is put onto the modules of :mod:`fastfold.evoformer`.
+General methods are one level up; this folder applies them to the modules of :mod:`fastfold.evoformer`.
 """
 
 from fastfold.parallel.alphafold.dap import axial_parallel, shard

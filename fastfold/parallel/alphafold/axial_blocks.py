@@ -1,9 +1,9 @@
-"""Evoformer and template blocks on shards: which axis is cut in which step, and when it is resharded.
+"""Evoformer and template blocks on shards: the sharded axis of each step, and when it is resharded.
 
 The pair is cut along its columns for triangle multiplication with outgoing edges and for attention around ending
-nodes, along its rows for the other two. An Evoformer block takes and gives columns, so that it is resharded twice; a
-template block takes and gives rows. The MSA is cut along its sequences for row attention and along its residues for
-everything else.
+nodes, and along its rows for the other two. An Evoformer block takes and returns columns, so it reshards twice. A
+template block takes and returns rows. The MSA is cut along its sequences for row attention and along its residues for
+all other steps.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fastfold.parallel.comm.async_ops import AsyncResult, completed
 
 
 def works_in_place(policy: ExecutionPolicy) -> bool:
-    """Whether results may take the memory of what they are made of: callers' tensors change."""
+    """Return True if results may overwrite the memory of their inputs: callers' tensors change."""
     return policy.inplace and not torch.is_grad_enabled()
 
 
 def reshard_pair(
     shards: AxialShards, pair: Tensor, policy: ExecutionPolicy, *, columns: bool
 ) -> AsyncResult[Tensor]:
-    """Start resharding the pair to a shard along its columns, or to one along its rows.
+    """Start resharding the pair to a shard along its columns or its rows.
 
     In place it is done at once, and the result takes the memory of ``pair``.
     """
@@ -57,9 +57,9 @@ def reshard_msa(
     residues: bool,
     memory: Tensor | None = None,
 ) -> AsyncResult[Tensor]:
-    """Start resharding the MSA to a shard along its residues, or to one along its sequences.
+    """Start resharding the MSA to a shard along its residues or its sequences.
 
-    With a ``memory`` it is done at once, over that tensor's memory if there is enough of it.
+    With a ``memory`` it is done at once, in that tensor's memory if it is large enough.
     """
     sequences, length = msa_mask.shape[-2:]
     cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
@@ -72,15 +72,15 @@ def reshard_msa(
 def run_pair_steps(
     shards: AxialShards, steps: Sequence[Any], pair: Tensor, pair_mask: Tensor, *, columns: bool, end: bool
 ) -> Tensor:
-    """Triangle steps in order, each on the shard that it needs.
+    """Run triangle steps in order, each on the shard that it needs.
 
     Args:
         shards: The cut.
         steps: :class:`AxialTriangleAttention` and :class:`AxialTriangleMultiplication` modules.
         pair: A shard along the columns or the rows.
         pair_mask: ``[*, N, N]``.
-        columns: Which of the two ``pair`` is.
-        end: Which of the two the result shall be.
+        columns: True if ``pair`` is cut along its columns.
+        end: True if the result is to be cut along its columns.
     """
     for step in steps:
         if step.columns != columns:
@@ -93,10 +93,10 @@ def run_pair_steps(
 
 
 def refuse_missing_steps(model: nn.Module) -> None:
-    """See that every Evoformer block has all its steps, each of which has a form for shards.
+    """Check that every Evoformer block has all its steps; each step has a form for shards.
 
     Raises:
-        ConfigError: One lacks some, as those of ``mini`` do.
+        ConfigError: A block lacks steps, as those of ``mini`` do.
     """
     for block in model.modules():
         if isinstance(block, EvoformerBlock) and None in (
@@ -105,13 +105,13 @@ def refuse_missing_steps(model: nn.Module) -> None:
             block.triangle_attention_ending,
         ):
             raise ConfigError(
-                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
-                "an axis: use dap=1, or another network"
+                "dap expects AlphaFold's whole blocks, and this network's blocks lack attention along an axis: use dap=1 or "
+                "another network"
             )
 
 
 def keep_gathered(stack: BlockStack) -> None:
-    """Let the steps of recomputed blocks keep what they gather: recomputing gathers it again anyway."""
+    """Let the steps of recomputed blocks keep gathered tensors: recomputing gathers them again anyway."""
     for module in stack.blocks.modules():
         if isinstance(module, RegatheringLayer):
             module.keeps_gathered = stack.checkpointing
@@ -125,10 +125,10 @@ class ShardedEvoformerBlock(EvoformerBlock):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Updated shards, cut as they came.
+        """Return the updated shards, cut as the inputs.
 
         Args:
-            msa: ``[*, s, N, c_m]``; where the outer product comes first ``[*, S, n, c_m]``.
+            msa: ``[*, s, N, c_m]``, or ``[*, S, n, c_m]`` if the outer product is first.
             pair: ``[*, N, n, c_z]``.
             msa_mask: ``[*, S, N]``, whole.
             pair_mask: ``[*, N, N]``, whole.
@@ -136,12 +136,13 @@ class ShardedEvoformerBlock(EvoformerBlock):
         memory = msa if works_in_place(self.msa_transition.policy) else None
         if not self.outer_product_first:
             msa = self._update_msa(msa, pair, msa_mask, memory)
-        # Beside the updates of the pair; before row attention beside the outer product, unless that reads it in place.
+        # The MSA's resharding overlaps with the pair's updates. Before row attention it overlaps with the
+        # outer product, unless that reads the MSA in place.
         beside = self.outer_product_first and memory is None
         moving = self._by_sequence(msa, msa_mask, memory) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
         moving = moving or self._by_sequence(msa, msa_mask, memory)
-        del msa  # its copy is under way
+        del msa  # its resharded copy replaces it
         if self.outer_product_first:
             return self._update_msa(moving.wait(), pair, msa_mask, memory), self._update_pair(pair, pair_mask)
         pair = self._update_pair(pair, pair_mask)
@@ -152,11 +153,11 @@ class ShardedEvoformerBlock(EvoformerBlock):
         return reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory)
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
-        """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
+        """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
         policy = self.msa_transition.policy
         msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=True, memory=memory).wait()
-        assert self.msa_column_attention is not None  # blocks without are refused
+        assert self.msa_column_attention is not None  # refuse_missing_steps() guarantees it
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 
@@ -176,12 +177,12 @@ class ShardedEvoformerBlock(EvoformerBlock):
 
 
 class AxialEvoformerBlock(ShardedEvoformerBlock):
-    """An Evoformer block on shards of both representations; with gradients in as few messages as may be."""
+    """An Evoformer block on shards of both representations; with gradients it sends as few messages as possible."""
 
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`ShardedEvoformerBlock`."""
+        """Return the updated shards; see :class:`ShardedEvoformerBlock`."""
         if torch.is_grad_enabled():
             return TrainingBlock(self, msa_mask, pair_mask)(msa, pair)
         return super().forward(msa, pair, msa_mask, pair_mask)
@@ -193,7 +194,7 @@ class AxialTemplatePairBlock(TemplatePairBlock):
     shards: AxialShards
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
         attention = (self.triangle_attention_starting, self.triangle_attention_ending)
         multiplication = (self.triangle_multiplication_outgoing, self.triangle_multiplication_incoming)
         steps = (*attention, *multiplication) if self.attention_first else (*multiplication, *attention)
@@ -202,14 +203,14 @@ class AxialTemplatePairBlock(TemplatePairBlock):
 
 
 class AxialEvoformerStack(EvoformerStack):
-    """Evoformer blocks on shards along sequences and rows, which come back cut in the same way."""
+    """Evoformer blocks on shards along sequences and rows; results are cut in the same way."""
 
     shards: AxialShards
 
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Updated ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; masks are whole."""
+        """Return the updated ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; masks are whole."""
         if not self.blocks:
             return msa, pair
         keep_gathered(self)
@@ -227,11 +228,11 @@ class AxialEvoformerStack(EvoformerStack):
         return msa, moving.wait()
 
     def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        """Start moving rows of the pair to what the blocks work on."""
+        """Start moving rows of the pair to the layout of the blocks."""
         return reshard_pair(self.shards, pair, policy, columns=True)
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        """Start moving it back."""
+        """Start moving the pair from the blocks' layout to rows."""
         return reshard_pair(self.shards, pair, policy, columns=False)
 
 
@@ -241,6 +242,6 @@ class AxialTemplatePairStack(TemplatePairStack):
     shards: AxialShards
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
         keep_gathered(self)
         return super().forward(pair, pair_mask)

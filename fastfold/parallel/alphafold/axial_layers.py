@@ -34,7 +34,7 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
     """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``msa [*, s, N, c_m]`` from ``pair [*, N, n, c_z]`` and ``msa_mask [*, s, N]``.
+        """Return the updated ``msa [*, s, N, c_m]`` from ``pair [*, N, n, c_z]``, ``msa_mask [*, s, N]``.
 
         ``bias`` is that of this shard of the pair if it was computed before.
         """
@@ -47,14 +47,14 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
     def attend(
         self, msa: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Updated ``msa``, with gradients.
+        """Return the updated ``msa``, with gradients.
 
         Args:
             msa: ``[*, s, N, c_m]``.
             msa_mask: ``[*, s, N]``.
             bias: Gathered, ``[*, H, N, N]``.
-            again: Gathers it again in the backward pass; None where it is kept.
-            begun: Of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
+            again: Gathers the bias again in the backward pass; None keeps it.
+            begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
         """
         return attention_regathered(
             *(self.norm, self.attention, msa, bias, msa_mask),
@@ -69,13 +69,13 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
 
     @property
     def columns(self) -> bool:
-        """Whether the pair is cut along its columns for this step, rather than along its rows."""
+        """True if the pair is cut along its columns for this step, False along its rows."""
         return not self.starting
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``, under the same shard of the mask.
+        """Return the updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``.
 
-        ``bias`` is that of this shard if it was computed before.
+        ``pair_mask`` is the same shard of the mask. ``bias`` is that of this shard if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
         cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
@@ -87,14 +87,15 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     def attend(
         self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Updated shard of the pair, with gradients.
+        """Return the updated shard of the pair, with gradients.
 
         Args:
             pair: As for :meth:`forward`.
             pair_mask: Its shard of the mask.
             bias: Gathered, ``[*, H, N, N]``, as read along the pair's rows.
-            again: Gathers it again in the backward pass; None where it is kept.
-            begun: Of :func:`~fastfold.parallel.alphafold.regather.begin_attention` on the rows, if it was called.
+            again: Gathers the bias again in the backward pass; None keeps it.
+            begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention` on the rows, if it was
+                called.
         """
         dropout = self.dropout(pair)
         if self.starting:
@@ -113,10 +114,13 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
 
 
 class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
-    """Update of this rank's columns of the pair from its columns of the MSA and everybody's left projection."""
+    """Update of this rank's columns of the pair from its columns of the MSA and all ranks' left projections."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
+        """Return the updated ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]``, ``msa_mask [*, S, N]``.
+
+        The mask is whole.
+        """
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
         projections, residues = self.projections(msa), msa_mask.shape[-1]
@@ -130,11 +134,11 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         return self.from_sides(sides, whole, pair, msa_mask, again, rows=False)
 
     def projections(self, msa: Tensor) -> Projections:
-        """What makes both projections ``[*, S, n, c]`` of ``msa [*, S, n, c_m]``, one after the other."""
+        """Return the maker of both projections ``[*, S, n, c]`` of ``msa [*, S, n, c_m]``."""
         return Projections(msa, (self.norm.weight, self.norm.bias))
 
     def regathers_side(self, pair: Tensor, msa_mask: Tensor) -> bool:
-        """:meth:`regathers`, but not where the projection, of a deep alignment, is much of all that is sent."""
+        """Decide as :meth:`regathers`, but keep the projection of an alignment deep enough to dominate messages."""
         return msa_mask.shape[-2] <= msa_mask.shape[-1] and self.regathers(pair)
 
     def from_sides(
@@ -147,15 +151,15 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         *,
         rows: bool,
     ) -> Tensor:
-        """Update with gradients.
+        """Return the updated pair, with gradients.
 
         Args:
             sides: Both projections of this rank's residues, ``[*, S, n, c]``.
-            whole: The left one of all residues; with ``rows`` the right one.
+            whole: The left projection of all residues; with ``rows`` the right one.
             pair: ``[*, N, n, c_z]``; with ``rows`` ``[*, n, N, c_z]``.
             msa_mask: ``[*, S, N]``.
-            again: Gathers it again in the backward pass; None where it is kept.
-            rows: Whether the pair is cut along its rows rather than along its columns.
+            again: Gathers ``whole`` again in the backward pass; None keeps it.
+            rows: True if the pair is cut along its rows, False along its columns.
         """
         own_mask = self.shards.take(msa_mask, -1)
         left, right = (sides[0], whole) if rows else (whole, sides[1])
@@ -167,9 +171,9 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         return outer_product_regathered(left, right, pair, masks, *parameters, again=gathers)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
+        """Compute :meth:`forward` without gradients, and without gathering the whole left projection.
 
-        One rank's part after another passes, and what it is for is computed while the next is under way.
+        The ranks' parts arrive one after another. Each is used while the next one is sent.
         """
         own_mask, start = self.shards.take(msa_mask, -1), 0
         left, right = self.sides(msa)
@@ -196,29 +200,30 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
 
 
 class AxialTriangleMultiplication(ShardedTriangleMultiplication):
-    """Triangle multiplication whose contracted residue is the one that is cut.
+    """Triangle multiplication that is cut along its contracted residue.
 
-    With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
-    ``k`` of the pair has its terms of all sums, and one that has the rows has those of the incoming edges. So
-    nothing is gathered: on few ranks the terms are reduce-scattered into the layout that the residual has, on more of
-    them the factors are resharded to whole matrices of some channels, and the product is resharded back. The latter
-    serves outgoing edges of a pair that is cut along its rows as well.
+    With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``. A rank with the columns ``k`` of
+    the pair has its terms of all sums; a rank with the rows has those of the incoming edges. So nothing is gathered.
+
+    On few ranks the terms are reduce-scattered into the layout of the residual. On more ranks the factors are
+    resharded to whole matrices of some channels, and the product is resharded back. The second way also serves
+    outgoing edges of a pair that is cut along its rows.
     """
 
     shards: AxialShards
 
     @property
     def columns(self) -> bool:
-        """Whether the pair is cut along its columns for this step, rather than along its rows."""
+        """True if the pair is cut along its columns for this step, False along its rows."""
         return self.outgoing
 
     def forward(self, pair: Tensor, pair_mask: Tensor, *, columns: bool | None = None) -> Tensor:
-        """Updated shard of the pair.
+        """Return the updated shard of the pair.
 
         Args:
             pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
             pair_mask: The same shard of the mask, without channels.
-            columns: With outgoing edges False if the pair is ``[*, n, N, c_z]``, whatever that costs.
+            columns: False if the pair has outgoing edges and is ``[*, n, N, c_z]``, at any cost in communication.
         """
         cut_columns = self.columns if columns is None else columns
         length = pair.shape[-3 if cut_columns else -2]
@@ -236,12 +241,14 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         )
 
     def by_terms(self, pair: Tensor, pair_mask: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
-        """Updated pair with gradients, cut along its rows: see :mod:`fastfold.parallel.alphafold.triangle_terms`.
+        """Return the updated pair with gradients, cut along its rows.
+
+        See :mod:`fastfold.parallel.alphafold.triangle_terms`.
 
         Args:
             pair: As for :meth:`forward`.
             pair_mask: As for :meth:`forward`.
-            meanwhile: What the backward pass begins with while the product's gradient is under way, or None.
+            meanwhile: First work of the backward pass while the product's gradient is sent, or None.
         """
         length = pair.shape[-3 if self.columns else -2]
         parameters = TriangleParams(
@@ -255,7 +262,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         return multiplication_of_terms(pair, pair_mask, self.dropout(row), parameters, terms)
 
     def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
-        """This rank's part of the factors for the whole pair, which every rank draws alike."""
+        """Return this rank's part of the whole pair's dropout factors, which all ranks draw alike."""
         if not cut_columns:
             return self.dropout(pair)
         length = pair.shape[-3]

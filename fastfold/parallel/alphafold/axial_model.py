@@ -1,4 +1,4 @@
-"""What surrounds the blocks, on shards: embedding, recycling, structure module, heads."""
+"""The network outside the blocks, on shards: embedding, recycling, structure module, heads."""
 
 from __future__ import annotations
 
@@ -39,25 +39,27 @@ class AxialInvariantPointAttention(InvariantPointAttention):
 
 
 class AxialDistogramHead(DistogramHead):
-    """Logits of this rank's rows; what is mirrored at the diagonal comes from the other ranks."""
+    """Logits of this rank's rows; the transposed half is received from the other ranks."""
 
     shards: AxialShards
     has_columns = False
 
     def transposed(self, half: Tensor) -> Tensor:
-        """Rows ``[*, n, N, bins]`` of the transposed tensor, from its rows."""
+        """Return rows ``[*, n, N, bins]`` of the transposed tensor, from its rows."""
         columns = self.shards.reshard(half, cut=-2, join=-3, length=half.shape[-2])
         return columns.transpose(-2, -3)
 
 
 class AxialAlphaFold(AlphaFold):
-    """The network on shards: sequences of the MSAs and rows of the pair, everything of one axis whole.
+    """The network on shards: sequences of the MSAs and rows of the pair; tensors of one axis are whole.
 
-    Every rank is given the same features and, for dropout, the same state of its random number generator. The
-    result is that of the single network, with these exceptions. ``representations`` holds this rank's rows of
-    ``msa`` and ``pair``. When gradients are recorded, so do the logits of the heads for pairs and the masked MSA, with
-    ``rows`` beside them, by which the losses join their errors. Logits that are computed when they are asked for
-    have to be asked for on all ranks alike.
+    Every rank needs the same features and, for dropout, the same state of its random number generator. The result is
+    that of the single network, with three exceptions:
+
+    - ``representations`` holds this rank's rows of ``msa`` and ``pair``.
+    - When gradients are recorded, logits of heads for pairs and the masked MSA are this rank's rows too. The result
+      has ``rows``, by which the losses join their errors.
+    - Logits that are computed on access have to be accessed on all ranks alike.
     """
 
     shards: AxialShards
@@ -89,7 +91,8 @@ class AxialAlphaFold(AlphaFold):
                 continue
             logits = result[name]["logits"]
             if name == "masked_msa":
-                # The shards of the MSA's own rows follow from those of a longer axis, with the templates' rows.
+                # With templates, the MSA's rows are a shard of a longer axis that includes the templates'
+                # rows.
                 sizes = exchange_sizes(logits.shape[-3], group, logits.device)
             else:
                 sizes = self.shards.sizes(logits.shape[-2])
@@ -103,13 +106,13 @@ class AxialAlphaFold(AlphaFold):
         return result
 
     def _whole_rows(self, logits: LazyRows) -> LazyRows:
-        """All rows ``[*, N, N, bins]`` from this rank's, computed and joined when they are asked for."""
+        """Return all rows ``[*, N, N, bins]`` from this rank's, computed and joined on access."""
         residues = logits.shape[-2]
         sizes = self.shards.sizes(residues)
         starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
 
         def rows(index: slice) -> Tensor:
-            """Every rank's part of a block of rows, joined."""
+            """Join every rank's part of a block of rows."""
             within = [
                 slice(min(max(index.start - start, 0), size), min(max(index.stop - start, 0), size))
                 for start, size in zip(starts, sizes, strict=True)
@@ -126,7 +129,10 @@ class AxialAlphaFold(AlphaFold):
         return self.shards.own(residues)
 
     def _own_sequences(self, sequences: int, templates: int) -> tuple[slice, slice]:
-        """This rank's rows of the MSA and of the templates, which are cut together, the templates last."""
+        """Return slices of this rank's rows of the MSA and of the templates.
+
+        Both are cut as one axis, with the templates last.
+        """
         own = self.shards.own(sequences + templates)
         return (
             slice(min(own.start, sequences), min(own.stop, sequences)),
@@ -134,7 +140,7 @@ class AxialAlphaFold(AlphaFold):
         )
 
     def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
-        """This rank's sequences of the MSA and rows of the pair."""
+        """Embed this rank's sequences of the MSA and rows of the pair."""
         sequences, residues = features["msa_feat"].shape[-3:-1]
         templates = 0
         if self.template_torsion_embedder is not None:
@@ -163,7 +169,9 @@ class AxialAlphaFold(AlphaFold):
             "number of sequences": features["msa_feat"].shape[-3],
             "number of extra sequences": features["extra_msa"].shape[-2],
         }
-        if self.shards.group.backend != "fake":  # ranks that exist have numbers, and draw alike
+        if (
+            self.shards.group.backend != "fake"
+        ):  # a fake group has no other ranks whose generators could differ
             numbers["features (checksum)"] = checksum(features)
             if self.training:
                 on_gpu = device.type == "cuda"
@@ -172,8 +180,8 @@ class AxialAlphaFold(AlphaFold):
         check_alike(numbers, self.shards.group, device)
 
     def _first_row(self, msa: Tensor) -> Tensor:
-        """First row ``[*, N, c_m]`` of the MSA, which rank 0 has, on every rank."""
+        """Return the first row ``[*, N, c_m]`` of the MSA on every rank; rank 0 holds it."""
         if msa.shape[-3] == 0:
-            # Any tensor of the shape will do, but it has to hang on the graph as on the other ranks.
+            # The values are not used, but the tensor has to be in the graph as on the other ranks.
             msa = torch.cat([msa, msa.new_zeros(*msa.shape[:-3], 1, *msa.shape[-2:])], dim=-3)
         return broadcast(msa[..., :1, :, :], 0, self.shards.group).squeeze(-3)

@@ -1,4 +1,4 @@
-"""Elements that an Evoformer block sends when it folds on several ranks."""
+"""Number of elements that an Evoformer block sends when it folds on several ranks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from fastfold.parallel.axial.matmul import choose_contraction
 def inference_elements(
     ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128, msa_heads: int = 8
 ) -> float:
-    """Elements that a rank sends in the forward pass of a block without gradients, on average over the ranks.
+    """Compute the elements that a rank sends in a block's forward pass without gradients.
 
-    Gathers of three biases, the left projection of the outer product mean that passes, four reshards, and both triangle
-    products, in the way that sends less (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
+    The result is the average over the ranks. It counts gathers of three biases, the left projection of the outer
+    product mean, four reshards, and both triangle products in the cheaper way
+    (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
 
     Args:
-        ranks: How many share the protein along one axis.
+        ranks: Number of ranks that share the protein along one axis.
         residues: N.
         sequences: Rows of the MSA.
         c_m: MSA channels.
-        c_z: Pair channels, those of the triangle products too.
+        c_z: Pair channels, also those of the triangle products.
         msa_heads: Heads of the row attention; triangle attention has four.
     """
     n, area = residues, residues * residues

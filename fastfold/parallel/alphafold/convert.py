@@ -14,27 +14,27 @@ def convert_modules(
     variants: Mapping[type[nn.Module], type[nn.Module]],
     **attributes: object,
 ) -> None:
-    """Turn every module of a class of ``variants`` into its parallel variant, in place.
+    """Turn every module of a class in ``variants`` into its parallel variant, in place.
 
     Args:
         model: The network or a part of it.
-        variants: Classes, and subclasses of them that take their place.
-        attributes: What each converted module is given.
+        variants: Classes, and the subclasses that replace them.
+        attributes: Attributes that each converted module gets.
 
     Raises:
-        ConfigError: A module is parallel already, its ``forward`` was wrapped before, or there is none to convert.
+        ConfigError: A module is parallel already, its ``forward`` was wrapped before, or no module can be converted.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module) in variants]
     for name, module in model.named_modules():
         if isinstance(module, tuple(variants.values())):
             raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
     if not found:
-        raise ConfigError(f"dap: {type(model).__name__} has neither MSA nor pair to shard; use sp or tp")
+        raise ConfigError(f"dap: {type(model).__name__} has neither an MSA nor a pair to shard; use sp or tp")
     for name, module in found:
         if "forward" in vars(module):
             raise ConfigError(
                 f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
-                "apply autocast and the like afterwards"
+                "apply autocast and other wrappers afterwards"
             )
     for _, module in found:
         module.__class__ = variants[type(module)]
@@ -45,15 +45,15 @@ def convert_modules(
 
 def _refuse_to_compile(*_: object, **__: object) -> None:
     raise ConfigError(
-        "dap: a module on shards cannot be compiled as one, because a message under way cannot be traced; compile the "
-        "modules that fastfold.parallel.alphafold.convert.silent_parts() gives"
+        "dap: torch.compile cannot trace a message between ranks, so it cannot compile a module on shards; compile the "
+        "modules that fastfold.parallel.alphafold.convert.silent_parts() returns"
     )
 
 
 def silent_parts(module: nn.Module) -> list[nn.Module]:
-    """What of a module ``torch.compile`` can take: itself, or those of its children that send no messages.
+    """Return the module, or those of its children that send no messages, for ``torch.compile``.
 
-    A collective that is under way while something else is computed cannot be traced.
+    ``torch.compile`` cannot trace a collective that overlaps with computation.
 
     Args:
         module: A block of a network, before or after :func:`convert_modules`.

@@ -1,4 +1,4 @@
-"""Dynamic axial parallelism put onto a network from outside, in whichever way a plan lays the ranks out."""
+"""Dynamic axial parallelism for an existing network, in any layout of ranks that a plan describes."""
 
 from __future__ import annotations
 
@@ -53,20 +53,19 @@ _PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
 def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
 
-    Each module that communicates becomes its parallel variant (:class:`AxialAlphaFold` and the like) with the same
-    parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
-    shards parameters, with the same model on every rank of the group.
-    Afterwards ``torch.compile`` can take those parts of a block that
-    :func:`fastfold.parallel.alphafold.convert.silent_parts` gives.
+    Each module that communicates becomes its parallel variant (such as :class:`AxialAlphaFold`) with the same
+    parameters under the same names. Call it with the same model on every rank of the group, before anything that wraps
+    ``forward`` (autocast, compilation) or shards parameters. Afterwards ``torch.compile`` can take those parts of a
+    block that :func:`fastfold.parallel.alphafold.convert.silent_parts` returns.
 
-    The ranks of one group see one protein: give them the same features, and for dropout the same state of the random
-    number generator. After ``backward`` of the same loss on every rank a parameter's gradient is the mean over
-    the group: of data parallel and these ranks together (DDP's and FSDP's mean over ``mesh.group("replicas")``), or
+    The ranks of one group need the same features, and for dropout the same state of the random number generator. After
+    ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group. With data
+    parallelism that is DDP's and FSDP's mean over ``mesh.group("replicas")``; otherwise call
     :func:`fastfold.parallel.axial.shards.mean_gradients` over ``mesh.group("dap")``.
 
     Args:
         model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules.
-        mesh: The ranks; nothing is done where a DAP group is one rank.
+        mesh: The ranks; a DAP group of one rank changes nothing.
 
     Raises:
         ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
@@ -82,13 +81,12 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
 def shard(model: nn.Module, mesh: ParallelMesh) -> None:
     """Share each protein over the mesh's ``dap`` group, in place: along one axis, or on a grid.
 
-    To be given to :func:`fastfold.parallel.parallelize` as ``dap=``.
-
-    See :func:`axial_parallel` and :func:`grid_parallel`, of which the plan's ``dap_mode`` takes one.
+    Pass it to :func:`fastfold.parallel.parallelize` as ``dap=``. The plan's ``dap_mode`` selects
+    :func:`axial_parallel` or :func:`grid_parallel`.
 
     Args:
         model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.
-        mesh: The ranks; nothing is done where the group is one rank.
+        mesh: The ranks; a group of one rank changes nothing.
 
     Raises:
         ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those

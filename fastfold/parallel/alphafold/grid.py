@@ -1,4 +1,4 @@
-"""The 2D grid put onto a network from outside: blocks of the pair within the stacks, rows of it around them."""
+"""The 2D grid for an existing network: blocks of the pair within the stacks, rows of it outside."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class GridEvoformerBlock(ShardedEvoformerBlock):
 
 
 class GridEvoformerStack(AxialEvoformerStack):
-    """Evoformer blocks on blocks of the pair, from and to shards along sequences and rows.
+    """Evoformer blocks on blocks of the pair; inputs and results are shards along sequences and rows.
 
-    These are the shards of dynamic axial parallelism, which the rest of the network works on.
+    These are the shards of dynamic axial parallelism, which the rest of the network uses.
     """
 
     layout: GridLayout
@@ -66,12 +66,12 @@ class GridEvoformerStack(AxialEvoformerStack):
 
 
 class GridTemplatePairStack(TemplatePairStack):
-    """Template blocks on blocks of the pair, from and to a shard along its rows."""
+    """Template blocks on blocks of the pair; input and result are shards along its rows."""
 
     layout: GridLayout
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
         grid, length = self.layout.grid, pair_mask.shape[-1]
         pair = super().forward(rows_to_blocks(grid, pair, length).wait(), pair_mask)
         return blocks_to_rows(grid, pair, length).wait()
@@ -88,7 +88,7 @@ def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]
 
 
 def _rows(grid: Grid, length: int) -> list[Box]:
-    """Each rank's rows of a pair of ``length`` residues."""
+    """Return each rank's rows of a pair of ``length`` residues."""
     return [(part, slice(0, length)) for part in grid.whole_slices(length)]
 
 
@@ -102,7 +102,7 @@ _PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     TriangleMultiplication: GridTriangleMultiplication,
 }
 
-# What surrounds the stacks works on shards.
+# Modules outside the stacks work on shards.
 _AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     InvariantPointAttention: AxialInvariantPointAttention,
@@ -113,22 +113,22 @@ _AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
 def grid_parallel(
     model: nn.Module, mesh: ParallelMesh, *, contraction: str = "auto", attention: str = "auto"
 ) -> None:
-    """Put the stacks of a network, or a stack, on the mesh's grid of ``dap`` ranks, in place.
+    """Shard the stacks of a network, or one stack, over the mesh's grid of ``dap`` ranks, in place.
 
-    Within the stacks the pair lies in blocks of residues. The MSA, and the pair in the rest of the network, are cut as
-    with :func:`fastfold.parallel.alphafold.axial_parallel`, and what is said there about features, dropout and
-    gradients holds here: after ``backward`` of the same loss on every rank a parameter's gradient is the mean over
-    the group.
+    Within the stacks the pair is cut into blocks of residues. The MSA, and the pair in the rest of the network, are
+    cut as by :func:`fastfold.parallel.alphafold.axial_parallel`. The same rules hold for features, dropout and
+    gradients: after ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group.
 
     Args:
         model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.
-        mesh: The ranks, of a plan with ``dap_mode="grid"``; nothing is done where the group is one rank.
-        contraction: How triangles are summed: ``summa``, ``channels`` or ``auto``; see
+        mesh: The ranks, of a plan with ``dap_mode="grid"``; a group of one rank changes nothing.
+        contraction: Method of triangle sums: ``summa``, ``channels`` or ``auto``; see
             :func:`fastfold.parallel.axial.grid_matmul.contract`.
-        attention: How rows and columns attend: ``ring``, ``reshard`` or ``auto``; see :class:`GridLayout`.
+        attention: Method of attention within rows and columns: ``ring``, ``reshard`` or ``auto``; see
+            :class:`GridLayout`.
 
     Raises:
-        ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, a ``forward``
+        ConfigError: The mesh has no grid, a method is unknown, the model was made parallel before, a ``forward``
             was wrapped, or blocks lack steps (as those of ``mini``).
     """
     for name, value, known in (
@@ -136,7 +136,7 @@ def grid_parallel(
         ("attention", attention, ATTENTIONS),
     ):
         if value not in known:
-            raise ConfigError(f"grid: {name} is one of {', '.join(known)}, got {value!r}")
+            raise ConfigError(f"grid: {name}: expected one of {', '.join(known)}, found {value!r}")
     grid = Grid.of(mesh)
     if grid.whole.size == 1:
         return

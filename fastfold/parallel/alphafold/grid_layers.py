@@ -1,8 +1,8 @@
 """Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
 
 Transitions and the MSA's column attention run unchanged. Each class here is a variant of the layer that it derives
-from, with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn
-whole, alike on every rank, and each takes its part, so that they are those of a single process.
+from, with the same parameters. Masks are whole, because they are small without channels. Every rank draws the dropout
+factors of the whole pair alike and takes its part, so they equal those of a single process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ATTENTIONS = ("auto", "ring", "reshard")
 
 @dataclass(frozen=True)
 class GridLayout:
-    """Where blocks lie and how they are worked with.
+    """Grid of ranks and its methods.
 
     Attributes:
         grid: The ranks.
-        contraction: How triangles are summed; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
-        attention: ``ring`` (keys and values go round a row or column of ranks, the bias is fetched block by block),
-            ``reshard`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
-            for the one that sends less.
+        contraction: Method of triangle sums; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
+        attention: ``ring`` sends keys and values round a row or column of ranks and fetches the bias block by block.
+            ``reshard`` cuts the rows again within a row of ranks, so that each is whole, and gathers the bias.
+            ``auto`` takes the method that sends less.
     """
 
     grid: Grid
@@ -45,12 +45,12 @@ class GridLayout:
     attention: str = "auto"
 
     def rings(self, shape: tuple[int, int, int], heads: int, *, turned: bool) -> bool:
-        """Whether attention within the rows of ``[A, L, c]`` (of the transposed, if ``turned``) goes round a ring.
+        """Return True if attention within the rows of ``[A, L, c]`` uses a ring.
 
         Args:
-            shape: Of the whole tensor.
+            shape: Shape of the whole tensor.
             heads: Heads of the bias.
-            turned: Whether rows are those of the transposed tensor.
+            turned: True for rows of the transposed tensor.
         """
         if self.attention != "auto":
             return self.attention == "ring"
@@ -59,12 +59,13 @@ class GridLayout:
 
 
 def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> dict[str, float]:
-    """Elements that a rank sends in both passes of attention within the rows of ``[A, L, c]``, by the way it is done.
+    """Count elements that a rank sends in both passes of attention within rows, by method.
 
-    That of a rank that keeps nothing of its block of the bias when it is turned, as those on a diagonal do.
+    This is the maximum over ranks: a rank on the diagonal keeps a part of its block of the bias when it is transposed,
+    and sends less.
 
     Args:
-        shape: Of the whole tensor, cut over the grid's rows and columns.
+        shape: Shape of the whole tensor ``[A, L, c]``, cut over the grid's rows and columns.
         heads: Heads of the bias.
         grid: The ranks.
     """
@@ -72,19 +73,20 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     ranks, others = grid.whole.size, grid.columns - 1
     block = rows * length * channels / ranks
     bias = heads * length * length
-    # The bias is turned, and fetched and its gradient summed down the columns; block by block it is fetched twice.
+    # The bias is transposed, fetched, and its gradient summed along the columns of ranks. A ring fetches it
+    # twice.
     fetched = bias / grid.columns * (grid.rows - 1) / grid.rows
     turned = 2 * bias / ranks + (3 if grid.rows == grid.columns else 2) * fetched
     masks = others * rows * length / ranks
     return {
-        # Keys and values forward, and again backward, where their gradients go one step further.
+        # Keys and values are sent forward, and again backward. Their gradients make one step more.
         "ring": (6 * others + 2 * (others > 0)) * block + turned + masks,
         "reshard": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
     }
 
 
 def _factors(dropout: SharedDropout, block: Tensor, lengths: tuple[int, int], grid: Grid) -> Tensor | None:
-    """This rank's part of the dropout factors for the whole of ``block [*, rows, columns, c]``."""
+    """Return this rank's part of the dropout factors for the whole of ``block [*, rows, columns, c]``."""
     whole = block.new_empty(()).expand(*block.shape[:-3], *lengths, block.shape[-1])
     factors = dropout(whole)
     if factors is None:
@@ -103,7 +105,7 @@ def _ring(
     dropout: Tensor | None,
     grid: Grid,
 ) -> Tensor:
-    """``block + dropout * attention(norm(block))`` within rows that are cut over the grid's columns.
+    """Compute ``block + dropout * attention(norm(block))`` in rows cut over the grid's columns.
 
     Args:
         norm: Layer norm of the branch.
@@ -119,7 +121,7 @@ def _ring(
     x = norm(block)
     q, k, v = (layer(x).unflatten(-1, split) for layer in (attention.query, attention.key, attention.value))
     square = grid.rows == grid.columns
-    # Queries cut as this tensor's columns are, keys down the column of ranks.
+    # Queries are cut as this tensor's columns, keys along the column of ranks.
     bias = grid.turn(bias, (length, length), (-2, -1))
     if not square:
         bias = gather(bias, -1, grid.column, grid.row_sizes(length))
@@ -140,12 +142,12 @@ def _ring(
 
 
 class GridMSARowAttention(MSARowAttention):
-    """Attention of this rank's sequences; the pair lies in blocks, and the bias is gathered."""
+    """Attention of this rank's sequences; the pair is cut into blocks, and the bias is gathered."""
 
     layout: GridLayout
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``.
+        """Return the updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``.
 
         ``bias`` is that of the block if it was computed before.
         """
@@ -160,13 +162,16 @@ class GridTriangleAttention(TriangleAttention):
     layout: GridLayout
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated block of the pair under the whole ``pair_mask [*, N, N]``; ``bias`` is that of the block."""
+        """Return the updated block of the pair under the whole ``pair_mask [*, N, N]``.
+
+        ``bias`` is that of the block if it was computed before.
+        """
         length = pair_mask.shape[-1]
         lengths = (length, length)
         turned = not self.starting
         grid = self.layout.grid.transposed if turned else self.layout.grid
         bias = self.bias(pair) if bias is None else bias
-        # From here on rows: of the transposed tensor around ending nodes.
+        # The following works on rows; around ending nodes, those of the transposed tensor.
         rows = pair.transpose(-3, -2) if turned else pair
         if self.layout.rings((*lengths, pair.shape[-1]), self.attention.heads, turned=turned):
             factors = _factors(self.dropout, pair, lengths, self.layout.grid)
@@ -187,7 +192,7 @@ class GridTriangleAttention(TriangleAttention):
 
 
 class GridOuterProductMean(OuterProductMean):
-    """Update of this rank's block of the pair, from all sequences of its rows' and its columns' residues.
+    """Update of this rank's block of the pair, from all sequences of the residues of its rows and columns.
 
     Both projections are gathered along the residues: O(S N c / √P).
     """
@@ -195,7 +200,7 @@ class GridOuterProductMean(OuterProductMean):
     layout: GridLayout
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated block ``pair [*, rows, columns, c_z]``.
+        """Return the updated block ``pair [*, rows, columns, c_z]``.
 
         Args:
             msa: ``[*, S, n, c_m]``, this rank's residues.
@@ -204,7 +209,7 @@ class GridOuterProductMean(OuterProductMean):
         """
         grid, length = self.layout.grid, msa_mask.shape[-1]
         left, right = recomputed(self.sides, msa)
-        # The right side, of which more is on other ranks, travels first.
+        # The right side is sent first: other ranks hold more of it.
         moving = grid.transposed.rows_of_shards_async(right, -2, length)
         left = grid.rows_of_shards_async(left, -2, length).wait()
         left_mask = msa_mask[..., grid.own_rows(length)]
@@ -216,12 +221,12 @@ class GridOuterProductMean(OuterProductMean):
 
 
 class GridTriangleMultiplication(ShardedTriangleMultiplication):
-    """Triangle multiplication whose factors and product lie in blocks."""
+    """Triangle multiplication whose factors and product are cut into blocks."""
 
     layout: GridLayout
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated block of the pair under the whole ``pair_mask [*, N, N]``."""
+        """Return the updated block of the pair under the whole ``pair_mask [*, N, N]``."""
         grid, length = self.layout.grid, pair_mask.shape[-1]
 
         def multiply(left: Tensor, right: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from fastfold.parallel.pipeline import split_blocks
 
 
 class StackStage(nn.Module):
-    """Some consecutive blocks of a stack, which keep the stack's form (sharded, recomputed).
+    """Consecutive blocks of a stack, sharded and recomputed as the stack is.
 
     Args:
         stack: The whole stack.
-        blocks: Those of this stage.
+        blocks: Blocks of this stage.
     """
 
     def __init__(self, stack: BlockStack, blocks: Sequence[nn.Module]) -> None:
@@ -27,7 +27,7 @@ class StackStage(nn.Module):
         self.stack._modules = {"blocks": nn.ModuleList(blocks)}
 
     def forward(self, *state: Tensor, masks: Sequence[Tensor]) -> Any:
-        """What the stack gives after these blocks.
+        """Run the blocks of this stage.
 
         Args:
             state: ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``, or ``pair`` alone; with ``dap`` shards.
@@ -37,15 +37,15 @@ class StackStage(nn.Module):
 
 
 def stack_stages(stack: nn.Module, count: int) -> list[nn.Module]:
-    """A stack as pipeline stages with equally many blocks, the first ones one more.
+    """Split a stack into pipeline stages of equal numbers of blocks; a remainder goes to the first.
 
     Args:
         stack: A :class:`fastfold.evoformer.evoformer.BlockStack`, for example a network's ``evoformer``.
-        count: How many stages.
+        count: Number of stages.
 
     Raises:
-        ConfigError: It is not a stack, or has fewer blocks.
+        ConfigError: It is not a stack, or has fewer blocks than stages.
     """
     if not isinstance(stack, BlockStack):
-        raise ConfigError(f"{type(stack).__name__} is not a stack of blocks")
+        raise ConfigError(f"expected a stack of blocks, found {type(stack).__name__}")
     return [StackStage(stack, blocks) for blocks in split_blocks(list(stack.blocks), count)]

@@ -1,6 +1,6 @@
-"""Operators on something gathered that is gathered again in the backward pass, so that only shards are kept.
+"""Operators whose gathered input is gathered again in the backward pass, so that only shards are kept.
 
-The operators' own backward passes need nothing of their forward passes but the inputs, so they are called as they are.
+The operators' own backward passes need only the inputs of their forward passes, so they are called unchanged.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
 Again = Callable[[], Tensor]
-"""Gathers something again that was gathered in the forward pass."""
+"""Function that gathers a tensor of the forward pass again."""
 
 
 class Regathered:
-    """What was gathered in the forward pass of something and is gathered again in its backward pass.
+    """Tensors that are gathered in a forward pass, and again in its backward pass.
 
-    All of it in one message, which does not wait for gradients: the shards are there.
+    All are gathered again in one message. It does not wait for gradients, because the shards are kept.
 
     Args:
         group: The ranks.
@@ -47,7 +47,7 @@ class Regathered:
         self._pending: dict[int, AsyncResult[Tensor]] = {}
 
     def add(self, x: Tensor, move: Move) -> Again:
-        """Keep a shard; gives what returns the whole in the backward pass."""
+        """Keep a shard, and return a function that returns the whole in the backward pass."""
         number = len(self._moves)
         self._moves.append((x.detach(), move))
 
@@ -60,12 +60,12 @@ class Regathered:
         return again
 
     def start(self) -> None:
-        """Start gathering, unless that is under way."""
+        """Start gathering, unless it has started."""
         if not self._pending:
             self._pending = dict(enumerate(async_ops.start_exchange(self._moves, self._group)))
 
     def started_by(self, x: Tensor) -> Tensor:
-        """``x``, whose gradient starts the gathering when the backward pass comes to it."""
+        """Return ``x``; its gradient starts the gathering when the backward pass reaches it."""
         found: Tensor = _Starting.apply(x, self) if self._moves else x
         return found
 
@@ -84,32 +84,32 @@ class _Starting(Function):
 
 
 class RegatheringLayer(nn.Module):
-    """A layer that gathers something from all ranks.
+    """A layer that gathers a tensor from all ranks.
 
     Attributes:
         shards: The cut.
-        keeps_gathered: Whether it keeps that for its backward pass: where blocks are recomputed, which regathers it
-            anyway.
+        keeps_gathered: True if the layer keeps gathered tensors for its backward pass. In recomputed blocks the
+            recomputation gathers them again anyway.
     """
 
     shards: AxialShards
     keeps_gathered: bool = False
 
     def regathers(self, pair: Tensor) -> bool:
-        """Whether the backward pass gathers again.
+        """Return True if the backward pass gathers again.
 
-        Not on more ranks than the pair ``[*, rows, columns, c_z]`` has channels, which send the terms of all triangle
-        products (``axial/matmul.py``), as much as may be.
+        It does not if there are more ranks than the pair ``[*, rows, columns, c_z]`` has channels: they already send
+        the most, the terms of all triangle products (``axial/matmul.py``).
         """
         few = self.shards.group.size <= pair.shape[-1]
         return few and not self.keeps_gathered and torch.is_grad_enabled()
 
     def move(self, x: Tensor, dim: int, length: int) -> Move:
-        """How a shard along ``dim``, counted from the back, of an axis of ``length`` is gathered."""
+        """Return the move that gathers a shard along ``dim``, counted from the back, of an axis of ``length``."""
         return Move(before=Shards(x.dim() + dim, self.shards.sizes(length)), after=None)
 
     def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Again | None]:
-        """The shards along ``dim`` of all ranks, and how to gather them again if that is to be done."""
+        """Gather the shards along ``dim``; return the whole and how to gather it again, or None."""
         move = self.move(x, dim, length)
         again = Regathered(self.shards.group).add(x, move) if self.regathers(pair) else None
         return self.shards.gather(x, dim, length), again
@@ -154,28 +154,28 @@ def outer_product_regathered(
     *,
     again: tuple[Again | None, Again | None],
 ) -> Tensor:
-    """:func:`fastfold.kernels.outer_product_mean` as an update of a pair, with a side that is not kept.
+    """Compute :func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
 
     Args:
         left: ``[*, S, I, c]``.
         right: ``[*, S, J, c]``.
         pair: ``[*, I, J, c_z]``.
-        masks: Of both sides: ``[*, S, I]`` and ``[*, S, J]``.
+        masks: Masks of both sides: ``[*, S, I]`` and ``[*, S, J]``.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
-        again: For the side that was gathered, how to gather it again; None for the other one, which is kept.
+        again: For the gathered side, a function that gathers it again; None for the side that is kept.
     """
     out: Tensor = _OuterProduct.apply(left, right, pair, masks, again, weight, bias)
     return out
 
 
 class _How(NamedTuple):
-    """How attention is carried out.
+    """Options of one attention.
 
     Attributes:
-        options: Of its operators.
-        again: Gathers the bias again; None where it is kept.
-        begun: What was computed while the bias was under way.
+        options: Options of its operators.
+        again: Gathers the bias again; None keeps it.
+        begun: Tensors that were computed while the bias was sent.
     """
 
     options: dict[str, Any]
@@ -203,7 +203,7 @@ class _Attention(Function):
 
     @staticmethod
     def begin(ctx: Any) -> None:
-        # Read once: activation checkpointing hands saved tensors out a single time.
+        # Saved tensors are read once: activation checkpointing returns them a single time.
         x, *others = saved = ctx.saved_tensors
         parameters = GatedAttentionParams._make(others[3:])
         ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
@@ -245,7 +245,10 @@ def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Tensor]:
-    """Compute what attention needs of ``x [*, R, N, c]`` alone, while a bias is under way; for ``begun`` below."""
+    """Compute the part of attention that needs ``x [*, R, N, c]`` only, while a bias is sent.
+
+    Pass the result as ``begun`` to :func:`attention_regathered`.
+    """
     return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
 
 
@@ -260,17 +263,17 @@ def attention_regathered(
     again: Again | None = None,
     begun: Sequence[Tensor] = (),
 ) -> Tensor:
-    """``x + dropout * attention(norm(x))``, with a bias that is gathered.
+    """Compute ``x + dropout * attention(norm(x))``, with a gathered bias.
 
     Args:
         norm: Layer norm of the branch.
         attention: Its attention.
         x: ``[*, R, N, c]``; attention is along N.
         bias: ``[*, H, N, N]``, gathered, or None.
-        mask: ``[*, R, N]``, 0 for keys that must not be seen.
+        mask: ``[*, R, N]``, 0 for masked keys.
         dropout: Factors that broadcast against ``x``, or None.
-        again: Gathers the bias again, which then is not kept; None where it is.
-        begun: Of :func:`begin_attention`, or empty.
+        again: Gathers the bias again in the backward pass; None keeps it.
+        begun: Result of :func:`begin_attention`, or empty.
     """
     how = _How(_options(attention, x), again, list(begun))
     out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention))
@@ -278,15 +281,15 @@ def attention_regathered(
 
 
 def begins_backward(out: Tensor) -> Callable[[], None]:
-    """What the backward pass of an operator can begin with before its gradient is there; called within one.
+    """Return the part of an operator's backward pass that needs no gradient; call it within one.
 
     Args:
-        out: What :func:`attention_regathered`, or another operator with a ``begin``, has returned.
+        out: Result of :func:`attention_regathered`, or of another operator with a ``begin``.
     """
     node: Any = out.grad_fn
 
     def begin() -> None:
-        # Of the MSA that the last block of the extra stack returns nothing is used: no gradient will come.
+        # The MSA of the last block of the extra stack is not used, so it gets no gradient.
         if node is not None and torch._C._will_engine_execute_node(node):
             type(node)._forward_cls.begin(node)
 
@@ -294,7 +297,7 @@ def begins_backward(out: Tensor) -> Callable[[], None]:
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A function's result, of which only the arguments are kept for the backward pass; it draws no numbers."""
+    """Call a function and keep only its arguments for the backward pass; it draws no random numbers."""
     if not torch.is_grad_enabled():
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -1,18 +1,19 @@
-"""An Evoformer block on shards where gradients are recorded: as few messages as its dependencies allow.
+"""An Evoformer block on shards while gradients are recorded, with as few messages as its dependencies allow.
 
-What leaves at one time leaves in one message: a bias with the pair that is resharded, the outer product's projection
-with the MSA, both factors of a triangle product. Only what is big, and not needed before something else is computed,
-leaves in a message of its own. Triangle products are made in one of three ways:
+Tensors that are ready at one time are sent in one message: a bias with the resharded pair, the outer product's
+projection with the MSA, both factors of a triangle product. A tensor gets its own message only if it is large and
+other work can be done before it is needed. Triangle products are computed in one of three ways:
 
 - ``sums``: the terms of each are summed in one message, and the pair is cut along its rows from the first product to
-  attention around ending nodes. The fewest messages: on the GPUs of one machine, where the terms are not too big.
-- ``channels``: factors and product are resharded, which any cut of the pair serves; it is cut along its rows from the
-  outer product on.
-- ``terms``: the terms are summed block by block of channels, and the pair changes its cut between the products.
+  attention around ending nodes. This needs the fewest messages. It is used on the GPUs of one machine, unless the
+  terms are too large.
+- ``channels``: factors and product are resharded, which works for any cut of the pair. The pair is cut along its rows
+  from the outer product on.
+- ``terms``: the terms are summed for one group of channels after another, and the pair changes its cut between the
+  products.
 
-Beside a message is computed what does not wait for it: queries, keys and values beside the bias, one projection of the
-outer product beside the other; in the backward pass what the operators behind the message compute again of their
-inputs.
+Messages overlap with independent work: the bias with queries, keys and values, and one projection of the outer product
+with the other. In the backward pass they overlap with the next operators' recomputation from their inputs.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ Moving = tuple[Tensor, Move]
 Arriving = Callable[[], tuple[Tensor, ...]]
 
 SMALL_MESSAGE = 2**22
-"""Bytes under which a tensor leaves with another one, and is waited for, rather than in a message of its own."""
+"""Size in bytes below which a tensor is sent and waited for together with another one."""
 
 MAX_EXTRA_BYTES = 24 * 2**20
-"""What a rank may send more to spare a message: so much passes a link of 360 GB/s while a message sets out and the five
-kernels around it are launched (70 µs by the constants of ``planner/calibration.json``)."""
+"""Number of additional bytes a rank may send to save a message.
+
+A link of 360 GB/s sends as much while a message starts and the five kernels around it are launched (70 µs by the
+constants of ``planner/calibration.json``).
+"""
 
 MAX_SUMMING_RANKS = 8
-"""Ranks that such a link joins: the GPUs of a machine."""
+"""Number of ranks that such a link joins: the GPUs of a machine."""
 
 
 class TrainingBlock:
@@ -70,7 +74,7 @@ class TrainingBlock:
         self._way = ""
 
     def __call__(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
-        """Updated shards, cut as they came: see :class:`~.axial_blocks.ShardedEvoformerBlock`."""
+        """Return the updated shards, cut as the inputs: see :class:`~.axial_blocks.ShardedEvoformerBlock`."""
         channels = len(self._block.triangle_multiplication_outgoing.projection.weight) // 2
         self._way = product_way(
             self._residues, channels, pair.shape[:-3].numel(), pair.element_size(), self._shards.group.size
@@ -113,7 +117,7 @@ class TrainingBlock:
     def _outer_product(
         self, msa: Tensor, pair: Tensor, to_rows: Sequence[Moving] = ()
     ) -> tuple[Tensor, Arriving]:
-        """Updated pair, and the MSA ``[*, S, n, c_m]`` on its way to be cut by sequences."""
+        """Return the updated pair, and the MSA ``[*, S, n, c_m]`` while it is resharded to sequences."""
         outer, rows = self._block.outer_product_mean, self._way == "channels"
         left, right = ((layer.weight, layer.bias) for layer in (outer.left, outer.right))
         first, second = (right, left) if rows else (left, right)
@@ -130,7 +134,7 @@ class TrainingBlock:
     def _gathering(
         self, layer: RegatheringLayer, x: Tensor, dim: int, regathers: bool
     ) -> tuple[Moving, Again | None]:
-        """How to gather what a layer needs of all ranks, and how again in the backward pass if that is wanted."""
+        """Return the moves that gather a layer's input, and gather it again for the backward pass, or None."""
         move = layer.move(x, dim, self._residues)
         return (x, move), self._regathered.add(x, move) if regathers else None
 
@@ -140,7 +144,7 @@ class TrainingBlock:
         return exchange_async(moves, self._shards.group, meanwhile)
 
     def _start_beside(self, now: Sequence[Moving], later: Sequence[Moving]) -> tuple[Arriving, Arriving]:
-        """What is needed first (more may come with it), and others, of which the wait is left to who needs them."""
+        """Start moves that are needed first and later ones; small ones share a message."""
         if not later or sum(map(self._bytes, later)) < SMALL_MESSAGE:
             joint = functools.cache(self._start([*now, *later]).wait)
             return joint, lambda: joint()[len(now) :]
@@ -148,12 +152,12 @@ class TrainingBlock:
         return needed.wait, self._start(later).wait
 
     def _bytes(self, moving: Moving) -> int:
-        """Of a rank on average, so that all ranks decide alike."""
+        """Return the bytes of moves of an average rank, so that all ranks decide alike."""
         x, move = moving
         return move.whole(x).numel() * x.element_size() // self._shards.group.size
 
     def _to_rows(self, pair: Tensor) -> list[Moving]:
-        """The pair from columns to rows, if triangle products are made of whole channels."""
+        """Return the pair's move from columns to rows, if triangle products use whole channels."""
         if self._way != "channels":
             return []
         return [(pair, self._shards.resharding(pair, cut=-3, join=-2, length=self._residues))]
@@ -166,9 +170,13 @@ class TrainingBlock:
         return msa, self._shards.resharding(msa, cut=-3, join=-2, length=self._residues)
 
     def _attend_columns(self, msa: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Attention along the sequences of ``[*, S, n, c_m]``, and what its backward pass can begin with."""
+        """Run attention along the sequences of ``[*, S, n, c_m]``.
+
+        Returns:
+            The updated MSA, and the part of the backward pass that needs no gradient.
+        """
         layer, mask = self._block.msa_column_attention, self._shards.take(self._msa_mask, -1)
-        if not isinstance(layer, MSAColumnAttention):  # the global one of the extra MSA stack
+        if not isinstance(layer, MSAColumnAttention):  # the extra MSA stack has global attention
             return layer(msa, mask), None
         turned = attention_regathered(
             *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
@@ -177,11 +185,11 @@ class TrainingBlock:
         return turned.transpose(-3, -2), begins_backward(turned)
 
     def _update_pair(self, pair: Tensor, begin: Callable[[], None] | None) -> Tensor:
-        """Updated columns.
+        """Return the updated columns.
 
         Args:
-            pair: Cut along its columns, or along its rows where triangle products are made of whole channels.
-            begin: What the backward pass can begin with while it waits for the first product's gradient, or None.
+            pair: Cut along its columns, or along its rows where triangle products use whole channels.
+            begin: Work of the backward pass while it waits for the first product's gradient, or None.
         """
         block, shards, length = self._block, self._shards, self._residues
         mask_rows, mask_columns = (shards.take(self._pair_mask, dim) for dim in (-2, -1))
@@ -210,18 +218,18 @@ class TrainingBlock:
 
 
 def product_way(residues: int, channels: int, batch: int, element_size: int, ranks: int) -> str:
-    """How triangle products are made with gradients: ``sums``, ``channels`` or ``terms``.
+    """Choose how to compute triangle products with gradients: ``sums``, ``channels`` or ``terms``.
 
     Args:
         residues: N.
-        channels: Of the product.
+        channels: Channels of the product.
         batch: Number of batch elements.
         element_size: Bytes of an element.
-        ranks: How many there are.
+        ranks: Number of ranks.
     """
     n, elements = residues, batch * residues * residues
     way = choose_contraction("auto", n, n, n, channels, ranks)
-    # Three tensors are resharded, and of the terms all but this rank's own part leave.
+    # Three tensors are resharded. Of the terms, all but this rank's own part are sent.
     extra = elements * channels * element_size * (ranks - 1) / ranks * (1 - 3 / ranks)
     if block_channels(elements, channels, ranks, training=True) < channels:
         return way

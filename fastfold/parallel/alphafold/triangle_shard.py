@@ -1,4 +1,4 @@
-"""What triangle multiplications do on any part of the pair, before and after the edges are contracted."""
+"""Triangle multiplication on any part of the pair, before and after the edges are contracted."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fastfold.kernels.common.layout import batch_elements
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 Contract = Callable[[Tensor, Tensor], Tensor]
-"""From blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
+"""Function from blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
 
 
 class ShardedTriangleMultiplication(TriangleMultiplication):
-    """Triangle multiplication of which this rank holds a part; the contraction is the derived class's matter."""
+    """Triangle multiplication on this rank's part of the pair; derived classes contract the edges."""
 
     def multiplied(
         self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int, dropout: Tensor | None
     ) -> Tensor:
-        """``pair`` plus its update; the product waits where the policy says, but for what the policy keeps.
+        """Return ``pair`` plus its update; the product is offloaded as the policy says.
 
         Args:
             pair: ``[*, rows, columns, c_z]``, any part of the pair.
             mask: ``[*, rows, columns]``, the same part.
-            contract: Gets the left and the right factor.
+            contract: Function of the left and the right factor.
             ranks: See :meth:`product`.
             dropout: Factors for this part of the pair, the same in all of its rows, or None.
         """
@@ -48,7 +48,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
     def _streamed(
         self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int, host: HostBuffers
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of rows of the product with their content ``[c, rows, columns]``, when all of it is there."""
+        """Yield blocks of rows of the complete product with their content ``[c, rows, columns]``."""
         (length, columns, _), channels = pair.shape, len(self.projection.weight) // 2
         step = self._step(ranks)
         first, size = kept_rows(length, self.policy.contraction.kept), max(1, step * length // channels)
@@ -70,21 +70,21 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         )
 
     def _step(self, ranks: int) -> int:
-        """Channels that are contracted at a time without gradients."""
+        """Return the number of channels that are contracted at a time without gradients."""
         channels = len(self.projection.weight) // 2
         return min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
 
     def product(self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int) -> Tensor:
-        """The contracted edges of both gated projections, ``[*, c, rows, columns]``.
+        """Return the contracted edges of both gated projections, ``[*, c, rows, columns]``.
 
-        Without gradients for ``policy.contraction.channels`` channels at a time, by default a quarter of them: no more
-        of their factors then exist.
+        Without gradients ``policy.contraction.channels`` channels are contracted at a time, a quarter of them by
+        default. So only factors of these channels exist at once.
 
         Args:
             pair: ``[*, rows, columns, c_z]``, any part of the pair.
             mask: ``[*, rows, columns]``, the same part.
-            contract: Gets the left and the right factor.
-            ranks: How many take part; at least as many channels are contracted at a time.
+            contract: Function of the left and the right factor.
+            ranks: Number of ranks; at least as many channels are contracted at a time.
         """
         channels = len(self.projection.weight) // 2
         if torch.is_grad_enabled():
@@ -101,7 +101,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         return out
 
     def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
-        """Some channels of the left factor and the same of the right one, ``[*, 2 c, rows, columns]``."""
+        """Return the same channels of the left and the right factor, ``[*, 2 c, rows, columns]``."""
         proj_weight, proj_bias = self._of_channels(self.projection, channels)
         gate_weight, gate_bias = self._of_channels(self.gate, channels)
         return kernels.triangle_factors(
@@ -116,14 +116,14 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         )
 
     def _of_channels(self, layer: Linear, channels: slice) -> tuple[Tensor, ...]:
-        """Weight and bias of a layer that gives both factors, for some channels of each."""
+        """Return weight and bias for these channels of both factors, of a layer that computes both."""
         whole = (layer.weight, layer.bias)
         if 2 * (channels.stop - channels.start) == len(layer.weight):
             return whole
         return tuple(x.unflatten(0, (2, -1))[:, channels].flatten(0, 1) for x in whole)
 
     def updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
-        """``pair`` plus its update.
+        """Return ``pair`` plus its update.
 
         Args:
             pair: ``[*, rows, columns, c_z]``.

@@ -1,8 +1,8 @@
-"""Triangle multiplication with gradients on shards whose ranks send the terms of its sums, in one message.
+"""Triangle multiplication with gradients on shards; ranks send the terms of its sums in one message.
 
-A rank that has a part of the contracted residue has its term of every sum. The terms are added where the product's rows
-belong, so that the update is made on a shard along the rows of the pair. All that was kept between factors and product
-is made again in the backward pass, while the product's gradient is under way.
+A rank with a part of the contracted residue has its term of every sum. The terms are summed on the rank with the
+product's rows, so the update is made on a shard along the rows of the pair. The backward pass recomputes the
+activations between factors and product while the product's gradient is sent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fastfold.parallel.comm.moves import Move, Shards
 
 @dataclass(frozen=True)
 class SummedTerms:
-    """How the product of one multiplication comes about.
+    """Options of one multiplication.
 
     Attributes:
         shards: The cut.
         length: Residues N.
-        outgoing: Whether edges are outgoing: then the pair comes cut along its columns, and with incoming ones along
-            its rows. It leaves cut along its rows.
-        meanwhile: What the backward pass begins with while the product's gradient is under way.
+        outgoing: True for outgoing edges: the pair is then cut along its columns, otherwise along its rows. The result
+            is cut along its rows.
+        meanwhile: First work of the backward pass while the product's gradient is sent.
     """
 
     shards: AxialShards
@@ -44,13 +44,13 @@ class SummedTerms:
     meanwhile: Callable[[], None] | None = None
 
     def product(self, factors: Tensor) -> Tensor:
-        """This rank's terms ``[*, c, N, N]`` of factors ``[*, 2 c, N, n]`` or ``[*, 2 c, n, N]``."""
+        """Return this rank's terms ``[*, c, N, N]`` of factors ``[*, 2 c, N, n]`` or ``[*, 2 c, n, N]``."""
         left, right = factors.chunk(2, -3)
         # The official program contracts left[k, j] with right[k, i] for incoming edges.
         return padded_matmul(left, right.mT) if self.outgoing else padded_matmul(right.mT, left)
 
     def gradients(self, grad: Tensor, factors: Tensor) -> Tensor:
-        """Of the factors, from that of the whole product."""
+        """Return the gradients of the factors, from that of the whole product."""
         found = torch.empty_like(factors)
         (left, right), (of_left, of_right) = factors.chunk(2, -3), found.chunk(2, -3)
         if self.outgoing:
@@ -62,13 +62,13 @@ class SummedTerms:
         return found
 
     def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult[Tensor]]:
-        """Start summing terms, and with outgoing edges cutting the pair along its rows."""
+        """Start summing terms, and with outgoing edges resharding the pair to its rows."""
         moves = (terms, self._sum(terms)), (pair, self._to_rows(pair))
         return async_ops.start_exchange(moves if self.outgoing else moves[:1], self.shards.group)
 
     def send_back(self, grad: Tensor, pair: Tensor) -> list[AsyncResult[Tensor]]:
-        """Start gathering the product's gradient, and with outgoing edges cutting the pair's along its columns."""
-        # Apart: in one message with others, what is gathered is copied for each rank.
+        """Start gathering the product's gradient, and with outgoing edges resharding the pair's to columns."""
+        # The gather has its own message: in a shared one its data would be copied for each rank.
         moves = (grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint)
         return [
             found
@@ -103,7 +103,7 @@ class _Multiplication(Function):
 
     @staticmethod
     def begin(ctx: Any) -> None:
-        # Read once: activation checkpointing hands saved tensors out a single time.
+        # Saved tensors are read once: activation checkpointing returns them a single time.
         pair, mask, *others = saved = ctx.saved_tensors
         parameters = TriangleParams(*others[3:]).factors
         ctx.begun = saved, torch.ops.fastfold.triangle_factors(pair, mask, parameters, ctx.backend)
@@ -122,7 +122,8 @@ class _Multiplication(Function):
             add_z=True,
             needs=[True, True, *of_update],
             backend=ctx.backend,
-            # Of incoming edges the factors are of the same part of the pair, whose norm goes on with both gradients.
+            # Factors of incoming edges are of the same part of the pair, so its norm continues with both
+            # gradients.
             normed=not how.outgoing,
         )
         gathered, *columns = how.send_back(grad_product, grad_rows)
@@ -144,14 +145,14 @@ class _Multiplication(Function):
 def multiplication_of_terms(
     pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
 ) -> Tensor:
-    """``pair`` plus its update by a triangle multiplication, cut along its rows.
+    """Return ``pair`` plus its update by a triangle multiplication, cut along its rows.
 
     Args:
         pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
-        mask: Its part of the mask, without channels.
+        mask: The same part of the mask, without channels.
         dropout: Factors for the rows ``[*, 1, N, c_z]``, or None.
-        parameters: Those of :func:`fastfold.kernels.triangle_multiplication`.
-        how: How the product comes about.
+        parameters: Parameters of :func:`fastfold.kernels.triangle_multiplication`.
+        how: Options of the multiplication.
 
     Returns:
         ``[*, n, N, c_z]``.

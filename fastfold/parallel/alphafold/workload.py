@@ -1,4 +1,4 @@
-"""A training step of an AlphaFold network as something to be planned."""
+"""A training step of an AlphaFold network, as a workload for the planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
-# Bytes per parameter in addition to Adam's: the average of the weights, in float32.
+# Number of bytes per parameter in addition to Adam's: the average of the weights, in float32.
 _AVERAGE = 4
 
 
@@ -31,9 +31,9 @@ def alphafold_workload(
     precision: str = "bf16",
     recycles: int = 3,
 ) -> Workload:
-    """One optimisation step of AlphaFold training.
+    """Describe one optimisation step of AlphaFold training.
 
-    What is left out: the loss (a few percent of the arithmetic), the loader, and validation.
+    The loss (a few percent of the arithmetic), the loader and validation are left out.
 
     Args:
         model: Official name, as :func:`fastfold.evoformer.config.model_config` takes it, or a configuration tree.
@@ -42,10 +42,10 @@ def alphafold_workload(
         extra_msa: Sequences of the extra MSA.
         samples: Crops of a step.
         precision: ``bf16`` (trunk under autocast) or ``fp32``.
-        recycles: Most recycling iterations; as many as not are drawn evenly from 0 to this.
+        recycles: Maximum number of recycling iterations; the number is drawn uniformly from 0 to this.
 
     Raises:
-        ConfigError: No such model, or an impossible size.
+        ConfigError: The model or the precision is unknown, or a size is too small.
     """
     config = model_config(model) if isinstance(model, str) else model
     for name, value, least in (
@@ -56,9 +56,9 @@ def alphafold_workload(
         ("recycles", recycles, 0),
     ):
         if value < least:
-            raise ConfigError(f"{name} has to be at least {least}, got {value}")
+            raise ConfigError(f"{name}: expected at least {least}, found {value}")
     if precision not in ("bf16", "fp32"):
-        raise ConfigError(f"precision is bf16 or fp32, got {precision!r}")
+        raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
     trunk = config.model.embeddings_and_evoformer
     stacks = {
         "evoformer.blocks.0": Repeat(trunk.evoformer_num_block),
@@ -66,7 +66,8 @@ def alphafold_workload(
     }
     if trunk.template.enabled:
         stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
-    # Thousands of small operators, which take longest to trace; the little around its layer is counted as often.
+    # The structure module has thousands of small operators and takes longest to trace. Operators outside
+    # its layer are repeated with it; they are few.
     stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
 
     def build(mesh: ParallelMesh) -> nn.Module:
@@ -87,13 +88,13 @@ def alphafold_workload(
         loss=loss,
         samples=samples,
         stacks=stacks,
-        # A rank without a single residue's row has nothing to do.
+        # A rank needs at least one residue's row.
         layouts=standard_layouts(dap=residues, grid=True),
-        # Each sample's gradient is clipped: stage 3 never has it, and a pipeline adds several up.
+        # Each sample's gradient is clipped. Stage 3 never has it, and a pipeline sums several.
         zero=(0, 1, 2),
         passes=recycles / 2,
         copied_bytes=_AVERAGE,
-        small=True,  # AlphaFold's initialisation draws numbers again that are too large
+        small=True,  # AlphaFold's initialisation repeats draws that are too large
         description=f"{residues} residues, MSA {msa}, extra MSA {extra_msa}, {precision}, "
         f"0 to {recycles} recycling iterations, batch {samples}",
         settings=(
@@ -105,7 +106,7 @@ def alphafold_workload(
 
 
 def one_block_config(config: Any) -> Any:
-    """The same network with one block in every stack, and one layer of the structure module."""
+    """Return the network's configuration with one block per stack and one layer of the structure module."""
     small = config.copy_and_resolve_references()
     trunk = small.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
@@ -116,12 +117,14 @@ def one_block_config(config: Any) -> Any:
 
 
 def dummy_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
-    """Features of the right shapes, batch size 1, for one cycle; AlphaFold's keys with the cycle in front.
+    """Create features of the right shapes, batch size 1, for one cycle, with AlphaFold's keys.
+
+    The first axis of each tensor is the cycle.
 
     Args:
         config: Official configuration tree.
         residues: N.
-        msa: Rows of the MSA, templates not counted.
+        msa: Rows of the MSA, without templates.
         extra_msa: Rows of the extra MSA.
     """
     multimer = is_multimer(config)
