@@ -105,8 +105,8 @@ def refuse_missing_steps(model: nn.Module) -> None:
             block.triangle_attention_ending,
         ):
             raise ConfigError(
-                "dap expects AlphaFold's whole blocks, and this network's blocks lack attention along an axis: use dap=1 or "
-                "another network"
+                "dap expects AlphaFold's whole blocks, and this network's blocks lack attention along an axis: use "
+                "dap=1 or another network"
             )
 
 
