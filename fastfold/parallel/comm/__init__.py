@@ -1,1 +1,1 @@
-"""Groups of ranks, and what they send each other: differentiable, asynchronous, counted."""
+"""Groups of ranks and their messages: differentiable, asynchronous, counted."""

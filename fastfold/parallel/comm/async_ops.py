@@ -1,9 +1,9 @@
-"""Starting collectives: the only file that talks to torch.distributed about tensors.
+"""Asynchronous collectives: the only file that sends tensors by torch.distributed.
 
-Every function starts one collective and returns at once; :meth:`AsyncResult.wait` gives the result. Nothing here
-is differentiable (``collectives.py`` is), and the choice of the primitive by backend and by evenness is made
-here alone: gathers use the backend's own collective, as long as shards differ by no more than one element of their
-length; reduce-scatters of uneven shards are an all-to-all of exactly the bytes that are needed.
+Every function starts one collective and returns at once; :meth:`AsyncResult.wait` returns the result. Nothing here
+is differentiable (``collectives.py`` is). Only this file chooses the primitive by backend and by evenness of shards.
+Gathers use the backend's own collective if shards differ by at most one element of their length. Reduce-scatters of
+uneven shards are an all-to-all without padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastfold.errors import LostProcessError, first_line
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
-# PyTorch 2.13 renamed both; the older names stay for 2.11.
+# PyTorch 2.13 renamed both; PyTorch 2.11 has the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -32,17 +32,17 @@ T = TypeVar("T")
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 
 Box = tuple[slice, ...]
-"""Which part of each dimension, with start and stop given."""
+"""Part of each dimension, with explicit start and stop."""
 
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a collective under way, a tensor or several.
+    """Result of a running collective, a tensor or several.
 
     Attributes:
-        finish: Makes the result of the buffers once they are filled.
-        work: What to wait for; None if nothing is under way.
-        sent: What leaves from, which has to stay as long as it is under way.
+        finish: Makes the result from the filled buffers.
+        work: Handle to wait for; None if nothing is running.
+        sent: Memory that is sent, kept while the collective runs.
     """
 
     finish: Callable[[], T]
@@ -50,9 +50,9 @@ class AsyncResult(Generic[T]):
     sent: Tensor | None = None
 
     def wait(self) -> T:
-        """Return the result, once every rank has sent its part (on a GPU: the stream waits, not the host).
+        """Return the result after every rank has sent its part; on a GPU the stream waits, not the host.
 
-        To be called once: the buffers of the result are freed.
+        Call it once: the buffers of the result are freed.
 
         Raises:
             LostCollectiveError: Another process ended, or did not answer in time.
@@ -82,7 +82,7 @@ def _wait(work: dist.Work) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return True if a collective failed because another rank is gone; gloo says so in words alone."""
+    """Return True if a collective failed because another rank is gone; gloo says so only in its message."""
     return isinstance(error, dist.DistError) or (
         type(error) is RuntimeError and bool(_GONE.search(str(error)))
     )
@@ -98,7 +98,7 @@ def completed(x: Tensor) -> AsyncResult[Tensor]:
 
 
 def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
-    """Results of collectives, each waited for when the ones after it have been started."""
+    """Yield results of collectives in order, after starting the following ones."""
     under_way: Sequence[AsyncResult[Tensor]] = ()
     for pending in started:
         done, under_way = under_way, pending
@@ -114,11 +114,11 @@ def _exchange(
     """Send piece i to rank i and receive ``received[i]`` elements from it, into one flat buffer.
 
     Returns:
-        The buffer, what to wait for, and the memory that is sent.
+        The buffer, the handle to wait for, and the memory that is sent.
     """
     numbers = [piece.numel() for piece in pieces]
     flat = pieces[0].new_empty(sum(numbers))
-    # One pass over pieces with gaps, where joining them would take two.
+    # One pass over strided pieces; making them contiguous first would take two.
     places = [place.view(piece.shape) for place, piece in zip(flat.split(numbers), pieces, strict=True)]
     torch._foreach_copy_(places, list(pieces))
     buffer, work = _all_to_all(op, flat, numbers, received, group)
@@ -128,7 +128,7 @@ def _exchange(
 def _all_to_all(
     op: str, flat: Tensor, sent: Sequence[int], received: Sequence[int], group: Group
 ) -> tuple[Tensor, dist.Work]:
-    """The next ``sent[i]`` elements to rank i, ``received[i]`` from it, into one flat buffer."""
+    """Send the next ``sent[i]`` elements to rank i, receive ``received[i]`` into one flat buffer."""
     buffer = flat.new_empty(sum(received))
     work = dist.all_to_all_single(
         buffer, flat, list(received), list(sent), group=group.process_group, async_op=True
@@ -137,7 +137,7 @@ def _all_to_all(
     return buffer, work
 
 
-# Where a tensor starts in a buffer of several dtypes, in bytes.
+# Alignment in bytes of a tensor's start in a buffer of several dtypes.
 _ALIGNMENT = 16
 
 
@@ -145,11 +145,11 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
     """Carry out several moves with one message to each rank.
 
     Args:
-        moves: Tensors, of any dtypes, and how each is moved. At least one.
+        moves: Tensors, of any dtypes, and the move of each. At least one.
         group: The ranks.
 
     Returns:
-        One result for each; the first that is waited for waits for all.
+        One result for each move; waiting for one waits for all.
     """
     if len(moves) == 1:
         ((x, move),) = moves
@@ -161,7 +161,7 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
 
 
 def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
-    """:func:`start_exchange` as one all-to-all, whatever the moves."""
+    """Start :func:`start_exchange` as one all-to-all, for any moves."""
     dtypes = {x.dtype for x, _ in moves}
     mixed = len(dtypes) > 1
     unit = torch.uint8 if mixed else dtypes.pop()
@@ -170,7 +170,7 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
         return _exchange_even(op, moves, unit, group)
 
     def numbers(shapes: Sequence[Sequence[torch.Size]]) -> list[list[int]]:
-        """Of each move and rank, in units."""
+        """Return the number of units for each move and rank."""
         return [
             [_room(shape.numel() * (x.element_size() if mixed else 1), mixed) for shape in each]
             for (x, _), each in zip(moves, shapes, strict=True)
@@ -196,7 +196,7 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
         own = parts[index :: len(shapes)]
         return move.join([_typed(part, dtype, shape) for part, shape in zip(own, shapes[index], strict=True)])
 
-    # Nothing that is sent is held any longer than its message.
+    # The sent memory is kept only while the message runs.
     return [
         AsyncResult(partial(finish, move, x.dtype, index), work, flat)
         for index, (x, move) in enumerate(moves)
@@ -206,7 +206,7 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
 def _exchange_even(
     op: str, moves: Sequence[tuple[Tensor, Move]], unit: torch.dtype, group: Group
 ) -> list[AsyncResult[Tensor]]:
-    """:func:`start_exchange` where every rank sends as much to each: the ranks are an axis of few tensors."""
+    """Start :func:`start_exchange` for pieces of equal size; a few tensors have an axis for the ranks."""
     mixed = unit != moves[0][0].dtype
     stacked = [move.stacked(x) for x, move in moves]
     numbers = [_room(x.numel() // group.size * (x.element_size() if mixed else 1), mixed) for x in stacked]
@@ -232,12 +232,12 @@ def _exchange_even(
 
 
 def _room(number: int, mixed: bool) -> int:
-    """Elements, or bytes and what is left free behind them."""
+    """Return a number of elements, or of bytes with padding."""
     return -(-number // _ALIGNMENT) * _ALIGNMENT if mixed else number
 
 
 def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """The beginning of a piece of a buffer ``[n]``, or of pieces ``[P, n]``, as a tensor."""
+    """Return the beginning of a piece of a buffer ``[n]``, or of pieces ``[P, n]``, as a tensor."""
     if place.dtype != dtype:
         place = place.view(dtype)
     count = math.prod(shape[place.dim() - 1 :])
@@ -247,11 +247,11 @@ def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
     longest, shortest, move = max(sizes), min(sizes), Move(before=Shards(dim, sizes), after=None)
-    # Ranks without anything would send a whole element each.
+    # A rank with an empty shard would send a whole element in the padded gather.
     if longest - shortest > 1 or (longest and not shortest):
         (found,) = _start_exchange([(x, move)], group)
         return found
-    # Shards that lack one element of their length are sent with one more: no copy of a shard for each rank.
+    # Shards that are one element shorter are padded: an all-to-all would copy the shard for each rank.
     shape = torch.Size((*x.shape[:dim], longest, *x.shape[dim + 1 :]))
     own = x.contiguous() if x.shape[dim] == longest else x.new_zeros(shape)
     if own.shape != x.shape:
@@ -271,7 +271,7 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
-    """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
+    """Sum over the ranks; this rank keeps its shard along ``dim``."""
     shards = Shards(dim, sizes)
     if shards.even and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
@@ -279,8 +279,9 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
         return AsyncResult(lambda: out, work, stacked)
-    # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
-    # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
+    # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as
+    # much. Backends also round half precision after every addition, and a sum over hundreds of ranks should
+    # be rounded once.
     (found,) = _start_exchange([(x, Move(before=None, after=shards))], group)
     return found
 
@@ -293,7 +294,7 @@ def start_all_to_all(
     split_sizes: Sequence[int],
     concat_sizes: Sequence[int],
 ) -> AsyncResult[Tensor]:
-    """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
+    """Cut ``split_dim`` into shards for the ranks, and join the received ones along ``concat_dim``."""
     move = Move(before=Shards(concat_dim, concat_sizes), after=Shards(split_dim, split_sizes))
     (found,) = _start_exchange([(x, move)], group)
     return found
@@ -308,8 +309,8 @@ def start_all_reduce(x: Tensor, group: Group) -> AsyncResult[Tensor]:
 
 
 def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
-    """The tensor of rank ``source`` of the group, on every rank; the others give one of its shape."""
-    # The source's own tensor is only read; another's is written, so the one given is left alone.
+    """Send the tensor of rank ``source`` to every rank; the others pass one of its shape."""
+    # The source's tensor is only read. Other ranks' tensors would be overwritten, so they get new memory.
     out = x.contiguous() if group.rank == source else x.new_empty(x.shape)
     work = dist.broadcast(out, group=group.process_group, group_src=source, async_op=True)
     group.report("broadcast", (group.size - 1) / group.size * out.numel() * out.element_size())
@@ -317,7 +318,7 @@ def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]
 
 
 def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult[Tensor]:
-    """Sum over the ranks on rank ``target`` of the group, zeros on the others."""
+    """Sum over the ranks on rank ``target`` of the group; other ranks get zeros."""
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
     group.report("reduce", (group.size - 1) / group.size * out.numel() * out.element_size())
@@ -326,9 +327,9 @@ def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult[Tensor]:
 
 
 def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> AsyncResult[Tensor]:
-    """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
+    """Send to the rank ``offset`` further round the ring, and receive from the one ``offset`` before.
 
-    ``sizes`` are the lengths along ``dim`` of what each rank sends.
+    ``sizes`` are the lengths along ``dim`` of each rank's tensor.
     """
     target, source = (group.rank + offset) % group.size, (group.rank - offset) % group.size
     empty = x.new_empty(0)
@@ -342,10 +343,10 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
 def start_redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
 ) -> AsyncResult[Tensor]:
-    """Move what the ranks hold from one layout to another; every element of the target lies in one source.
+    """Move boxes from one layout to another; every element of the target is in one source.
 
-    ``dims`` are the dimensions that the boxes are about, ``source`` and ``target`` the box of each rank. The other
-    dimensions are whole.
+    ``dims`` are the dimensions of the boxes, ``source`` and ``target`` the box of each rank. The other dimensions are
+    whole.
     """
     held, wanted = source[group.rank], target[group.rank]
     pieces = [_cut(x, dims, held, [_common(*pair) for pair in zip(held, box, strict=True)]) for box in target]
@@ -377,9 +378,9 @@ def _box_shape(shape: torch.Size, dims: Sequence[int], box: Sequence[slice]) -> 
 
 
 def _cut(x: Tensor, dims: Sequence[int], held: Box, box: Sequence[slice]) -> Tensor:
-    """The part ``box`` of a tensor that holds ``held``."""
+    """Return the part ``box`` of a tensor that holds ``held``."""
     for dim, here, part in zip(dims, held, box, strict=True):
         length = part.stop - part.start
-        # An empty part may lie outside.
+        # An empty part may be outside.
         x = x.narrow(dim, part.start - here.start if length else 0, length)
     return x

@@ -1,8 +1,8 @@
 """Differentiable collectives over a group of ranks, with uneven shards and with overlap.
 
 Every collective has an asynchronous form, ``<name>_async``, which returns an
-:class:`~fastfold.parallel.comm.async_ops.AsyncResult`: the communication runs between the call and its ``wait``, while
-something else is computed, and does the same in the backward pass.
+:class:`~fastfold.parallel.comm.async_ops.AsyncResult`. The communication runs between the call and its ``wait``, while
+other work is done. The backward pass overlaps in the same way.
 
 The gradient is that of the sum of all ranks' losses, unless a function says otherwise.
 """
@@ -30,21 +30,23 @@ def _axis(x: Tensor, dim: int) -> int:
 
 
 def _shards(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
-    """Lengths of all ranks' shards, of which x is this rank's."""
+    """Return the lengths of all ranks' shards; x is this rank's shard."""
     found = [x.shape[dim]] * group.size if sizes is None else list(sizes)
     if len(found) != group.size or found[group.rank] != x.shape[dim]:
         raise ValueError(
-            f"shards of lengths {found} over {group}: this rank's has {x.shape[dim]} in dimension {dim}"
+            f"shards of lengths {found} over {group}: expected one for each of {group.size} ranks, and this rank's "
+            f"tensor has {x.shape[dim]} in dimension {dim}"
         )
     return found
 
 
 def _parts(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
-    """Lengths of the shards into which x is cut for the ranks."""
+    """Return the lengths of the ranks' shards of x."""
     found = shard_sizes(x.shape[dim], group.size) if sizes is None else list(sizes)
     if len(found) != group.size or sum(found) != x.shape[dim]:
         raise ValueError(
-            f"shards of lengths {found} over {group}: they have to add up to the {x.shape[dim]} of dimension {dim}"
+            f"shards of lengths {found} over {group}: expected {group.size} lengths with a sum of {x.shape[dim]}, the "
+            f"length of dimension {dim}"
         )
     return found
 
@@ -54,9 +56,9 @@ def _own(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Tensor:
 
 
 def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu") -> list[int]:
-    """Every rank's ``length``, for shards that no rule cuts (batches of different sizes).
+    """Return every rank's ``length``, for shards of any lengths (batches of different sizes).
 
-    On torch's fake process group, where no other rank is, all count as this one.
+    On torch's fake process group, which has no other ranks, all lengths equal this rank's.
     """
     if group.size == 1 or group.backend == "fake":
         return [length] * group.size
@@ -67,11 +69,11 @@ def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu"
 def exchange_async(
     moves: Sequence[tuple[Tensor, Move]], group: Group, meanwhile: Callable[[], None] | None = None
 ) -> AsyncResult[tuple[Tensor, ...]]:
-    """Start several moves in one message to each rank; the gradients come back in one message too.
+    """Start several moves in one message to each rank; the gradients return in one message too.
 
     Args:
-        moves: Tensors, and how each is moved; see :mod:`fastfold.parallel.comm.moves`. The gradients of those that need
-            one are moved back.
+        moves: Tensors and their moves; see :mod:`fastfold.parallel.comm.moves`. Gradients are moved back for those
+            that need one.
         group: The ranks.
         meanwhile: Called by the backward pass while it waits for the gradients.
     """
@@ -119,8 +121,8 @@ def gather(
         dim: The sharded dimension.
         group: The ranks.
         sizes: Lengths of the shards; None if all are as long as this one (see :func:`exchange_sizes`).
-        same_after: What follows is computed identically on every rank, whose loss is one and the same: then each
-            rank takes its shard of its own gradient, without communication.
+        same_after: True if every rank computes the same from the result, and all share one loss. Then each rank takes
+            its shard of its own gradient, without communication.
 
     Returns:
         ``[..., sum(sizes), ...]``, the same on every rank.
@@ -131,7 +133,7 @@ def gather(
 def scatter_async(
     x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None
 ) -> AsyncResult[Tensor]:
-    """Start :func:`scatter` (of which only the gradient communicates)."""
+    """Start :func:`scatter`; only its gradient communicates."""
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
@@ -146,7 +148,7 @@ def scatter_async(
 def scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
     """Keep this rank's shard of a tensor that every rank has; the gradient is gathered.
 
-    The gathered gradient is the whole one on every rank, as what was computed identically before needs.
+    Every rank gets the whole gradient, because every rank computed the tensor.
 
     Args:
         x: The same ``[..., L, ...]`` on every rank.
@@ -176,7 +178,7 @@ def reduce_scatter_async(
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
-    """Sum over the ranks, of which each keeps a shard along ``dim``; the gradient is gathered.
+    """Sum over the ranks, and keep this rank's shard along ``dim``; the gradient is gathered.
 
     Args:
         x: ``[..., L, ...]``, this rank's term.
@@ -202,7 +204,7 @@ def all_to_all_async(
     """Start :func:`all_to_all`."""
     split_dim, concat_dim = _axis(x, split_dim), _axis(x, concat_dim)
     if split_dim == concat_dim:
-        raise ValueError(f"all_to_all reshards from one dimension to another, got {split_dim} twice")
+        raise ValueError(f"all_to_all: expected two different dimensions, found {split_dim} twice")
     cut = _parts(x, split_dim, group, split_sizes)
     joined = _shards(x, concat_dim, group, concat_sizes)
     if group.size == 1:
@@ -251,8 +253,8 @@ def all_reduce_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
 def all_reduce(x: Tensor, group: Group) -> Tensor:
     """Sum over the ranks; the gradient passes unchanged (Megatron's *g*).
 
-    Right where what follows is computed identically on every rank, whose loss is one and the same. Where ranks go
-    on differently, compose: ``all_reduce_gradient(all_reduce(x, group), group)``.
+    The gradient is right if every rank computes the same from the result, and all share one loss. If ranks compute
+    different things, compose ``all_reduce_gradient(all_reduce(x, group), group)``.
     """
     if group.size == 1:
         return x
@@ -261,14 +263,14 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce_gradient_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
-    """Start :func:`all_reduce_gradient` (of which only the gradient communicates)."""
+    """Start :func:`all_reduce_gradient`; only its gradient communicates."""
     if group.size == 1:
         return differentiable_one(x, completed, completed)
     return differentiable_one(x, completed, lambda gradient: async_ops.start_all_reduce(gradient, group))
 
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
-    """The tensor itself, the same on every rank; the gradient is summed over the ranks (Megatron's *f*)."""
+    """Return the tensor, the same on every rank; sum its gradient over the ranks (Megatron's *f*)."""
     if group.size == 1:
         return x
     result: Tensor = _SumOfGradients.apply(x, group)
@@ -276,7 +278,7 @@ def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
 
 
 class _Sum(Function):
-    """Sum over the ranks. Its gradient is the same on all ranks, whose own gradients add up if taken again."""
+    """Sum over the ranks. Its gradient is the same on all ranks; in a second derivative their gradients add up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -289,7 +291,7 @@ class _Sum(Function):
 
 
 class _SumOfGradients(Function):
-    """The tensor itself, with the sum of the gradients of all ranks."""
+    """Identity whose gradient is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -313,10 +315,12 @@ def broadcast_async(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]
 
 
 def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
-    """The tensor of one rank on every rank; the gradients are summed on that rank, zero on the others.
+    """Send the tensor of one rank to every rank; the gradients are summed on that rank.
+
+    The gradient is zero on the other ranks.
 
     Args:
-        x: The tensor; on the other ranks one of its shape and dtype, whose values do not matter.
+        x: The tensor; on the other ranks any tensor of its shape and dtype.
         source: Number of the rank within the group.
         group: The ranks.
     """
@@ -342,16 +346,16 @@ def ring_shift_async(
 def ring_shift(
     x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
 ) -> Tensor:
-    """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
+    """Send to the rank ``offset`` further round the ring, and receive from the one ``offset`` before.
 
     Args:
-        x: What this rank sends.
+        x: Tensor to send.
         group: The ring.
-        offset: How far; negative goes the other way.
+        offset: Number of steps; negative for the other direction.
         dim: The dimension in which the ranks' tensors may differ in length.
-        sizes: Lengths along ``dim`` of what each rank sends; None if all are as long as this one.
+        sizes: Lengths along ``dim`` of each rank's tensor; None if all are as long as this one.
 
     Returns:
-        What rank ``rank - offset`` sent.
+        The tensor of rank ``rank - offset``.
     """
     return ring_shift_async(x, group, offset, dim=dim, sizes=sizes).wait()

@@ -1,9 +1,9 @@
-"""A collective under way, as a pair of nodes in the autograd graph.
+"""A running collective as a pair of nodes in the autograd graph.
 
-The communication runs between the call of :func:`differentiable` and ``wait()`` of its result, while something
-else is computed. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
-is waited for where the call stood, so it overlaps with the backward pass of what was computed in between (the
-duality of FastFold's asynchronous operations, with the state in the result rather than in a module).
+The communication runs between the call of :func:`differentiable` and ``wait()`` of its result, while other work is
+done. The backward pass mirrors it: the gradient's communication starts at ``wait`` and is waited for at the call. So
+it overlaps with the backward pass of the work in between. This is the duality of FastFold's asynchronous operations,
+with the state in the result instead of a module.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult[Tensor
 
 @dataclass
 class _Shared:
-    """What the two ends of a message share: how to start it either way, and what is under way.
+    """State shared by the two ends of a message.
 
     Attributes:
-        forward: Starts it.
-        backward: Starts that of the gradients; None stands for those whose inputs need none.
-        needed: Which inputs need a gradient.
-        pending: What is under way.
-        meanwhile: What the backward pass does before it waits for the gradients.
+        forward: Starts the message.
+        backward: Starts the message of the gradients; None stands for gradients of inputs that need none.
+        needed: True for each input that needs a gradient.
+        pending: The running message.
+        meanwhile: Work of the backward pass before it waits for the gradients.
     """
 
     forward: StartMany
@@ -48,14 +48,14 @@ class _Shared:
 
 
 class _Launch(Function):
-    """Starts the message forward; waits for the gradients' backward."""
+    """Start the message in the forward pass; wait for the gradients' in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, shared: _Shared, *tensors: Tensor) -> Tensor:
         ctx.shared, shared.needed = shared, ctx.needs_input_grad[1:]
-        # Detached: a result may share memory with its input, and must not be taken for that itself.
+        # Detached: a result may share memory with its input, and must not be the input itself.
         shared.pending = shared.forward([x.detach() for x in tensors])
-        # Only links the two ends in the graph: no element, and so no kernel that fills it.
+        # Links the two ends in the graph. It has no element, so no kernel fills it.
         return torch.empty(0, device=tensors[0].device)
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Launch(Function):
 
 
 class _Complete(Function):
-    """Waits for the message forward; starts the gradients' backward."""
+    """Wait for the message in the forward pass; start the gradients' in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, shared: _Shared) -> tuple[Tensor, ...]:
@@ -96,8 +96,7 @@ def differentiable(
     Args:
         tensors: Tensors to send.
         forward: Starts the message.
-        backward: Gets the gradients of the results, None for each whose input needs none, and starts the message with
-            the others.
+        backward: Starts the message of the results' gradients; a gradient is None if its input needs none.
         meanwhile: Called by the backward pass while it waits for the gradients.
     """
     shared = _Shared(forward, backward, meanwhile=meanwhile)

@@ -24,8 +24,8 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     def checked(ctx: Any, *gradients: Any) -> Any:
         if torch.is_grad_enabled():
             raise ConfigError(
-                "create_graph=True (a gradient penalty or second derivative) goes through messages between ranks that "
-                "have one derivative alone; use dp with zero=0, 1 or 2, or tp in 1d"
+                "create_graph=True (a gradient penalty or second derivative) needs second derivatives of messages "
+                "between ranks, which this plan lacks; use dp with zero=0, 1 or 2, or tp in 1d"
             )
         return once(ctx, *gradients)
 

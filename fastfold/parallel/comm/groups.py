@@ -1,4 +1,4 @@
-"""Who communicates with whom, and how many bytes went over the wire."""
+"""Groups of ranks that communicate, and logs of their messages in bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def shard_sizes(length: int, parts: int) -> list[int]:
-    """Lengths of ``parts`` consecutive shards of ``length``; the first ones are one longer.
+    """Return the lengths of ``parts`` consecutive shards of ``length``; the first are one longer.
 
     No padding: 7 over 3 is ``[3, 2, 2]``, 2 over 3 is ``[1, 1, 0]``.
 
@@ -26,7 +26,7 @@ def shard_sizes(length: int, parts: int) -> list[int]:
 
 
 def shard_slices(length: int, parts: int) -> list[slice]:
-    """The shards of an axis of ``length`` cut by :func:`shard_sizes`."""
+    """Return the shards of an axis of ``length`` as :func:`shard_sizes` cuts it."""
     return [slice(start, stop) for start, stop in pairwise([0, *accumulate(shard_sizes(length, parts))])]
 
 
@@ -38,8 +38,8 @@ class Communication:
         op: ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_reduce``, ``broadcast``, ``reduce`` or ``shift``.
         group: Name of the group.
         size: Ranks in the group.
-        sent: Bytes that this rank sends. Broadcast and reduce count their mean over the group, because
-            which rank sends depends on the algorithm; so does all-reduce (2 (P - 1) / P of the tensor).
+        sent: Bytes that this rank sends. Broadcast, reduce and all-reduce (2 (P - 1) / P of the tensor) count their
+            mean over the group, because the sending rank depends on the algorithm.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Communication:
 
 @dataclass
 class CommunicationLog:
-    """Collectives in the order in which this rank started them, those of the backward pass included."""
+    """Collectives of forward and backward passes, in the order in which this rank started them."""
 
     entries: list[Communication] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class CommunicationLog:
         return sum(entry.sent for entry in self.entries)
 
     def by_op(self) -> dict[str, float]:
-        """Bytes sent by this rank for each kind of collective."""
+        """Return the bytes sent by this rank for each kind of collective."""
         totals: dict[str, float] = {}
         for entry in self.entries:
             totals[entry.op] = totals.get(entry.op, 0.0) + entry.sent
@@ -68,7 +68,7 @@ class CommunicationLog:
 
 
 class Reporter:
-    """Where the groups of one mesh report what they send: to every log that is open, and to none otherwise."""
+    """Registry of open logs to which the groups of one mesh report their messages."""
 
     def __init__(self) -> None:
         self._logs: list[CommunicationLog] = []
@@ -80,7 +80,7 @@ class Reporter:
 
     @contextmanager
     def record(self) -> Iterator[CommunicationLog]:
-        """A log of everything that is sent until the context is left."""
+        """Log all messages until the context ends."""
         log = CommunicationLog()
         self._logs.append(log)
         try:
@@ -91,12 +91,12 @@ class Reporter:
 
 
 class Group:
-    """Ranks that communicate with each other: a process group with a name and a place to report bytes to.
+    """Ranks that communicate with each other: a process group with a name and a reporter of bytes.
 
     Args:
-        process_group: The ranks; None for a rank that is alone.
+        process_group: The ranks; None for a single rank.
         name: Shown in logs.
-        reporter: Shared by the groups of a mesh; one of its own if None.
+        reporter: Shared by the groups of a mesh; None for a new one.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Group:
 
     @cached_property
     def backend(self) -> str:
-        """``nccl``, ``gloo``, ``fake``, ...; empty for a rank that is alone."""
+        """``nccl``, ``gloo``, ``fake``, ...; empty for a single rank."""
         return "" if self.process_group is None else dist.get_backend(self.process_group)
 
     def shard(self, length: int) -> slice:
-        """This rank's part of an axis of ``length`` cut by :func:`shard_sizes`."""
+        """Return this rank's part of an axis of ``length`` as :func:`shard_sizes` cuts it."""
         sizes = shard_sizes(length, self.size)
         start = sum(sizes[: self.rank])
         return slice(start, start + sizes[self.rank])
@@ -132,7 +132,7 @@ class Group:
         self.reporter.report(Communication(op, self.name, self.size, sent))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Group:
-        # A copy of a module (an average of weights, say) communicates with the same ranks.
+        # A copy of a module (such as an average of weights) communicates with the same ranks.
         return self
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""How a tensor that is cut over ranks comes to be cut otherwise: what each rank sends to each, and what is made of it.
+"""Moves of a tensor from one cut over ranks to another: the sent pieces, and the result made of the received ones.
 
-A move is described here and carried out by :func:`fastfold.parallel.comm.async_ops.start_exchange`, which takes several
-moves in one message to each rank. Where all shards are equally long a move is one tensor with an axis for the ranks,
-so that neither side needs more operators on more ranks.
+:func:`fastfold.parallel.comm.async_ops.start_exchange` carries out several moves in one message to each rank. If all
+shards are equally long, a move is one tensor with an axis for the ranks. Then the number of operators does not grow
+with the number of ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Shards(NamedTuple):
-    """How a tensor is cut.
+    """Cut of a tensor along one dimension.
 
     Attributes:
         dim: The dimension, from the front.
@@ -28,19 +28,19 @@ class Shards(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """Whether all are equally long."""
+        """True if all shards are equally long."""
         return len(set(self.sizes)) == 1
 
 
 @dataclass(frozen=True)
 class Move:
-    """What each rank sends of its tensor to each rank, and what it makes of what arrives.
+    """Change of a tensor's cut over ranks.
 
     Attributes:
-        before: How the tensor is cut; None: each rank holds a term of it, and the terms are summed. Every rank adds
-            those of its shard itself, in one sum: backends round half precision after every addition.
-        after: How the result is cut; None: every rank holds the whole.
-        filled: Rows and columns of the result, if it shall have more than there are: zeros behind them.
+        before: Cut of the tensor. None if each rank holds a term of it; the terms are summed. Every rank adds the
+            terms of its shard itself, in one sum, because backends round half precision after every addition.
+        after: Cut of the result; None if every rank holds the whole.
+        filled: Rows and columns of the result, if it is padded with zeros.
     """
 
     before: Shards | None
@@ -49,19 +49,19 @@ class Move:
 
     @property
     def op(self) -> str:
-        """What a log calls it."""
+        """Name in a log."""
         if self.before is None:
             return "reduce_scatter"
         return "all_gather" if self.after is None else "all_to_all"
 
     @property
     def even(self) -> bool:
-        """Whether every rank sends as much to each, so that :meth:`stacked` serves."""
+        """True if every rank sends as much to each, so that :meth:`stacked` can be used."""
         return all(shards is None or shards.even for shards in (self.before, self.after))
 
     @property
     def adjoint(self) -> Move:
-        """What brings the result's gradient back: every rank that holds the whole has a term of its gradient."""
+        """Move of the result's gradient: every rank that holds the whole has a term of its gradient."""
         return Move(self.after, self.before)
 
     @property
@@ -71,25 +71,25 @@ class Move:
         return len(shards.sizes)
 
     def whole(self, x: Tensor) -> torch.Size:
-        """Shape of the tensor that ``x`` is a rank's part of."""
+        """Return the shape of the whole tensor; ``x`` is a rank's part of it."""
         if self.before is None:
             return x.shape
         dim, sizes = self.before
         return torch.Size((*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :]))
 
     def pieces(self, x: Tensor) -> Sequence[Tensor]:
-        """What goes to each rank, as views of ``x``."""
+        """Return the piece for each rank, as views of ``x``."""
         return [x] * self._ranks if self.after is None else x.split(list(self.after.sizes), self.after.dim)
 
     def stacked(self, x: Tensor) -> Tensor:
-        """:meth:`pieces` along a new first axis, as one view of ``x``."""
+        """Return :meth:`pieces` along a new first axis, as one view of ``x``."""
         if self.after is None:
             return x.expand(self._ranks, *x.shape)
         dim, sizes = self.after
         return x.unflatten(dim, (len(sizes), sizes[0])).movedim(dim, 0)
 
     def shapes(self, x: Tensor, rank: int) -> list[torch.Size]:
-        """Shapes of what comes from each rank to ``rank``, whose own tensor is ``x``."""
+        """Return the shapes of the pieces that ``rank`` receives; its own tensor is ``x``."""
         shape = list(x.shape)
         if self.after is not None:
             shape[self.after.dim] = self.after.sizes[rank]
@@ -101,7 +101,7 @@ class Move:
         return found
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The result, of what came from the ranks."""
+        """Join the received pieces to the result."""
         if self.before is None:
             return torch.stack(list(parts)).sum(0)
         dim, sizes = self.before
@@ -113,7 +113,7 @@ class Move:
         return out
 
     def join_stacked(self, parts: Tensor) -> Tensor:
-        """:meth:`join` of equal parts along a first axis."""
+        """Join equal pieces along a first axis as :meth:`join` does."""
         if self.before is None:
             return parts.sum(0)
         dim = self.before.dim
@@ -126,7 +126,7 @@ class Move:
         return out
 
     def _filled(self, like: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """A result with zeros behind its rows and columns, and the part of it that is to be written."""
+        """Return a result with zeros after its rows and columns, and the part of it to write."""
         assert self.filled is not None
         out = like.new_empty(*shape[:-2], *self.filled)
         out[..., shape[-2] :, :].zero_()

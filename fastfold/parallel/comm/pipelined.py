@@ -1,7 +1,7 @@
-"""Panels of a matrix product on a grid: pieces that one rank after another gives to all, or gets the sum of.
+"""Panels of a matrix product on a grid: broadcast by one rank after another, or summed on it.
 
-The communication of one panel overlaps with what is computed with the one before. At any time a rank holds the piece in
-use and the one that arrives, never all of them.
+The communication of one panel overlaps with the computation of the previous one. A rank holds only the panel in use
+and the one that it receives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastfold.parallel.comm.groups import Group
 
 
 def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Group) -> Iterator[Tensor]:
-    """Every panel's piece, from the rank that owns it.
+    """Yield every panel's piece, from the rank that owns it.
 
     Args:
         piece: Panel p's piece on its owner; a tensor of its shape on the others (see :func:`absent`).
@@ -37,15 +37,15 @@ def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Gro
 
 
 def absent(like: Tensor, *shape: int) -> Tensor:
-    """A tensor of a shape that takes no memory, for a piece that another rank owns."""
+    """Return a tensor of a shape that takes no memory, for a piece that another rank owns."""
     return like.new_empty(()).expand(shape)
 
 
 def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[Tensor]:
-    """Sums over the ranks of each panel's term, of which those that this rank owns are returned.
+    """Sum each panel's terms over the ranks; return the sums that this rank owns.
 
     Args:
-        terms: This rank's term for each panel; made one at a time.
+        terms: This rank's term for each panel; computed one at a time.
         owners: For each panel the rank within the group.
         group: The ranks.
     """

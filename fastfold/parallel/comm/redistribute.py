@@ -1,4 +1,4 @@
-"""Moving a tensor that lies in boxes on the ranks of a group to another layout of boxes, differentiably."""
+"""Differentiable moves of a tensor between layouts of boxes on the ranks of a group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def redistribute_async(
     axes = [dim % x.dim() for dim in dims]
     held = [part.stop - part.start for part in source[group.rank]]
     if len(source) != group.size or len(target) != group.size or held != [x.shape[dim] for dim in axes]:
-        raise ValueError(f"boxes {source[group.rank]} of {group} in dimensions {axes} of {tuple(x.shape)}")
+        raise ValueError(
+            f"expected box {source[group.rank]} of {group} in dimensions {axes}, found a tensor of shape "
+            f"{tuple(x.shape)}"
+        )
     if list(source) == list(target):
         return differentiable_one(x, completed, completed)
     return differentiable_one(
@@ -32,13 +35,13 @@ def redistribute_async(
 def redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
 ) -> Tensor:
-    """Move a tensor of which each rank holds a box to another layout of boxes; the gradient is moved back.
+    """Move each rank's box to another layout of boxes; the gradient is moved back.
 
     Args:
         x: This rank's box.
         dims: The dimensions that are cut.
-        source: For each rank the part of each of these dimensions that it holds. Together they hold everything once.
-        target: For each rank the part that it gets; together everything once.
+        source: For each rank its part of each of these dimensions. The parts cover each element once.
+        target: For each rank the part of the result; the parts cover each element once.
         group: The ranks.
 
     Returns:
