@@ -1,1 +1,1 @@
-"""Which plan is the fastest: work and messages of the program, counted, and their cost on a machine."""
+"""Search for the fastest plan: a program's counted work and messages, and their cost on a machine."""

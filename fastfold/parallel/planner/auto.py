@@ -50,7 +50,7 @@ def choose_plan(
     """Choose the fastest plan of data parallelism, ZeRO and tensor parallelism that fits into memory.
 
     Args:
-        model: Plain module; it is not changed and nothing of it is computed.
+        model: Plain module; it is neither changed nor run on data.
         example: Inputs of one step of all ranks together: a tensor, a tuple of arguments, or a dict of named ones. The
             first dimension counts samples.
         ranks: Number of ranks.
@@ -65,7 +65,7 @@ def choose_plan(
     samples = next((len(x) for x in tree_leaves((given, named)) if isinstance(x, Tensor) and x.dim()), 0)
     if not samples:
         raise ConfigError(
-            "example= holds no tensor whose first dimension counts samples: give a batch of inputs"
+            "example= has no tensor whose first dimension counts samples; pass a batch of inputs"
         )
     speeds, origin = (gpu, "") if isinstance(gpu, Rates) else _rates(gpu)
     within = speeds.sheet.per_machine
@@ -98,7 +98,7 @@ def choose_plan(
             "smaller batch, give layers= for tensor parallelism, or use activation checkpointing in the model"
         )
     fastest = min(cost.seconds for cost in fitting)
-    # Of times that the model cannot tell apart, the plan with less sharding: it refuses fewer modules.
+    # If the model cannot tell times apart, the plan with less sharding wins: it supports more modules.
     fitting.sort(
         key=lambda cost: (
             max(cost.seconds, _ALIKE * fastest),
@@ -111,7 +111,7 @@ def choose_plan(
 
 
 def _workload(model: nn.Module, rows: int, dp: int) -> Workload:
-    """Return a step of one micro-batch, whose traces are filled in."""
+    """Return a step of one micro-batch, with its traces."""
 
     def layouts(_: int) -> Iterator[ParallelPlan]:
         return iter(())
@@ -152,7 +152,7 @@ def _shown(plan: ParallelPlan) -> str:
 
 
 def _rates(gpu: str | None) -> tuple[Rates, str]:
-    """Return rates of a named GPU or of this machine's, and the assumption behind them."""
+    """Return rates of a named GPU or of this machine's, and a note if the GPU was assumed."""
     if gpu is not None:
         return rates(gpu, GENERAL), ""
     if torch.cuda.is_available():
@@ -161,7 +161,7 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
         found = next((known for known in ACCELERATORS if known in words), None)
         if found is None:
             raise ConfigError(
-                f"no table has the rates of {name}: give gpu=, one of {', '.join(ACCELERATORS)}, or a plan by hand"
+                f"the table of rates lacks {name}; give gpu=, one of {', '.join(ACCELERATORS)}, or a plan by hand"
             )
         return rates(found, GENERAL), ""
     return rates(_ASSUMED_GPU, GENERAL), f"; this machine has no GPU, and {_ASSUMED_GPU} was assumed (gpu=)"
@@ -170,7 +170,7 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
 def _traced(
     model: nn.Module, given: Any, named: Any, samples: int, rows: int, regions: Sequence[str]
 ) -> Trace:
-    """Trace a pass forward and back of some samples, on tensors without data."""
+    """Trace a forward and backward pass of some samples, on tensors without data."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     memo: dict[int, Any] = {}
 
@@ -214,12 +214,12 @@ def _traced(
 
 
 def _loss(output: Any) -> Tensor:
-    """Return a model's own loss, or the sum of all that it returns."""
+    """Return a model's own loss, or the sum of all its results."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     found = [own] if isinstance(own, Tensor) else [x for x in tensors_in(output) if x.requires_grad]
     if not found:
         raise ConfigError(
-            "the model returns no tensor that trains on the example: give inputs as in training"
+            "the model returns no tensor with a gradient for the example; pass inputs as in training"
         )
     return torch.stack([x.float().sum() for x in found]).sum()
 

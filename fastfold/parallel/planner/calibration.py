@@ -1,7 +1,7 @@
-"""What no data sheet says: shares of rates, launches, latencies; and the published steps that they are checked against.
+"""Constants that data sheets lack (shares of rates, launches, latencies), and published steps to check them.
 
-All of it is in ``calibration.json``, which says of each constant whether it was fitted, and to what, or assumed.
-``tests/parallel/planner/test_published_steps.py`` holds the model to the published steps.
+They are in ``calibration.json``, which says of each constant whether it was fitted, and to which data, or assumed.
+``tests/parallel/planner/test_published_steps.py`` checks the model against the published steps.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ PublishedKind = Literal["block_forward", "block_backward", "step", "flops_per_se
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no table says. Shares are of tabulated rates; measured ones are taken as they are.
+    """Constants that data sheets lack. Shares apply to tabulated rates; measured rates are used unchanged.
 
     Attributes:
-        matrix_share: Of the matrix rate, in the products of a network.
-        attention_share: Of the matrix rate, in the products of a fused attention.
-        bandwidth_share: Of the memory's bandwidth.
-        link_share: Of links and network.
-        launch_seconds: That the host takes to launch a kernel, which takes no less than that; or a whole graph.
-        kernel_seconds: That a kernel takes on the device in addition to its work.
-        latency_seconds: For a message to arrive, in addition to its bytes.
-        memory_share: Of a GPU's memory that a plan may fill: fragments and the libraries need the rest.
-        hidden_share: Of the communication inside the model that overlaps with computation.
-        imbalance: Time of the slowest rank by that of the mean, for which all others wait; 1 for none.
+        matrix_share: Share of the matrix rate in the products of a network.
+        attention_share: Share of the matrix rate in the products of a fused attention.
+        bandwidth_share: Share of the memory's bandwidth.
+        link_share: Share of links and network.
+        launch_seconds: Seconds in which the host launches a kernel or a whole graph: the minimum time of either.
+        kernel_seconds: Seconds of a kernel on the device in addition to its work.
+        latency_seconds: Seconds until a message arrives, in addition to its bytes.
+        memory_share: Share of a GPU's memory that a plan may fill; the rest is for fragmentation and libraries.
+        hidden_share: Share of the communication inside the model that overlaps with computation.
+        imbalance: Time of the slowest rank divided by the mean; 1 for none.
         additive: Share of the shorter of an operator's products and memory traffic that adds to the longer one.
         score_instructions: Instructions of a softmax for each score.
-        hidden_synchronisation: Share of the computation beside which gradients and parameters are sent.
-        sources: Where each of them is from, by its name.
-        graphed: Whether each block's kernels are launched as one CUDA graph.
+        hidden_synchronisation: Share of the computation that overlaps with messages of gradients and parameters.
+        sources: Source of each constant, by its name.
+        graphed: True if each block's kernels are launched as one CUDA graph.
     """
 
     matrix_share: float
@@ -58,21 +58,21 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Published:
-    """A time or a rate that somebody has published.
+    """A published time or rate.
 
     Attributes:
-        name: What was run.
-        what: What :attr:`value` is: seconds of a block's pass, of a step, or of a whole training of ``samples``
+        name: Name of the run.
+        what: Kind of :attr:`value`: seconds of a block's pass, of a step, or of a whole training of ``samples``
             samples; or FLOP/s of all GPUs together.
-        value: See above.
+        value: The time or rate.
         gpu: Name of the accelerator.
-        source: Where it is published, and what of the settings is not.
-        plan: How it was split, a sample for each rank of ``dp``.
+        source: Publication, and settings that it leaves open.
+        plan: Plan of the run, with one sample for each rank of ``dp``.
         sizes: ``residues``, ``msa`` and ``extra_msa``.
-        checkpointing: Whether blocks were computed again in the backward pass.
-        graphed: Whether kernels were launched as CUDA graphs.
-        per_machine: GPUs of a machine, where it is not the table's.
-        samples: Of a whole training.
+        checkpointing: True if blocks were recomputed in the backward pass.
+        graphed: True if kernels were launched as CUDA graphs.
+        per_machine: GPUs of a machine, if they differ from the table.
+        samples: Samples of a whole training.
     """
 
     name: str
@@ -106,14 +106,14 @@ def _published(row: Mapping[str, Any]) -> Published:
 _TABLE = _read()
 
 TRAINING = _constants(_TABLE["training"])
-"""Of training steps, fitted to :data:`PUBLISHED`."""
+"""Constants of training steps, fitted to :data:`PUBLISHED`."""
 GENERAL = _constants(_TABLE["general"])
-"""Of training steps of models in general; ``benchmarks/published_models.py`` compares them."""
+"""Constants of training steps of general models; ``benchmarks/published_models.py`` checks them."""
 FOLDING = _constants(_TABLE["folding"])
-"""Of long folds; assumed."""
+"""Constants of long folds; assumed."""
 PUBLISHED = tuple(_published(row) for row in _TABLE["published"])
-"""What the training's constants are checked against."""
+"""Published values that check the training's constants."""
 LEFT_OUT: tuple[tuple[str, str], ...] = tuple((row["what"], row["why"]) for row in _TABLE["left_out"])
-"""What else is published, and why nothing is checked against it."""
+"""Published values that nothing is checked against, each with the reason."""
 WITHIN: float = _TABLE["within"]
-"""The model gives everything in :data:`PUBLISHED` within this factor."""
+"""Factor within which the model predicts every value of :data:`PUBLISHED`."""

@@ -1,7 +1,7 @@
-"""Time of messages: which links they pass, and what the replicas exchange of their gradients and parameters.
+"""Time of messages, by their links, and of the replicas' exchange of gradients and parameters.
 
-A collective takes as long as its bytes on the slowest link that they pass, and its latency for each doubling of the
-group. Rings pass a machine's border on as many network ports as the group has GPUs in that machine.
+A collective takes as long as its bytes on its slowest link, plus its latency for each doubling of the group. A ring
+leaves a machine on as many network ports as the group has GPUs in that machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastfold.parallel.planner.workload import Workload
 
 @cache
 def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
-    """How many ranks of the first group of this name are on the first machine."""
+    """Count the ranks on the first machine in the first group of this name."""
     sizes = axes(plan)
     strides, stride = {}, 1
     for name in reversed(sizes):
@@ -38,11 +38,11 @@ def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
 
 
 def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> float:
-    """Time of one collective.
+    """Compute the time of one collective, in seconds.
 
     Args:
-        entry: As a log of a mesh holds it; bytes are those that a rank sends.
-        plan: The whole plan, which says where the group's ranks are.
+        entry: Entry of a mesh's log; its bytes are those that a rank sends.
+        plan: The whole plan; it determines the machines of the group's ranks.
         rates: The links.
     """
     here = _on_one_machine(plan, entry.group, rates.sheet.per_machine)
@@ -60,13 +60,13 @@ def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> 
 
 
 def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rates: Rates) -> float:
-    """Time of collectives that follow one another; see :func:`exchange_seconds`."""
+    """Compute the time of successive collectives; see :func:`exchange_seconds`."""
     return sum(exchange_seconds(entry, plan, rates) for entry in entries)
 
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """What a rank sends for its gradients and shards."""
+    """Messages of a rank for its gradients and shards."""
 
     every_sample: tuple[Communication, ...]
     every_step: tuple[Communication, ...]
@@ -76,14 +76,14 @@ class _Exchanged:
 def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
     """Run the real exchanges of a ZeRO stage on parameters without data.
 
-    Bytes are proportional to the number of parameters, so one number of them stands for all.
+    Bytes are proportional to the number of parameters, so one run serves all numbers.
 
     Args:
         zero: The stage.
-        layout: Without a pipeline.
+        layout: A plan without a pipeline.
 
     Returns:
-        What rank 0 sends, and the number of parameters.
+        The messages of rank 0, and the number of parameters.
     """
     elements = 1024 * layout.replicas
     with fake_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
@@ -104,7 +104,9 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
 
 
 def expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
-    """Return what :func:`_exchanged` finds under data parallelism, for runs whose processes have met already.
+    """Predict the result of :func:`_exchanged` under data parallelism.
+
+    It serves runs whose processes have already joined, in which fake ranks cannot run.
 
     Args:
         zero: The stage.
@@ -135,13 +137,13 @@ def expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchange
 def synchronisation_seconds(
     workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int
 ) -> float:
-    """Time of the exchanges of gradients and of ZeRO's shards in one step.
+    """Compute the seconds that one step exchanges gradients and ZeRO's shards.
 
     Args:
-        workload: What is trained.
-        plan: How it is split.
+        workload: The training step.
+        plan: Its plan.
         rates: The links.
-        parameters: Of this rank, before ZeRO.
+        parameters: Parameters of this rank, before ZeRO.
         count: Samples of this rank.
     """
     if plan.replicas == 1:

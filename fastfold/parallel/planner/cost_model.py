@@ -1,17 +1,16 @@
 """Time and memory of one training step under a plan, from a trace and the rates of the hardware.
 
-- An operator takes as long as its matrix products or its memory traffic, whichever is more, a share of the other
-  (so that a product's efficiency grows with its arithmetic intensity), and each of its kernels some time in addition.
-  It takes no less than the exponentials and other instructions of its softmax, and no less than the host takes to
-  launch its kernels, one by one or a block's as one CUDA graph.
-- A collective takes as long as :mod:`fastfold.parallel.planner.communication_cost` says.
+- An operator takes the longer time of its matrix products and its memory traffic, plus a share of the shorter one. So
+  a product's efficiency grows with its arithmetic intensity. Each of its kernels adds a constant time. The minimum is
+  the time of the instructions of its softmax, and the time in which the host launches its kernels (one at a time, or a
+  block's as one CUDA graph).
+- :mod:`fastfold.parallel.planner.communication_cost` computes the time of a collective.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
-- Gradients are summed, and ZeRO's shards exchanged, beside ``Assumptions.hidden_synchronisation`` of the computation:
-  the traced collectives inside the model overlap with computation by ``Assumptions.hidden_share``.
+- The exchanges of gradients and of ZeRO's shards overlap with the share ``Assumptions.hidden_synchronisation`` of the
+  computation. Collectives inside the model overlap by ``Assumptions.hidden_share``.
 - Several ranks wait for the slowest of them (``Assumptions.imbalance``).
 
-The constants, and the published steps that they are checked against, are in
-:mod:`fastfold.parallel.planner.calibration`.
+The constants, and the published steps that check them, are in :mod:`fastfold.parallel.planner.calibration`.
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ _PARAMETER_BYTES = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """One step under one plan.
+    """Cost of one step under one plan.
 
     Attributes:
         plan: The plan.
-        checkpointing: Whether the blocks' activations are computed again in the backward pass.
+        checkpointing: True if the blocks' activations are recomputed in the backward pass.
         compute: Seconds of computation in the slowest stage.
-        communication: Seconds in which the collectives inside the model are waited for.
-        waiting: Seconds in which a pipeline stage has nothing to do.
+        communication: Seconds of waiting for collectives inside the model.
+        waiting: Seconds in which a pipeline stage is idle.
         imbalance: Seconds in which ranks wait for the slowest one.
         synchronisation: Seconds for gradients and ZeRO's shards.
-        memory: Bytes per GPU by what they hold.
+        memory: Bytes per GPU by their use.
         flops: Floating-point operations of this step on all GPUs together, recomputation included.
-        model_flops: Those that the model is made of: of the forward passes, and twice those of the one with gradients.
-        calibrated: Whether all of the rates were measured on this GPU.
+        model_flops: Operations without recomputation: those of the forward passes, and twice those of the one with
+            gradients.
+        calibrated: True if all rates were measured on this GPU.
     """
 
     plan: ParallelPlan
@@ -65,7 +65,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Time of the step."""
+        """Time of the step in seconds."""
         return self.compute + self.communication + self.waiting + self.imbalance + self.synchronisation
 
     @property
@@ -80,7 +80,7 @@ class Cost:
 
 
 def compute_seconds(part: Part, rates: Rates) -> float:
-    """Time of a part's operators, one after another."""
+    """Sum the seconds of a part's operators."""
     assumed = rates.assumptions
     total = sum(
         number * _operation_seconds(operation, rates, 1) for operation, number in part.operations.items()
@@ -89,7 +89,7 @@ def compute_seconds(part: Part, rates: Rates) -> float:
 
 
 def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
-    """Time of one call whose work is split evenly over ranks, each of which launches all of its kernels."""
+    """Compute the seconds of a call that is split evenly over ranks; each launches all of its kernels."""
     assumed = rates.assumptions
     products, traffic = operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth
     if operation.exponentials:
@@ -101,15 +101,15 @@ def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
 
 
 def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
-    """No split of a sample over ``ranks`` ranks can be faster than this for ``count`` samples, one after another.
+    """Return a lower bound of the seconds for ``count`` successive samples on ``ranks`` ranks.
 
-    At best every operator's work is split evenly, and its kernels still have to be launched.
+    It assumes that every operator's work is split evenly. Its kernels still have to be launched.
 
     Args:
-        workload: What is trained; traced on one rank.
-        ranks: Over how many ranks the work on one sample is spread, pipeline stages included.
-        count: Samples one after another.
-        rates: On what.
+        workload: The training step, traced on one rank.
+        ranks: Number of ranks that share one sample, pipeline stages included.
+        count: Number of successive samples.
+        rates: Rates of the hardware.
     """
     total = 0.0
     for name, region in workload.trace(ParallelPlan()).regions.items():
@@ -122,7 +122,7 @@ def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) ->
 
 @dataclass(frozen=True)
 class _Micro:
-    """One sample on one rank: seconds of what every stage shares out, and of what only one stage does."""
+    """Seconds of one sample on one rank, in work shared by all stages and work of a single stage."""
 
     compute: dict[str, float]
     communication: dict[str, float]
@@ -155,7 +155,7 @@ def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, c
 
 
 def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) -> float:
-    """Of blocks dealt out evenly, where what is in no stack stays together."""
+    """Return the parameters or seconds of the slowest stage, with blocks dealt out evenly."""
     whole = sum(parts.values())
     if stages == 1:
         return whole
@@ -165,13 +165,13 @@ def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) 
 
 
 def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpointing: bool = True) -> Cost:
-    """Time and memory of one step.
+    """Compute the time and memory of one step.
 
     Args:
-        workload: What is trained.
-        plan: How it is split.
-        rates: On what.
-        checkpointing: Compute the blocks' activations again in the backward pass.
+        workload: The training step.
+        plan: Its plan.
+        rates: Rates of the hardware.
+        checkpointing: True if the backward pass recomputes the blocks' activations.
     """
     layout = plan.of_sample
     trace = workload.trace(layout)
@@ -182,7 +182,7 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
     communication = _slowest_stage(micro.communication, workload, plan.pp)
     if plan.pp > 1:
         handed_on = trace.regions[next(iter(workload.stacks))].entering
-        passes = 2 + workload.passes  # forward, its gradient, and the passes without
+        passes = 2 + workload.passes  # forward, backward, and the passes without gradients
         hand_on = Communication("shift", "pp", plan.pp, handed_on)
         communication += passes * exchange_seconds(hand_on, plan, rates)
     parameters = _parameters(trace, workload, plan)
@@ -207,12 +207,12 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
 
 
 def imbalance(ranks: int, rates: Rates) -> float:
-    """Time of the slowest of so many ranks by that of the mean."""
+    """Return the time of the slowest of ``ranks`` ranks divided by the mean."""
     return rates.assumptions.imbalance if ranks > 1 else 1.0
 
 
 def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
-    """Of the largest stage, before ZeRO."""
+    """Count the parameters of the largest stage, before ZeRO."""
     layers = rest = 0
     for name, region in trace.regions.items():
         repeat = workload.repeat(name)
@@ -224,7 +224,7 @@ def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
 
 
 def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int) -> float:
-    """Parameter, gradient and moments are read, all but the gradient written again."""
+    """Compute the seconds to read parameter, gradient and moments, and to write all but the gradient."""
     own = parameters / (plan.dp_shard or plan.replicas) if plan.zero else parameters
     sharded = 3 * _PARAMETER_BYTES + 2 * workload.sharded_bytes
     copied = 2 * workload.copied_bytes * parameters
@@ -236,7 +236,7 @@ def _memory(
 ) -> dict[str, float]:
     alike, sizes = plan.dp_shard or plan.replicas, _PARAMETER_BYTES * parameters
     layers = [trace.regions[name] for name, repeat in workload.stacks.items() if repeat.layers]
-    # What one block at a time needs whole, however it is sharded.
+    # Bytes that one block at a time needs whole, for any sharding.
     block = _PARAMETER_BYTES * max((region.parameters for region in layers), default=0)
     all_kept = sum(region.kept for region in layers)
     one_kept = max((region.kept / max(1, region.calls) for region in layers), default=0.0)
@@ -245,11 +245,11 @@ def _memory(
         region = trace.regions[name]
         own = region.entering + (0 if checkpointing and repeat.layers else region.kept)
         held = in_flight * repeat.count / plan.pp if repeat.layers else repeat.count
-        # The trace's peak holds one of each already.
+        # The trace's peak includes one of each.
         kept += own * max(0.0, held - 1)
     return {
         "parameters": sizes / alike + block if plan.zero == 3 else sizes,
-        # What a sample's backward pass writes, and the sum over samples.
+        # Gradients of one sample's backward pass, and the sum over samples.
         "gradients": sizes / alike + block if plan.zero == 3 else sizes,
         "summed gradients": sizes
         / (plan.sp * plan.dap if plan.zero == 2 else alike if plan.zero == 3 else 1),

@@ -1,8 +1,7 @@
-"""What one training step computes, sends and keeps, recorded from one run on tensors without data.
+"""Trace of one training step's operators, messages and memory, from a run on tensors without data.
 
-The module really runs, forward and backward, on fake tensors (shapes and dtypes alone) and on PyTorch's fake process
-group (collectives of any number of ranks that send nothing): a block on 512 ranks at 2,048 residues is traced on
-a laptop in a second.
+The module runs forward and backward on fake tensors, which have only shapes and dtypes. PyTorch's fake process group
+has any number of ranks and sends nothing. So a laptop can trace a block on hundreds of ranks.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from fastfold.parallel.planner.trace import Listened, Recorder, Trace
 
 @contextmanager
 def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
-    """The mesh of a plan on as many fake ranks as it needs, in this process alone; its collectives send nothing.
+    """Create the mesh of a plan with fake ranks in this process; its collectives send nothing.
 
     Args:
         plan: The plan.
-        rank: Which rank this process plays.
+        rank: Number of the rank that this process simulates.
 
     Raises:
-        ConfigError: This process is one of a real run already.
+        ConfigError: This process has already joined a real run.
     """
     if dist.is_initialized():
-        raise ConfigError("plans are counted before the processes of a run have joined each other")
+        raise ConfigError("count plans before the processes of a run join each other")
     if plan.ranks == 1:
         yield ParallelMesh(plan)
         return
@@ -48,7 +47,7 @@ def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
 
 
 def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters and buffers by tensors without data, in place; what is shared stays shared."""
+    """Replace parameters and buffers by tensors without data, in place; shared ones stay shared."""
     made: dict[int, Any] = {}
 
     def fake(x: Tensor) -> Any:
@@ -78,11 +77,11 @@ def trace(
 
     Args:
         build: Makes this rank's module.
-        loss: Runs the module on inputs that it makes itself (they become fake tensors) and gives a scalar.
+        loss: Runs the module on inputs that it creates (they become fake tensors) and returns a scalar.
         mesh: The ranks that the module communicates with, from :func:`fake_mesh`.
-        regions: Names of submodules (as in ``named_modules``) to record apart, none inside another.
-        small: The module is small enough to be made with real parameters, and has to be because it looks at their
-            values while it is made.
+        regions: Names of submodules (as in ``named_modules``) to record separately, none inside another.
+        small: True if the module is created with real parameters, because its initialisation reads their values. It
+            has to be small enough.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with nullcontext() if small else mode:

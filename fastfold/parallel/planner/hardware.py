@@ -1,6 +1,6 @@
 """Rates of accelerators and their links: tabulated from vendors' data sheets, or measured.
 
-The table is ``accelerators.json``, which says of each figure where it is from.
+The table is ``accelerators.json``, with the source of each figure.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _LANES_PER_EXPONENTIAL = 8
 
 
 def read_measured(path: Path, gpu: str) -> dict[str, Any]:
-    """Measured rates of a GPU.
+    """Read measured rates of a GPU.
 
     Args:
         path: Either a JSON object with ``gpu`` (the name) and any of ``matrix_rates`` (FLOP/s achieved in the
-            operators, by dtype), ``bandwidth``, ``link``, ``network`` and ``host_link`` (bytes/s achieved). Or what
-            ``benchmarks/kernels/run.py`` writes, ``kernels_<gpu>_<dtype>.csv``: then our operators' median rates count,
-            of products for those that come nearer to the matrix product's ceiling, of bytes for the others.
-        gpu: The name that is expected.
+            operators, by dtype), ``bandwidth``, ``link``, ``network`` and ``host_link`` (bytes/s achieved). Or a table
+            of ``benchmarks/kernels/run.py``, ``kernels_<gpu>_<dtype>.csv``. Its rates are medians over our operators:
+            of products for those nearer to the matrix product's ceiling, of bytes for the others.
+        gpu: The expected name.
 
     Returns:
-        Those of ``matrix_rates``, ``bandwidth``, ``link``, ``network`` and ``host_link`` that there are.
+        The measured ones of ``matrix_rates``, ``bandwidth``, ``link``, ``network`` and ``host_link``.
 
     Raises:
-        ConfigError: The file cannot be read, is of another GPU, or holds something else.
+        ConfigError: The file cannot be read, is of another GPU, or has other contents.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: measured rates cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot read measured rates: {error}") from None
     found = _of_kernels(path, text, gpu) if path.suffix == ".csv" else _of_json(path, text, gpu)
     table = found.get("matrix_rates", {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{path}: matrix_rates is an object of FLOP/s by dtype")
+        raise ConfigError(f"{path}: matrix_rates: expected an object of FLOP/s by dtype")
     if set(table) - set(_DTYPES):
-        raise ConfigError(f"{path}: matrix_rates has {', '.join(table)}; known are {' and '.join(_DTYPES)}")
+        raise ConfigError(f"{path}: matrix_rates: expected {' and '.join(_DTYPES)}, found {', '.join(table)}")
     for number in (*(found[key] for key in LINKS if key in found), *table.values()):
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ConfigError(f"{path}: {number!r} is not a rate; rates are numbers above 0")
+            raise ConfigError(f"{path}: expected rates above 0, found {number!r}")
     return found
 
 
@@ -65,12 +65,12 @@ def _of_json(path: Path, text: str, gpu: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path}: measured rates cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot read measured rates: {error}") from None
     known = {"gpu", "matrix_rates", *LINKS}
     if not isinstance(found, dict) or set(found) - known:
-        raise ConfigError(f"{path}: measured rates are a JSON object with {', '.join(sorted(known))}")
+        raise ConfigError(f"{path}: expected a JSON object with {', '.join(sorted(known))}")
     if found.pop("gpu", None) != gpu:
-        raise ConfigError(f'{path}: these are not the rates of {gpu!r}; it has to say "gpu": "{gpu}"')
+        raise ConfigError(f'{path}: expected rates of {gpu!r}; the file has to contain "gpu": "{gpu}"')
     return found
 
 
@@ -78,9 +78,7 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
     words = path.stem.lower().split("_")
     dtype = next((dtype for dtype in _DTYPES if dtype in words), None)
     if gpu.partition("-")[0] not in words or dtype is None:
-        raise ConfigError(
-            f"{path}: not a table of {gpu!r}, which is called kernels_..._{gpu}_..._<dtype>.csv"
-        )
+        raise ConfigError(f"{path}: expected a table of {gpu!r}, named kernels_..._{gpu}_..._<dtype>.csv")
     products, copies = [], []
     for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
         if row.get("implementation") != "fastfold":
@@ -89,24 +87,24 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
             rate, of_product = float(row["tflops"]), float(row["of_product"])
             copied, of_copy = float(row["gbs"]), float(row["of_copy"])
         except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"{path}:{line}: not a line of the kernels' benchmark") from None
-        # What was not measured is not a number.
+            raise ConfigError(f"{path}:{line}: expected a line of the kernels' benchmark") from None
+        # A cell without a measurement is not a number.
         if of_product >= of_copy:
             products.append(rate * 1e12)
         elif of_copy > of_product:
             copies.append(copied * 1e9)
     if not products:
-        raise ConfigError(f"{path}: no operator of ours was measured")
+        raise ConfigError(f"{path}: expected measurements of FastFold's operators, found none")
     found: dict[str, Any] = {"matrix_rates": {dtype: statistics.median(products)}}
     return found | ({"bandwidth": statistics.median(copies)} if copies else {})
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One GPU, the machine it sits in, and its network.
+    """One GPU, its machine and its network.
 
     Attributes:
-        name: As it is asked for.
+        name: Name in the table.
         memory: Bytes.
         matrix_rates: FLOP/s of dense matrix products by dtype, ``bfloat16`` and ``float32``.
         bandwidth: Bytes/s of its memory.
@@ -115,7 +113,7 @@ class Accelerator:
         network: Bytes/s that it sends to other machines.
         host_link: Bytes/s between it and the host's memory, in each direction.
         exponentials: Exponentials/s of its special function units.
-        sources: Where each of the figures is from, by its name in the table.
+        sources: Source of each figure, by its name in the table.
     """
 
     name: str
@@ -131,7 +129,7 @@ class Accelerator:
 
 
 def _read_table() -> dict[str, Accelerator]:
-    """The table, in bytes and seconds; links are tabulated with both directions together."""
+    """Read the table, in bytes and seconds; its link rates are of both directions together."""
     text = resources.files("fastfold.parallel.planner").joinpath("accelerators.json").read_text("utf-8")
     return {
         name: Accelerator(
@@ -155,23 +153,23 @@ ACCELERATORS: dict[str, Accelerator] = _read_table()
 
 
 def accelerator(name: str) -> Accelerator:
-    """The data sheet of a GPU.
+    """Return the data sheet of a GPU.
 
     Raises:
-        ConfigError: There is none of that name; the nearest is given.
+        ConfigError: The table lacks the name; the message suggests the nearest.
     """
     known = name.lower().removeprefix("nvidia").strip(" -_")
     if known in ACCELERATORS:
         return ACCELERATORS[known]
     close = difflib.get_close_matches(known, ACCELERATORS, n=1, cutoff=0.0)[0]
     raise ConfigError(
-        f"there is no table of a GPU named {name!r}; did you mean {close!r}? Known are {', '.join(ACCELERATORS)}"
+        f"the table of GPUs lacks {name!r}; did you mean {close!r}? It has {', '.join(ACCELERATORS)}"
     )
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the cost model computes with.
+    """Rates for the cost model.
 
     Attributes:
         matrix: Achieved FLOP/s by dtype.
@@ -180,8 +178,8 @@ class Rates:
         network: Achieved bytes/s between machines.
         host_link: Achieved bytes/s between a GPU and the host's memory, in each direction.
         sheet: The accelerator.
-        assumptions: What no table says.
-        origin: For each number, by its name in the sheet, where it is from.
+        assumptions: Constants that data sheets lack.
+        origin: Source of each number, by its name in the sheet.
     """
 
     matrix: Mapping[str, float]
@@ -195,19 +193,19 @@ class Rates:
 
     @property
     def scores(self) -> float:
-        """Scores/s of a softmax: an exponential each, or all of its instructions where they take longer."""
+        """Scores/s of a softmax, by the slower of its exponentials and all of its instructions."""
         return self.sheet.exponentials / max(
             1.0, self.assumptions.score_instructions / _LANES_PER_EXPONENTIAL
         )
 
     @property
     def calibrated(self) -> bool:
-        """Whether all of the rates were measured."""
+        """True if all rates were measured."""
         return all(origin.startswith("measured") for origin in self.origin.values())
 
     @property
     def calibration(self) -> str:
-        """What the seconds that are computed with these rates rest on, in a few words."""
+        """Calibration of times that use these rates, in a few words."""
         if self.calibrated:
             return "measured rates"
         some = any(origin.startswith("measured") for origin in self.origin.values())
@@ -220,7 +218,7 @@ class Rates:
 
 
 def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None = None) -> Rates:
-    """Achieved rates of a GPU: measured where there are measurements, else shares of the data sheet.
+    """Return achieved rates of a GPU: measured ones if any, else shares of the data sheet.
 
     Args:
         name: One of :data:`ACCELERATORS`.
@@ -228,7 +226,7 @@ def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None 
         measured: See :func:`fastfold.parallel.planner.hardware.read_measured`; None for none.
 
     Raises:
-        ConfigError: No such GPU, or the measurements cannot be read or are of another one.
+        ConfigError: The GPU is unknown, or the measurements cannot be read or are of another GPU.
     """
     sheet = accelerator(name)
     matrix = {dtype: rate * assumptions.matrix_share for dtype, rate in sheet.matrix_rates.items()}

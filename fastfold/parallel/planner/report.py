@@ -1,4 +1,4 @@
-"""Plans and what they rest on, as text."""
+"""Plans and their assumptions, as text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from fastfold.utils.units import GIB
 
 
 def plan_table(costs: Sequence[Cost]) -> str:
-    """Plans as a table with a line each.
+    """Format plans as a table with a line each.
 
     Args:
         costs: The plans, the best first.
 
     Returns:
-        Number, time per step, memory per GPU, communication share, achieved rate per GPU (of the model's operations,
-        those that checkpointing repeats not counted), and Hydra overrides. A time without measured rates behind it
-        says that it is uncalibrated.
+        Number, time per step, memory per GPU, communication share, achieved rate per GPU and Hydra overrides. The rate
+        counts the model's operations without recomputation. A time without measured rates is marked as uncalibrated.
     """
     rows = [("", "time/step", "memory/GPU", "communication", "TFLOP/s/GPU", "settings")]
     for number, cost in enumerate(costs, 1):
@@ -42,12 +41,12 @@ def plan_table(costs: Sequence[Cost]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time with its unit, to three digits."""
+    """Format a time with its unit, to three digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def assumptions_text(rates: Rates, *, training: bool = True) -> str:
-    """The rates behind a plan, each with its origin, and what was assumed; of ``training`` also for its memory."""
+    """List the rates of a plan with their sources, and the assumptions; ``training`` adds its memory."""
     lines = [f"rates of {rates.sheet.name}:"]
     numbers = {f"matrix_rates.{dtype}": (rate / 1e12, "TFLOP/s") for dtype, rate in rates.matrix.items()}
     numbers |= {name: (getattr(rates, name) / 1e9, "GB/s") for name in LINKS}
@@ -64,18 +63,18 @@ def assumptions_text(rates: Rates, *, training: bool = True) -> str:
         + (f"; {assumed.memory_share:.0%} of a GPU's memory may be filled" if training else "")
     )
     checked = (
-        f"the constants are fitted to what was published of other programs on A100 and H100 ({len(PUBLISHED)} values, "
+        f"the constants are fitted to published results of other programs on A100 and H100 ({len(PUBLISHED)} values, "
         f"each within {WITHIN:g} times)"
         if training
-        else "nothing that is published fits the constants"
+        else "the constants are not fitted to published results"
     )
-    where = "where each is from stands in fastfold/parallel/planner/calibration.json"
+    where = "sources are in fastfold/parallel/planner/calibration.json"
     lines.append(f"{rates.calibration}; {checked}; {where}")
     return "\n".join(lines)
 
 
 def step_text(cost: Cost) -> str:
-    """The time of a step, and whether nothing was measured behind it."""
+    """Format the time of a step, and mark it if its rates were not measured."""
     return seconds_text(cost.seconds) + ("" if cost.calibrated else " (uncalibrated)")
 
 

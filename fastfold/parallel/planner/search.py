@@ -16,9 +16,9 @@ from fastfold.utils.units import GIB
 
 
 def candidates(workload: Workload, gpus: int) -> Iterator[ParallelPlan]:
-    """Every plan of exactly this number of ranks that the workload allows.
+    """Yield every plan of exactly this number of ranks that the workload allows.
 
-    No replica is left without a sample. ZeRO's stages 2 and 3 do not go with pipeline stages, which add up the
+    Every replica has at least one sample. ZeRO's stages 2 and 3 are not combined with pipeline stages, which sum the
     gradients of their micro-batches.
     """
     for inner in divisors(gpus):
@@ -48,19 +48,20 @@ def best_plans(
     Groups of ``tp`` and ``dap`` stay within a machine unless no plan fits so (``across_machines``).
 
     Args:
-        workload: What is trained.
+        workload: The training step.
         gpus: Number of GPUs.
         gpu: Their name, one of :data:`fastfold.parallel.planner.hardware.ACCELERATORS`, or rates.
-        count: How many plans at most.
-        assumptions: What no table says.
+        count: Maximum number of plans.
+        assumptions: Constants that data sheets lack.
         measured: See :func:`fastfold.parallel.planner.hardware.rates`.
         progress: Called with a line for each layout that is traced.
 
     Raises:
-        ConfigError: No such GPU; no plan has a sample for every replica; or none fits into memory, and by how much.
+        ConfigError: The GPU is unknown, no plan has a sample for every replica, or none fits into memory. The last
+            message says how many bytes are missing.
     """
     if gpus < 1:
-        raise ConfigError(f"a plan needs at least one GPU, got {gpus}")
+        raise ConfigError(f"expected at least one GPU, found {gpus}")
     speeds = gpu if isinstance(gpu, Rates) else rates(gpu, assumptions, measured)
     fitting: dict[ParallelPlan, Cost] = {}
     smallest: Cost | None = None
@@ -68,7 +69,7 @@ def best_plans(
         replace(plan, across_machines=plan.crosses_machines(speeds.sheet.per_machine))
         for plan in candidates(workload, gpus)
     ]
-    # Messages of every layer stay within a machine, unless no plan fits so.
+    # Layers' messages stay within a machine, unless only plans across machines fit.
     for plan in sorted(every, key=lambda plan: plan.across_machines):
         if plan.across_machines and any(not kind.across_machines for kind in fitting):
             break
@@ -89,8 +90,8 @@ def best_plans(
                 fitting[kind] = cost
     if smallest is None:
         raise ConfigError(
-            f"{gpus} GPUs cannot share {workload.samples} samples of {workload.name} in any way that gives each one "
-            f"work; take fewer GPUs, a larger batch, or a number of GPUs with more divisors"
+            f"{gpus} GPUs cannot share {workload.samples} samples of {workload.name} so that each has work; take fewer "
+            "GPUs, a larger batch, or a number of GPUs with more divisors"
         )
     if not fitting:
         over = smallest.total_memory - speeds.usable_memory
@@ -106,8 +107,8 @@ def best_plans(
 def _may_be_better(
     workload: Workload, plan: ParallelPlan, speeds: Rates, found: dict[ParallelPlan, Cost], count: int
 ) -> bool:
-    """Whether tracing another layout can change the answer: tracing takes seconds, this no time."""
-    # Without a pipeline, which splits at launches what a layout cannot.
+    """Return True if tracing a layout can change the answer; the check is fast, tracing is not."""
+    # A pipeline divides launches by its stages, which no layout does.
     samples = workload.samples / plan.dp
     least = least_seconds(workload, plan.ranks // plan.dp, samples, speeds) / plan.pp
     return least * imbalance(plan.ranks, speeds) < sorted(cost.seconds for cost in found.values())[count - 1]
@@ -118,7 +119,7 @@ def _order(cost: Cost) -> tuple[float, float]:
 
 
 def overrides(cost: Cost) -> list[str]:
-    """The plan as Hydra overrides of ``fastfold train``."""
+    """Return the plan as Hydra overrides of ``fastfold train``."""
     default = ParallelPlan().to_dict()
     found = [
         f"parallel.{name}={str(value).lower() if isinstance(value, bool) else value}"

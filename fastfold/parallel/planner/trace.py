@@ -1,4 +1,4 @@
-"""Sees every operator of a forward and backward pass, and sorts what they compute, send and keep by regions."""
+"""Recorder of every operator of a forward and backward pass: their work, messages and memory by region."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Operation(NamedTuple):
 
     Attributes:
         name: The operator's name.
-        dtype: Of its largest floating input, ``bfloat16`` or ``float32``.
+        dtype: Dtype of its largest floating input, ``bfloat16`` or ``float32``.
         flops: Floating-point operations of its matrix products.
         traffic: Bytes that it reads and writes.
         launches: Kernels that it starts.
@@ -41,10 +41,10 @@ class Operation(NamedTuple):
 
 @dataclass
 class Part:
-    """What one rank does in one direction of one region.
+    """Work of one rank in one direction of one region.
 
     Attributes:
-        operations: How often it calls what.
+        operations: Number of calls of each operation.
         sent: Its collectives, in order.
     """
 
@@ -59,15 +59,15 @@ class Part:
 
 @dataclass
 class Region:
-    """One submodule, or what is in none of the named ones.
+    """One submodule, or the model outside of all named ones.
 
     Attributes:
         forward: Its forward pass.
         backward: Its backward pass.
-        entering: Bytes of the tensors that it is given: all that activation checkpointing keeps of it.
-        kept: Bytes that it keeps for its backward pass otherwise; parameters and what it was given not counted.
+        entering: Bytes of its input tensors; activation checkpointing keeps only these.
+        kept: Other bytes that it keeps for its backward pass, without parameters and inputs.
         parameters: Number of its parameters on this rank.
-        calls: How often it was called.
+        calls: Number of calls.
     """
 
     forward: Part = field(default_factory=Part)
@@ -83,8 +83,8 @@ class Trace:
     """One training step of one rank.
 
     Attributes:
-        regions: By the names that were asked for; ``""`` is all the rest.
-        peak: Most bytes that exist at a time in addition to the parameters.
+        regions: By name; ``""`` is the model outside of all named ones.
+        peak: Maximum number of bytes that exist at a time in addition to the parameters.
     """
 
     regions: dict[str, Region]
@@ -92,7 +92,7 @@ class Trace:
 
 
 class Listened(list[Communication]):
-    """Entries of a log that somebody hears of as they are made."""
+    """A log that passes each new entry to a listener."""
 
     def __init__(self, listener: Callable[[Communication], None]) -> None:
         super().__init__()
@@ -105,15 +105,15 @@ class Listened(list[Communication]):
 
 
 def _own_bytes(x: Tensor) -> int:
-    """Bytes that a tensor's elements take in memory: of an expanded one those that are there."""
+    """Return the bytes of a tensor's elements in memory; expanded elements count once."""
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every operator, forward and backward, and knows in which region it runs.
+    """Recorder of every operator, forward and backward, in the region that runs.
 
-    In the backward pass that is the region in which the node was made whose gradient is being computed: nodes are
-    numbered in the order in which they are made.
+    A backward operator belongs to the region that created its autograd node; nodes are numbered in the order of their
+    creation.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -130,11 +130,11 @@ class Recorder(TorchDispatchMode):
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Count the memory of these no more than that of parameters: of a model's inputs, say."""
+        """Leave tensors, such as a model's inputs, out of the memory, as parameters are."""
         self._parameters |= {x.untyped_storage()._cdata for x in tensors}
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
-        """Record a submodule apart."""
+        """Record a submodule separately."""
         self._regions[name] = Region(parameters=sum(p.numel() for p in module.parameters()))
 
         def enter(_: nn.Module, arguments: Any, named: Any) -> None:
@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
         self._names.append(name)
 
     def _where(self) -> tuple[Region, bool]:
-        """The region that runs now, and whether backward."""
+        """Return the running region, and True in its backward pass."""
         if torch._C._current_graph_task_id() == -1:
             return self._regions[self._inside], False
         node = torch._C._current_autograd_node()
@@ -175,11 +175,11 @@ class Recorder(TorchDispatchMode):
         return region.backward if backward else region.forward
 
     def communicated(self, entry: Communication) -> None:
-        """A collective was started."""
+        """Record a started collective."""
         self._part().sent.append(entry)
 
     def keep(self, x: Tensor) -> Tensor:
-        """Autograd keeps a tensor for the backward pass."""
+        """Record a tensor that autograd keeps for the backward pass."""
         storage = x.untyped_storage()
         known = self._known[self._inside]
         if storage._cdata not in self._parameters and storage._cdata not in known:
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
         return died
 
     def result(self) -> Trace:
-        """What was recorded."""
+        """Return the recorded step."""
         every = sum(p.numel() for p in self._module.parameters())
         rest = self._regions[""]
         rest.parameters = every - sum(r.parameters for name, r in self._regions.items() if name)
@@ -251,13 +251,13 @@ _WITHOUT_WORK = {
 
 
 def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> OperatorCost:
-    """Cost of one call of an operator, as a dispatch mode sees it.
+    """Return the cost of one call of an operator, as a dispatch mode sees it.
 
     Args:
         func: The operator.
         args: Its arguments.
-        kwargs: Those by name.
-        out: What it returned.
+        kwargs: Its named arguments.
+        out: Its result.
     """
     name = func._schema.name
     if name in _WITHOUT_WORK:
@@ -275,7 +275,7 @@ def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out:
 def _attention_cost(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], formula: Any, out: Any
 ) -> OperatorCost:
-    """Return the cost of PyTorch's fused attention, which skips half of the scores where it is causal."""
+    """Return the cost of PyTorch's fused attention, which skips half of the scores if it is causal."""
     backward = "backward" in name
     q, k = args[1:3] if backward else args[:2]
     if "for_cpu" in name:  # PyTorch counts its attention for GPUs only

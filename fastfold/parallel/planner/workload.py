@@ -1,4 +1,4 @@
-"""A training step to be planned: a model, its inputs, and how it may be split."""
+"""A training step to be planned: a model, its inputs, and the ways to split it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.trace import Trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
-"""Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` alone."""
+"""Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` only."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often the real model has what the traced one has once.
+    """Number of repetitions of a traced module in the real model.
 
     Attributes:
-        count: How often.
-        layers: Whether these are layers with parameters of their own, which activation checkpointing computes again
-            and which pipeline stages share out; else one layer that is used so often.
+        count: Number of repetitions.
+        layers: True for layers with their own parameters, which activation checkpointing recomputes and pipeline
+            stages share. False for one layer that is called ``count`` times.
     """
 
     count: int
@@ -33,26 +33,26 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one step trains on, and with what.
+    """One training step to be planned.
 
     Attributes:
         name: Shown in tables.
-        build: Gives this rank's model with one block in each of ``stacks``, on parameters without data.
-        loss: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and gives a scalar.
+        build: Makes this rank's model with one block in each of ``stacks``, on parameters without data.
+        loss: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and returns a scalar.
         samples: Samples of a step, over all ranks.
-        stacks: Names of modules (as in ``named_modules`` of what ``build`` gives) that the real model has more
-            often; the first is the one whose result the pipeline's stages hand on.
+        stacks: Names of modules (as in ``named_modules`` of the built model) that the real model repeats. Pipeline
+            stages pass on the result of the first.
         layouts: See :data:`Layouts`.
-        rows: How many samples ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
-        stages: Most pipeline stages; 1 where the model cannot be cut.
+        rows: Number of samples that ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
+        stages: Maximum number of pipeline stages; 1 if the model cannot be cut.
         zero: ZeRO stages that may be used.
-        passes: Forward passes without gradients before the one with (recycling), on average.
+        passes: Mean number of forward passes without gradients before the one with gradients (recycling).
         sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
         copied_bytes: Bytes per parameter that every replica keeps in addition to the parameter and its gradient
             (averages).
         small: See :func:`fastfold.parallel.planner.fake_run.trace`.
-        description: What a reader has to know of the inputs.
-        settings: Further Hydra overrides that give this workload.
+        description: Description of the inputs for a reader.
+        settings: Further Hydra overrides of this workload.
     """
 
     name: str
@@ -73,16 +73,16 @@ class Workload:
     _traces: dict[ParallelPlan, Trace] = field(default_factory=dict, repr=False, compare=False)
 
     def repeat(self, region: str) -> Repeat:
-        """How often the real model has a region of the trace."""
+        """Return the repetitions in the real model of a region of the trace."""
         return self.stacks.get(region, Repeat(1, layers=False))
 
     @property
     def traced(self) -> Mapping[ParallelPlan, Trace]:
-        """What was recorded until now."""
+        """Traces recorded so far, by layout."""
         return self._traces
 
     def trace(self, layout: ParallelPlan) -> Trace:
-        """A micro-batch on rank 0 of a layout (which has the longest shards); recorded once."""
+        """Trace a micro-batch on rank 0 of a layout, which has the longest shards; cached."""
         if layout not in self._traces:
             with fake_mesh(layout) as mesh:
                 self._traces[layout] = trace(
@@ -92,21 +92,21 @@ class Workload:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, the smallest first."""
+    """Return all divisors, the smallest first."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def standard_layouts(
     *, dap: int = 1, sp: int = 1, tp: int = 1, tp_modes: Sequence[str] = ("1d",), grid: bool = False
 ) -> Layouts:
-    """Every way to split one sample over n ranks.
+    """Return a function that yields every way to split one sample over n ranks.
 
     Args:
-        dap: Most ranks of a DAP group.
-        sp: Most ranks of a sequence parallel group.
-        tp: Most ranks of a tensor parallel group.
+        dap: Maximum size of a DAP group.
+        sp: Maximum size of a sequence parallel group.
+        tp: Maximum size of a tensor parallel group.
         tp_modes: Modes to try.
-        grid: Whether the pair tensor may lie on a grid (as square as the number of ranks lets it be).
+        grid: True to try the pair tensor on a grid, as square as the number of ranks allows.
     """
 
     def layouts(ranks: int) -> Iterator[ParallelPlan]:
@@ -126,7 +126,7 @@ def _dap_choices(ranks: int, grid: bool) -> Iterator[dict[str, Any]]:
     yield {"dap": ranks}
     if grid and ranks > 1:
         rows = max(n for n in divisors(ranks) if n * n <= ranks)
-        # A square one needs no number of rows; one row or column is no grid.
+        # A square grid needs no number of rows; a grid of one row or column is plain DAP.
         if rows * rows == ranks:
             yield {"dap": ranks, "dap_mode": "grid"}
         elif rows > 1:
