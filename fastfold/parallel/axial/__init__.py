@@ -1,1 +1,1 @@
-"""One axis of a pair tensor, or both, cut over ranks: shards, grids, and products over them."""
+"""Tensors with one or two axes cut over ranks: shards, grids, and matrix products over them."""

@@ -1,10 +1,10 @@
 """A grid of ranks for tensors ``[*, A, B, c]``: rows cut over the grid's rows, columns over its columns.
 
-:class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the ways between
-layouts; ``grid_matmul.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.transposed`)
-is that of the transposed tensor, so whatever works along rows works along columns.
+:class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the moves between
+layouts; ``grid_matmul.py`` multiplies matrices that are cut into blocks. :attr:`Grid.transposed` is the grid of the
+transposed tensor, so a method for rows also serves columns.
 
-Gradients are exact adjoints: what the ranks hold after ``backward`` is the gradient of the sum of all ranks' losses.
+Gradients are exact adjoints: after ``backward`` the ranks hold the gradient of the sum of all ranks' losses.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Grid:
     Attributes:
         row: The ranks of this rank's row, one for each column.
         column: The ranks of its column.
-        whole: All of them, row by row (column by column of a grid that is transposed).
-        is_transposed: Whether rows and columns have changed places.
+        whole: All of them, row by row (column by column if the grid is transposed).
+        is_transposed: True if rows and columns are exchanged.
     """
 
     row: Group
@@ -38,10 +38,10 @@ class Grid:
 
     @classmethod
     def of(cls, mesh: ParallelMesh) -> Grid:
-        """The grid of a mesh whose plan has ``dap_mode="grid"``.
+        """Return the grid of a mesh whose plan has ``dap_mode="grid"``.
 
         Raises:
-            ConfigError: It has none.
+            ConfigError: The plan has another mode.
         """
         return cls(mesh.group("dap_row"), mesh.group("dap_column"), mesh.group("dap"))
 
@@ -61,30 +61,30 @@ class Grid:
         return self.row.size
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Row and column of a rank of ``whole``."""
+        """Return row and column of a rank of ``whole``."""
         if self.is_transposed:
             column, row = divmod(rank, self.rows)
             return row, column
         return divmod(rank, self.columns)
 
     def row_sizes(self, length: int) -> list[int]:
-        """Lengths of the parts of an axis that is cut over the grid's rows."""
+        """Return the lengths of the parts of an axis that is cut over the grid's rows."""
         return shard_sizes(length, self.rows)
 
     def column_sizes(self, length: int) -> list[int]:
-        """Lengths of the parts of an axis that is cut over the grid's columns."""
+        """Return the lengths of the parts of an axis that is cut over the grid's columns."""
         return shard_sizes(length, self.columns)
 
     def own_rows(self, length: int) -> slice:
-        """This rank's part of an axis that is cut over the grid's rows."""
+        """Return this rank's part of an axis that is cut over the grid's rows."""
         return self.column.shard(length)
 
     def own_columns(self, length: int) -> slice:
-        """This rank's part of an axis that is cut over the grid's columns."""
+        """Return this rank's part of an axis that is cut over the grid's columns."""
         return self.row.shard(length)
 
     def take(self, x: Tensor, dims: tuple[int, int] = (-3, -2)) -> Tensor:
-        """This rank's block of a tensor that every rank has; a view.
+        """Return this rank's block of a tensor that every rank has; a view.
 
         Args:
             x: The whole tensor.
@@ -97,11 +97,11 @@ class Grid:
         return x
 
     def gather(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
-        """All blocks joined, on every rank: undoes :meth:`take`. The gradient is reduce-scattered.
+        """Join all blocks on every rank, as the inverse of :meth:`take`. The gradient is reduce-scattered.
 
         Args:
             x: This rank's block.
-            lengths: Of the whole tensor in these dimensions.
+            lengths: Lengths of the whole tensor in these dimensions.
             dims: As in :meth:`take`.
         """
         return self.gather_async(x, lengths, dims).wait()
@@ -109,12 +109,12 @@ class Grid:
     def gather_async(
         self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)
     ) -> AsyncResult[Tensor]:
-        """Start :meth:`gather`: along the row, which is waited for, and down the column."""
+        """Start :meth:`gather`: wait for the gather along the row, start the one along the column."""
         x = gather_async(x, dims[1], self.row, self.column_sizes(lengths[1])).wait()
         return gather_async(x, dims[0], self.column, self.row_sizes(lengths[0]))
 
     def boxes(self, lengths: tuple[int, int]) -> list[Box]:
-        """The block of each rank of ``whole``: its part of the rows and of the columns."""
+        """Return the block of each rank of ``whole``: its part of the rows and of the columns."""
         rows, columns = shard_slices(lengths[0], self.rows), shard_slices(lengths[1], self.columns)
         places = (self.place(rank) for rank in range(self.whole.size))
         return [(rows[row], columns[column]) for row, column in places]
@@ -125,23 +125,23 @@ class Grid:
         return redistribute_async(x, dims, self.boxes(lengths), target, self.whole)
 
     def turn(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
-        """Cut the first dimension over the grid's columns and the second over its rows, instead of the other way.
+        """Cut the first dimension over the grid's columns and the second over its rows.
 
         The tensor is not transposed: on a square grid, ranks opposite each other exchange their blocks.
 
         Args:
             x: This rank's block.
-            lengths: Of the whole tensor in these dimensions.
+            lengths: Lengths of the whole tensor in these dimensions.
             dims: As in :meth:`take`.
         """
         return self.turn_async(x, lengths, dims).wait()
 
     def to_channels(self, x: Tensor, lengths: tuple[int, int]) -> Tensor:
-        """Blocks ``[*, c, A, B]`` to whole matrices of this rank's share of the channels."""
+        """Move blocks ``[*, c, A, B]`` to whole matrices of this rank's share of the channels."""
         return self._channels(x, lengths, x.shape[-3], back=False)
 
     def from_channels(self, x: Tensor, lengths: tuple[int, int], channels: int) -> Tensor:
-        """Whole matrices of this rank's share of the ``channels`` to blocks ``[*, c, A, B]``."""
+        """Move whole matrices of this rank's share of the ``channels`` to blocks ``[*, c, A, B]``."""
         return self._channels(x, lengths, channels, back=True)
 
     def _channels(self, x: Tensor, lengths: tuple[int, int], channels: int, *, back: bool) -> Tensor:
@@ -155,7 +155,7 @@ class Grid:
         return redistribute_async(x, (-3, -2, -1), source, target, self.whole).wait()
 
     def to_rows_async(self, x: Tensor, columns: int) -> AsyncResult[Tensor]:
-        """Start joining the columns of ``[*, A, B, c]`` and cutting this grid row's rows over its ranks instead.
+        """Start joining the columns of ``[*, A, B, c]``, and cutting the grid row's rows over its ranks.
 
         Args:
             x: This rank's block.
@@ -171,11 +171,14 @@ class Grid:
         ).wait()
 
     def row_part(self, length: int) -> slice:
-        """Which of all rows, an axis of ``length``, this rank has after :meth:`to_rows_async`."""
+        """Return this rank's part of all rows, an axis of ``length``, after :meth:`to_rows_async`."""
         return self.row_parts(length)[self.whole.rank]
 
     def row_parts(self, length: int) -> list[slice]:
-        """Which of all rows each rank of ``whole`` has after :meth:`to_rows_async`; together all of them once."""
+        """Return the part of all rows of each rank of ``whole`` after :meth:`to_rows_async`.
+
+        The parts cover each row once.
+        """
         found = []
         blocks = shard_slices(length, self.rows)
         for row, column in (self.place(rank) for rank in range(self.whole.size)):
@@ -185,12 +188,12 @@ class Grid:
         return found
 
     def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> AsyncResult[Tensor]:
-        """Start giving every rank its row's part of an axis, of which ``x`` is a shard over all ranks.
+        """Start giving every rank its grid row's part of an axis; ``x`` is a shard over all ranks.
 
         Args:
             x: Cut along ``dim`` into consecutive shards over ``whole``.
             dim: Counted from the end.
-            length: Of the whole axis.
+            length: Length of the whole axis.
         """
         shards: list[Box] = [(part,) for part in self.whole_slices(length)]
         parts: list[Box] = [(part,) for part in self.row_parts(length)]
@@ -199,5 +202,5 @@ class Grid:
         return gather_async(moved, dim, self.row, shard_sizes(own.stop - own.start, self.columns))
 
     def whole_slices(self, length: int) -> list[slice]:
-        """The shards of an axis that is cut over all ranks."""
+        """Return the shards of an axis that is cut over all ranks."""
         return shard_slices(length, self.whole.size)

@@ -1,10 +1,12 @@
-"""Products of matrices, one for each channel, that lie in blocks on a grid of ranks.
+"""Products of matrices, one for each channel, that are cut into blocks on a grid of ranks.
 
-Two ways to the same result. SUMMA broadcasts panels of the right matrices down the columns and sums panels of the
-product along the rows: each rank sends O(N² c / √P). Or the blocks are resharded to whole matrices of some of the
-channels, which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there
-are as many channels as ranks. On a GPU every matrix that is multiplied is padded with zeros to multiples of 8 rows and
-columns, at which cuBLAS is fast; what is sent is not.
+There are two ways to the same result. SUMMA broadcasts panels of the right matrices down the columns and sums panels
+of the product along the rows: each rank sends O(N² c / √P). Or the blocks are resharded to whole matrices of some
+channels, which are multiplied without communication, and the product is resharded back. This sends O(N² c / P) if
+there are as many channels as ranks.
+
+On a GPU every multiplied matrix is padded with zeros to multiples of 8 rows and columns, at which cuBLAS is fast;
+messages are not padded.
 """
 
 from __future__ import annotations
@@ -30,15 +32,14 @@ CONTRACTIONS = ("auto", "summa", "channels")
 
 @dataclass(frozen=True)
 class _Panel:
-    """A piece of an axis that lies in one row of ranks where the right matrices have it, and in one column where the
-    product does.
+    """A piece of an axis in one row of ranks (of the right matrices) and in one column (of the product).
 
     Attributes:
         size: Its length.
         row: Row of ranks.
-        row_start: Where it begins in their part.
+        row_start: Offset in their part.
         column: Column of ranks.
-        column_start: Where it begins in their part.
+        column_start: Offset in their part.
     """
 
     size: int
@@ -49,7 +50,7 @@ class _Panel:
 
 
 def _panels(length: int, grid: Grid) -> list[_Panel]:
-    """The common refinement of an axis cut over the grid's rows and over its columns."""
+    """Return the common refinement of an axis cut over the grid's rows and over its columns."""
     rows = [0, *accumulate(grid.row_sizes(length))]
     columns = [0, *accumulate(grid.column_sizes(length))]
     edges = sorted({*rows, *columns})
@@ -63,7 +64,7 @@ def _panels(length: int, grid: Grid) -> list[_Panel]:
 
 
 class _Summa(Function):
-    """``left rightᵀ`` of every channel; blocks ``[*, c, rows, columns]`` in the dtype of the operands."""
+    """Product ``left rightᵀ`` of every channel; blocks ``[*, c, rows, columns]`` in the dtype of the operands."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, length: int, grid: Grid) -> Tensor:
@@ -103,7 +104,7 @@ def _columns_of(panels: Sequence[_Panel]) -> list[int]:
 
 
 def _rights(right: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterator[Tensor]:
-    """Panels of the right matrices' rows, down the columns of ranks: ``[*, c, size, k]``."""
+    """Yield panels of the right matrices' rows, down the columns of ranks: ``[*, c, size, k]``."""
 
     def piece(number: int) -> Tensor:
         panel = panels[number]
@@ -115,7 +116,7 @@ def _rights(right: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterator[Ten
 
 
 def _gradients(gradient: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterator[Tensor]:
-    """Panels of the product's columns, along the rows of ranks: ``[*, c, rows, size]``."""
+    """Yield panels of the product's columns, along the rows of ranks: ``[*, c, rows, size]``."""
 
     def piece(number: int) -> Tensor:
         panel = panels[number]
@@ -127,27 +128,29 @@ def _gradients(gradient: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterat
 
 
 def elements_sent(length: int, channels: int, grid: Grid) -> dict[str, float]:
-    """Elements that a rank sends in both passes of one contraction of square matrices, by the way it is done.
+    """Count elements that a rank sends in both passes of one contraction of square matrices, by method.
 
-    The mean over the ranks for ``summa``; for ``channels`` a rank with the most of them.
+    The count is the mean over the ranks for ``summa``, and the maximum for ``channels``.
     """
     area, ranks = length * length * channels, grid.whole.size
     along, down = (grid.columns - 1) / grid.columns, (grid.rows - 1) / grid.rows
-    # Sum of the product and broadcast of its gradient along rows; broadcasts and sum of the right side down columns.
+    # Along rows: sum of the product, broadcast of its gradient. Down columns: broadcasts and sum of the
+    # right side.
     summa = 2 * along * area / grid.rows + 3 * down * area / grid.columns
     own = length * length * shard_sizes(channels, ranks)[0]
-    # Two factors and the gradient of the product to channels; product and gradients of the factors back to blocks.
+    # To channels: two factors and the product's gradient. Back to blocks: the product and the factors'
+    # gradients.
     return {"summa": summa, "channels": 3 * (area - own) / ranks + 3 * own * (ranks - 1) / ranks}
 
 
 def choose_contraction(way: str, length: int, channels: int, grid: Grid) -> str:
-    """The way to contract; ``auto`` takes the one that sends less, unless there are fewer channels than ranks.
+    """Choose a method; ``auto`` takes the one that sends less, or ``summa`` below one channel per rank.
 
     Raises:
-        ConfigError: There is no such way.
+        ConfigError: The method is unknown.
     """
     if way not in CONTRACTIONS:
-        raise ConfigError(f"contraction is one of {', '.join(CONTRACTIONS)}, got {way!r}")
+        raise ConfigError(f"contraction: expected one of {', '.join(CONTRACTIONS)}, found {way!r}")
     if way != "auto":
         return way
     sent = elements_sent(length, channels, grid)
@@ -155,7 +158,7 @@ def choose_contraction(way: str, length: int, channels: int, grid: Grid) -> str:
 
 
 def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
-    """``out[i, j] = Σ_k left[i, k] right[j, k]`` for every channel (outgoing edges of triangles).
+    """Compute ``out[i, j] = Σ_k left[i, k] right[j, k]`` for every channel (outgoing edges of triangles).
 
     For incoming edges, ``Σ_k left[k, i] right[k, j]``, see :func:`contract_columns`.
 
@@ -167,11 +170,11 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
         way: ``summa``, ``channels``, or ``auto`` (:func:`choose_contraction`).
 
     Returns:
-        This rank's block of the product. Nothing but local blocks (``summa``), or as much in the channels' layout, is
-        kept for the backward pass.
+        This rank's block of the product. The backward pass keeps only local blocks (``summa``), or as much in the
+        channels' layout.
 
     Raises:
-        ConfigError: There is no such way.
+        ConfigError: The method is unknown.
     """
     if choose_contraction(way, length, left.shape[-3], grid) == "channels":
         lengths = (length, length)
@@ -182,6 +185,6 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 
 
 def contract_columns(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
-    """``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel (incoming edges); see :func:`contract`."""
-    # The transposed product, on the transposed grid, is one along rows.
+    """Compute ``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel; see :func:`contract`."""
+    # The transposed product is one along rows of the transposed grid.
     return contract(right.mT, left.mT, length, grid.transposed, way).mT

@@ -1,14 +1,14 @@
 """Products of matrices, one for each channel, whose contracted axis is cut over the ranks of a group.
 
-Two ways to the same result. Either every rank multiplies what it has and the terms of the sum are reduce-scattered:
-a rank sends O(N² c), however many there are. Or the factors are resharded to whole matrices of some of the channels,
-which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there are as many
-channels as ranks.
+There are two ways to the same result. Either every rank multiplies its shards and the terms of the sum are
+reduce-scattered: a rank sends O(N² c), for any number of ranks. Or the factors are resharded to whole matrices of some
+channels, which are multiplied without communication, and the product is resharded back. This sends O(N² c / P) if
+there are as many channels as ranks.
 
 Whole matrices on a GPU are padded with zeros to multiples of 8 rows and columns, at which cuBLAS is fast.
 
-Both go by blocks of channels, the communication of one during the products of another, so that no rank ever holds
-more than two blocks of anything whole.
+Both ways work on blocks of channels. The communication of one block overlaps with the products of another, so a rank
+never holds more than two blocks of whole matrices.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from fastfold.parallel.comm.moves import Move, Shards
 
 CONTRACTIONS = ("auto", "terms", "channels")
 
-# Fewest elements of a block of products; of one that is made with gradients, beside which much else is kept.
+# Minimum number of elements of a block of products, without and with gradients. Training keeps many other
+# tensors.
 _BLOCK, _TRAINING_BLOCK = 2**18, 2**25
 
 
 @dataclass(frozen=True)
 class ContractionSpec:
-    """How the contracted axis and the result lie.
+    """Layout of the contracted axis and of the result.
 
     Attributes:
         group: The ranks.
         contracted: Lengths of their shards of the contracted axis.
         dim: The axis of the result that is cut, counted from the front.
         sizes: Lengths of its shards.
-        free: Whether it is not the contracted axis but the other one that is cut in the factors; ``contracted`` then
-            are its shards. Their products have to be resharded to whole channels.
+        free: True if the factors are cut along their other axis; ``contracted`` are then its shards. Such products
+            have to be resharded to whole channels.
     """
 
     group: Group
@@ -57,23 +58,23 @@ class ContractionSpec:
 
 @dataclass(frozen=True)
 class _Block:
-    """Channels that are worked with at a time.
+    """Channels that are processed at a time.
 
-    Slices of them rather than their numbers, which would have to be sent to a GPU.
+    They are slices, because a tensor of indices would have to be sent to a GPU.
 
     Attributes:
-        parts: Consecutive channels; of ``channels`` those that each rank multiplies, in order.
+        parts: Consecutive channels that each rank multiplies, in order.
     """
 
     parts: Sequence[slice]
 
     @property
     def sizes(self) -> list[int]:
-        """How many channels each part has."""
+        """Number of channels of each part."""
         return [part.stop - part.start for part in self.parts]
 
     def of(self, x: Tensor) -> Tensor:
-        """These channels of ``[*, c, rows, columns]``."""
+        """Return these channels of ``[*, c, rows, columns]``."""
         if sum(self.sizes) == x.shape[-3]:
             return x
         found = [x[..., part, :, :] for part in self.parts]
@@ -92,7 +93,7 @@ def _term_blocks(channels: int, step: int) -> list[_Block]:
 
 
 def _channel_blocks(channels: int, ranks: int, step: int) -> list[_Block]:
-    """At most ``step`` channels of each rank at a time; those of a rank are consecutive."""
+    """Return blocks of at most ``step`` channels of each rank; the channels of a rank are consecutive."""
     own = shard_slices(channels, ranks)
     return [
         _Block([slice(min(x.start + first, x.stop), min(x.start + first + step, x.stop)) for x in own])
@@ -101,7 +102,7 @@ def _channel_blocks(channels: int, ranks: int, step: int) -> list[_Block]:
 
 
 class _Terms(Function):
-    """Products are sent while the next are computed; backward, gradients are fetched while products are made."""
+    """Products are sent while the next are computed. In the backward pass, gradients are fetched during products."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
@@ -116,7 +117,7 @@ class _Terms(Function):
                 del product
 
         for block, found in zip(ctx.blocks, drain(terms()), strict=True):
-            block.put(out, found.pop())  # zip holds the list until the next one is there
+            block.put(out, found.pop())  # zip holds the list until its next item
         return out
 
     @staticmethod
@@ -133,7 +134,7 @@ class _Terms(Function):
 
 
 class _Channels(Function):
-    """Keeps whole factors of this rank's channels: as much as its shards of all of them."""
+    """Keep whole factors of this rank's channels: as much as its shards of all channels."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
@@ -144,7 +145,8 @@ class _Channels(Function):
         out, out_shape = _empty_result(left, right, spec), _product_shape(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
         factors = (
-            # In one message each where memory is short: what a message took is free when its tensor is made.
+            # One message for each factor if memory is short: a message's memory is freed when its tensor is
+            # complete.
             _to_channels([left, right], ctx.cut, spec.contracted, b, spec.group)
             if keeps
             else [_to_channels([x], ctx.cut, spec.contracted, b, spec.group)[0] for x in (left, right)]
@@ -156,7 +158,7 @@ class _Channels(Function):
                 if keeps:
                     kept.extend(both)
                 product = (both[0] @ both[1].mT)[..., : out_shape[0], : out_shape[1]]
-                both.clear()  # zip holds the list until the next one is there
+                both.clear()  # zip holds the list until its next item
                 yield _from_channels([product], spec.dim, spec.sizes, block, spec.group)
 
         for block, found in zip(ctx.blocks, drain(products()), strict=True):
@@ -191,7 +193,7 @@ def _empty_result(left: Tensor, right: Tensor, spec: ContractionSpec) -> Tensor:
 
 
 def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[int, int]:
-    """Of one channel's whole product."""
+    """Return the shape of one channel's whole product."""
     if spec.free:
         return sum(spec.contracted), sum(spec.contracted)
     return left.shape[-2], right.shape[-2]
@@ -200,9 +202,9 @@ def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[
 def _to_channels(
     tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
 ) -> list[AsyncResult[Tensor]]:
-    """Start resharding from shards along ``dim`` of a block's channels to whole matrices of this rank's channels.
+    """Start resharding from shards along ``dim`` of a block's channels to whole matrices.
 
-    In one message, however many tensors.
+    All tensors share one message.
     """
     rows = Shards(dim, sizes)
 
@@ -215,17 +217,17 @@ def _to_channels(
 
 
 def _width(x: Tensor, n: int) -> int:
-    """Rows or columns of matrices of ``n`` where ``x`` is."""
+    """Return ``n`` rows or columns as padded on the device of ``x``."""
     return n if x.is_cpu else padded_width(n)
 
 
 def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """``a @ b`` for ``a [*, M, K]`` and ``b [*, K, N]``, on a GPU of matrices padded to multiples of 8.
+    """Compute ``a @ b`` for ``a [*, M, K]`` and ``b [*, K, N]``, padded to multiples of 8 on a GPU.
 
     Args:
         a: Left matrices.
         b: Right matrices, of the same dtype.
-        out: Where the result ``[*, M, N]`` goes; None for new memory.
+        out: Memory for the result ``[*, M, N]``; None for new memory.
     """
     wide = [filled(x) for x in (a, b)]
     if all(x is y for x, y in zip(wide, (a, b), strict=True)):
@@ -235,7 +237,7 @@ def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def filled(x: Tensor) -> Tensor:
-    """Matrices ``[*, M, N]`` with zeros behind them to multiples of 8 on a GPU; themselves where there is no need."""
+    """Pad matrices ``[*, M, N]`` with zeros to multiples of 8 on a GPU; return others unchanged."""
     rows, columns = (_width(x, n) - n for n in x.shape[-2:])
     return pad(x, (0, columns, 0, rows)) if rows or columns else x
 
@@ -250,7 +252,7 @@ def _from_channels(
 
 
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:
-    """The way to contract; ``auto`` takes the one that sends less, unless there are fewer channels than ranks.
+    """Choose a method; ``auto`` takes the one that sends less, or ``terms`` below one channel per rank.
 
     Args:
         way: One of :data:`CONTRACTIONS`.
@@ -261,29 +263,30 @@ def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: i
         ranks: Number of ranks.
 
     Raises:
-        ValueError: There is no such way.
+        ValueError: The method is unknown.
     """
     if way not in CONTRACTIONS:
-        raise ValueError(f"contraction is one of {', '.join(CONTRACTIONS)}, got {way!r}")
+        raise ValueError(f"contraction: expected one of {', '.join(CONTRACTIONS)}, found {way!r}")
     if way != "auto":
         return way
-    # Of (P - 1) / P times the channels: the terms of the result, or factors and result divided by the ranks.
+    # In units of (P - 1) / P times the channels: terms of the result, or factors and result divided by the
+    # ranks.
     less = (a + b) * k + a * b < ranks * a * b
     return "channels" if less and ranks <= channels else "terms"
 
 
 def block_channels(per_channel: int, channels: int, ranks: int, *, training: bool = False) -> int:
-    """Channels whose products a rank has at a time in :func:`contract`, where nobody says how many.
+    """Return the default number of channels that a rank multiplies at a time in :func:`contract`.
 
-    A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much more
-    that blocks may be as large as the share: the fewer, the fewer kernels and messages. Products of lengths that
-    networks are trained on are a single block.
+    Their products are at most a sixteenth of the result, and at most a quarter of this rank's share of it. Training
+    keeps other tensors of such size, so its blocks may be as large as the share: larger blocks need fewer kernels and
+    messages. Products of the usual training lengths are a single block.
 
     Args:
         per_channel: Elements of one channel's product.
-        channels: Of the product.
+        channels: Channels of the product.
         ranks: Number of ranks.
-        training: Whether gradients are recorded.
+        training: True if gradients are recorded.
     """
     parts, least = (max(4, ranks), _TRAINING_BLOCK) if training else (max(16, 4 * ranks), _BLOCK)
     return max(1, min(channels, max(least, channels * per_channel // parts) // per_channel))
@@ -297,30 +300,30 @@ def contract(
     way: str = "auto",
     block_elements: int | None = None,
 ) -> Tensor:
-    """Products ``left rightᵀ`` of every channel, summed over the ranks' shards of the contracted axis.
+    """Compute products ``left rightᵀ`` of every channel, summed over shards of the contracted axis.
 
     The backward pass sends as much as the forward pass. Between them this rank's shards of the factors are kept
     (``terms``), or as much in the channels' layout.
 
     Args:
-        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty); ``[*, c, a, K]`` where the
+        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty); ``[*, c, a, K]`` if the
             other axis is cut.
         right: ``[*, c, B, k]``, the same part; or ``[*, c, b, K]``.
-        spec: How the factors and the result lie.
+        spec: Layout of the factors and the result.
         way: ``terms``, ``channels``, or ``auto`` (:func:`choose_contraction`).
-        block_elements: Elements of the products that a rank has at a time; by default so few that memory falls as the
-            ranks grow.
+        block_elements: Elements of the products that a rank has at a time. By default memory falls as the number of
+            ranks grows.
 
     Returns:
         This rank's shard of ``[*, c, A, B]``.
 
     Raises:
-        ValueError: There is no such way, the result has no such axis, or there are no terms to sum.
+        ValueError: The method is unknown, the result lacks the axis, or ``terms`` is used with ``spec.free``.
     """
     if spec.free and way == "terms":
-        raise ValueError("factors whose other axis is cut have no terms of all sums")
+        raise ValueError("terms needs factors that are cut along the contracted axis; use channels")
     if spec.dim not in (left.dim() - 2, left.dim() - 1):
-        raise ValueError(f"the result is cut along one of its last two axes, not {spec.dim}")
+        raise ValueError(f"expected a cut of the result along one of its last two axes, found {spec.dim}")
     group, channels = spec.group, left.shape[-3]
     if group.size == 1:
         return left @ right.mT

@@ -1,7 +1,7 @@
-"""Two projections of one normalised tensor, of which the second is made while the first is under way to other ranks.
+"""Two projections of one normalised tensor; the second is computed while the first is sent to other ranks.
 
-Nothing is kept for the backward pass but the tensor itself; it is normalised once in either direction. The backward
-pass of the second is computed while the gradient of the first is under way.
+Only the tensor itself is kept for the backward pass; it is normalised once in either direction. The backward pass of
+the second is computed while the gradient of the first is sent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EPS = 1e-5
 
 @dataclass
 class _Shared:
-    """What one projection leaves to the other.
+    """Tensors that one projection computes for the other.
 
     Attributes:
-        backend: Of the normalisation.
+        backend: Backend of the normalisation.
         normed: The normalised tensor.
         grad: Its gradient from the second projection.
     """
@@ -50,7 +50,7 @@ def _project(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _of_parameters(grad: Tensor, normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of weight and bias."""
+    """Return the gradients of weight and bias."""
     flat = grad.flatten(0, -2)
     return (flat.t() @ normed.flatten(0, -2)).to(weight.dtype), flat.sum(0).to(weight.dtype)
 
@@ -63,7 +63,8 @@ class _First(Function):
         shared.normed = _normalise(x, (norm[0], norm[1]), shared)
         ctx.shared = shared
         ctx.save_for_backward(x, *parameters)
-        # The second is computed after this and, by the link, its gradient before this one's.
+        # The link orders both: the second projection is computed after this one, and its gradient before
+        # this one's.
         return _project(shared.normed, weight, bias), x.new_empty(0)
 
     @staticmethod
@@ -101,12 +102,12 @@ class _Second(Function):
         normed = ctx.shared.normed = _normalise(x, (norm[0], norm[1]), ctx.shared)
         ctx.shared.grad = grad.flatten(0, -2) @ weight.to(grad.dtype)
         of_parameters = _of_parameters(grad, normed, weight)
-        # The rest of the gradients of tensor and norm is the first's, which gets all of them.
+        # The first projection computes the other gradients of tensor and norm, for both.
         return grad.new_empty(0), None, None, None, None, *of_parameters
 
 
 class Projections:
-    """Both projections, with gradients, to be made one after the other.
+    """Both projections, with gradients, computed one after the other.
 
     Args:
         x: ``[*, c]``.
@@ -119,11 +120,11 @@ class Projections:
         self._link: Tensor | None = None
 
     def first(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """``[*, n]``, with a weight ``[n, c]`` and a bias ``[n]``."""
+        """Return the first projection ``[*, n]``, with a weight ``[n, c]`` and a bias ``[n]``."""
         found, self._link = _First.apply(self._x, self._shared, *self._norm, weight, bias)
         return found
 
     def second(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """The other one, after :meth:`first`."""
+        """Return the second projection, after :meth:`first`."""
         found: Tensor = _Second.apply(self._link, self._x, self._shared, *self._norm, weight, bias)
         return found

@@ -1,12 +1,12 @@
 """Dynamic axial parallelism: tensors cut along one axis, resharded to another axis between operations.
 
-An operation along one axis of ``[A, B, c]`` (attention within rows, say) needs that axis whole and can be cut along
+An operation along one axis of ``[A, B, c]`` (such as attention within rows) needs that axis whole and can be cut along
 the other. :class:`AxialShards` holds the rule of the cut (any length over any number of ranks, without padding), the
 reshard (all-to-all) and the gathers; ``matmul.py`` multiplies matrices whose contracted axis is cut.
 
-Gradients are exact adjoints throughout: what the ranks hold after ``backward`` is the gradient of the sum of all
-ranks' losses. Where every rank computes one and the same loss, a parameter's gradient is therefore the **mean** over
-the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data parallel ranks and these together).
+Gradients are exact adjoints: after ``backward`` the ranks hold the gradient of the sum of all ranks' losses. If every
+rank computes the same loss, a parameter's gradient is therefore the **mean** over the ranks: :func:`mean_gradients`,
+or the mean of DDP and FSDP over data parallel ranks and these together.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
 from fastfold.parallel.data_parallel.buckets import Buckets
 
-# Bytes of a tensor that are summed up at a time on a GPU, eight times as many in between.
+# Bytes of a tensor that are summed at a time on a GPU; temporaries take eight times as many.
 _CHECKSUM_BLOCK = 2**22
 
-# A reshard in place: fewest elements of a block of channels.
+# Minimum number of elements of a block of channels in a reshard in place.
 _BLOCK = 2**18
 
 
 @dataclass(frozen=True)
 class AxialShards:
-    """How axes are cut over a group: consecutive shards, the first ones one longer; a shard may be empty.
+    """Cut of axes over a group: consecutive shards, the first ones one longer; a shard may be empty.
 
     Attributes:
         group: The ranks.
@@ -46,15 +46,15 @@ class AxialShards:
     group: Group
 
     def sizes(self, length: int) -> list[int]:
-        """Lengths of all ranks' shards of an axis of ``length``."""
+        """Return the lengths of all ranks' shards of an axis of ``length``."""
         return shard_sizes(length, self.group.size)
 
     def own(self, length: int) -> slice:
-        """This rank's shard of an axis of ``length``."""
+        """Return this rank's shard of an axis of ``length``."""
         return self.group.shard(length)
 
     def take(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's shard, along ``dim``, of a tensor that every rank has; a view."""
+        """Return this rank's shard, along ``dim``, of a tensor that every rank has; a view."""
         own = self.own(x.shape[dim])
         return x.narrow(dim, own.start, own.stop - own.start)
 
@@ -63,11 +63,11 @@ class AxialShards:
         return gather_async(x, dim, self.group, self.sizes(length))
 
     def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
-        """The shards of an axis of ``length`` joined: ``dim`` of ``x`` becomes whole on every rank."""
+        """Join the shards of an axis of ``length``: ``dim`` of ``x`` becomes whole on every rank."""
         return self.gather_async(x, dim, length).wait()
 
     def resharding(self, x: Tensor, *, cut: int, join: int, length: int) -> Move:
-        """How ``x`` comes to be cut along ``cut`` instead of ``join``, whose whole length is ``length``."""
+        """Return the move that cuts ``x`` along ``cut`` and joins ``join``, whose whole length is ``length``."""
         before = Shards(join % x.dim(), self.sizes(length))
         return Move(before=before, after=Shards(cut % x.dim(), self.sizes(x.shape[cut])))
 
@@ -76,23 +76,23 @@ class AxialShards:
         return all_to_all_async(x, cut, join, self.group, concat_sizes=self.sizes(length))
 
     def reshard(self, x: Tensor, *, cut: int, join: int, length: int) -> Tensor:
-        """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
+        """Move ``x`` from a shard along ``join``, an axis of ``length``, to a shard along ``cut``."""
         return self.reshard_async(x, cut=cut, join=join, length=length).wait()
 
     def reshard_into(
         self, x: Tensor, memory: Tensor, *, cut: int, join: int, length: int, blocks: int = 4
     ) -> Tensor:
-        """:meth:`reshard`, without gradients, in ``memory`` if the result fits there.
+        """Compute :meth:`reshard`, without gradients, in ``memory`` if the result fits there.
 
-        By blocks of channels, so that little exists in addition to the two.
+        It moves one block of channels at a time, so it needs little other memory.
 
         Args:
             x: ``[*, A, B, c]``, a shard along ``join``.
-            memory: A contiguous tensor whose content is not needed any more; may be ``x``.
+            memory: A contiguous tensor that may be overwritten; may be ``x``.
             cut: Dimension to cut, -3 or -2.
             join: The other one.
             length: Whole length of ``join``.
-            blocks: How many blocks at most: more of them hold less at a time.
+            blocks: Maximum number of blocks; more blocks need less memory.
         """
         sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
         shape = list(x.shape)
@@ -101,7 +101,8 @@ class AxialShards:
             memory.is_contiguous() and memory.shape[-1] == x.shape[-1] and math.prod(shape) <= memory.numel()
         )
         out = memory.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
-        # Whatever its rows and columns, a channel of all of them lies where it lay: a block overwrites nothing else.
+        # Channels are innermost, so a channel has the same addresses in both layouts: a block overwrites
+        # only its own.
         parts = shard_slices(x.shape[-1], max(1, min(blocks, x.numel() // _BLOCK)))
         dims = cut % x.dim(), join % x.dim()
         started = (
@@ -122,15 +123,15 @@ class AxialShards:
         way: str = "auto",
         block_elements: int | None = None,
     ) -> Tensor:
-        """:func:`fastfold.parallel.axial.matmul.contract` over this group, both axes cut by this rule.
+        """Compute :func:`fastfold.parallel.axial.matmul.contract` over this group, both axes cut by this rule.
 
         Args:
             left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
             right: ``[*, c, B, k]``, the same part.
             dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
-            length: Of the axis that is cut in the factors: the contracted one.
-            free: Whether that is the other one: ``[*, c, a, K]`` and ``[*, c, b, K]``, A and B of ``length``.
-            way: How; see there.
+            length: Length of the axis that is cut in the factors: the contracted one.
+            free: True if the other axis is cut: ``[*, c, a, K]`` and ``[*, c, b, K]``, A and B of ``length``.
+            way: Method; see there.
             block_elements: See there.
         """
         whole = length if free else left.shape[-2] if dim == -2 else right.shape[-2]
@@ -140,11 +141,11 @@ class AxialShards:
 
 @dataclass(frozen=True)
 class Rows:
-    """This rank's consecutive rows of something, and the others.
+    """This rank's consecutive rows of a tensor, and the other ranks'.
 
     Attributes:
         group: The ranks.
-        sizes: How many rows each has.
+        sizes: Number of rows of each rank.
     """
 
     group: Group
@@ -152,25 +153,25 @@ class Rows:
 
     @property
     def own(self) -> slice:
-        """The rows that are here."""
+        """Rows of this rank."""
         start = sum(self.sizes[: self.group.rank])
         return slice(start, start + self.sizes[self.group.rank])
 
     def join(self, x: Tensor, dim: int = -2) -> Tensor:
-        """All rows of a tensor of which ``x`` holds these along ``dim``."""
+        """Join all rows along ``dim``; ``x`` holds this rank's."""
         return gather(x, dim, self.group, self.sizes)
 
 
 def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) -> None:
-    """Refuse ranks that were given different things, before a collective hangs or their results mix.
+    """Refuse ranks with different inputs, before a collective hangs or their results mix.
 
     Args:
-        numbers: Names of what has to be the same on all ranks, and this rank's numbers.
+        numbers: This rank's numbers, which have to be the same on all ranks, by name.
         group: The ranks.
-        device: Where the group communicates.
+        device: Device of the group's messages.
 
     Raises:
-        ConfigError: Something differs; every rank raises.
+        ConfigError: A number differs; every rank raises.
     """
     if group.size == 1 or group.backend == "fake":
         return
@@ -179,14 +180,14 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
     for name, column in zip(numbers, found.unbind(1), strict=True):
         if bool((column != column[0]).any()):
             raise ConfigError(
-                f"the ranks of one {group.name} group work on one thing, but their {name} differs: {column.tolist()}"
+                f"the ranks of one {group.name} group need the same inputs, but their {name} differs: {column.tolist()}"
             )
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """A number that tells tensors of any dtype from others, of their names, shapes and bits: 0 to 2**32 - 1.
+    """Compute a checksum of tensors of any dtype, from names, shapes and bits: 0 to 2**32 - 1.
 
-    On a CPU it takes no memory for tensors that are contiguous; those on another device are summed up there, in blocks.
+    Contiguous tensors on a CPU take no additional memory. Those on another device are summed there, in blocks.
 
     Args:
         tensors: By name; their order does not count.
@@ -198,7 +199,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
         if not x.numel():
             continue
         flat = x.contiguous().reshape(-1)
-        if flat.stride(0) != 1:  # a single number may have any
+        if flat.stride(0) != 1:  # a tensor of one element may have any stride
             flat = flat.new_empty(len(flat)).copy_(flat)
         bits = flat.view(torch.uint8)
         if bits.device.type != "cpu":
@@ -208,13 +209,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _weighted_sum(block: Tensor) -> Tensor:
-    """The sum of bytes ``[n]``, each times its place, so that exchanged ones count: int64."""
+    """Sum bytes ``[n]``, each times its position, so that the sum depends on their order; int64."""
     places = torch.arange(1, len(block) + 1, device=block.device)
     return (block * places).sum()
 
 
 def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:
-    """Replace each ``grad`` by its mean over the ranks, in buckets; for ranks that computed the same loss together.
+    """Replace each ``grad`` by its mean over ranks that computed one loss together, in buckets.
 
     Args:
         parameters: The same on every rank, in the same order; those without a gradient are left out.
