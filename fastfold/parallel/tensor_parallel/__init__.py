@@ -1,4 +1,4 @@
-"""Layers of which every rank of a tensor parallel group computes a part: 1d, 2d, 2.5d and 3d."""
+"""Layers that are split over the ranks of a tensor parallel group: 1d, 2d, 2.5d and 3d."""
 
 from fastfold.parallel.tensor_parallel.attention import ParallelAttention
 from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding

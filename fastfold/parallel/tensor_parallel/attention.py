@@ -19,7 +19,7 @@ from fastfold.parallel.tensor_parallel.plain_layers import require_type
 class ParallelAttention(nn.Module):
     """Self-attention from the outer layout to the outer layout; make one with :meth:`from_plain`.
 
-    Queries, keys and values come from one linear layer, cut so that each rank gets all three of its heads; the
+    One linear layer computes queries, keys and values; it is cut so that each rank gets all three of its heads. The
     attention itself communicates nothing, because batch and heads are split and the sequence is whole.
     """
 
@@ -30,7 +30,7 @@ class ParallelAttention(nn.Module):
 
     @classmethod
     def from_plain(cls, attention: nn.MultiheadAttention, mesh: ParallelMesh) -> ParallelAttention:
-        """This rank's heads of a plain layer.
+        """Return this rank's heads of a plain layer.
 
         Raises:
             ConfigError: The layer is of a subclass, has other key or value widths, extra keys or dropout, is not
@@ -45,7 +45,7 @@ class ParallelAttention(nn.Module):
             or not attention.batch_first
         ):
             raise ConfigError(
-                "parallel attention is made of a MultiheadAttention with batch_first=True, equal key and value "
+                "parallel attention expects a MultiheadAttention with batch_first=True, equal key and value "
                 "widths, no extra keys and no dropout"
             )
         _, inner = layouts(mesh)
@@ -66,7 +66,7 @@ class ParallelAttention(nn.Module):
         return cls(inputs, output, heads, width)
 
     def to_plain(self) -> nn.MultiheadAttention:
-        """The plain layer, gathered on every rank (a collective)."""
+        """Return the plain layer, gathered on every rank (a collective)."""
         joint, output = self.inputs.to_plain(), self.output.to_plain()
         attention = nn.MultiheadAttention(
             self.heads * self.width, self.heads, bias=self.inputs.bias is not None, batch_first=True
@@ -87,9 +87,9 @@ class ParallelAttention(nn.Module):
 
         Args:
             x: ``[batch, L, features]``, this rank's block in the outer layout.
-            bias: Added to the scores; ``[L, L]`` or of any shape that goes with ``[batch, heads, L, L]`` of this rank
-                in the inner layout. False where a boolean one forbids to look.
-            causal: Whether a position sees only itself and those before.
+            bias: Added to the scores; ``[L, L]`` or any shape that broadcasts to ``[batch, heads, L, L]`` of this rank
+                in the inner layout. In a boolean one, False masks a key.
+            causal: True if a position sees only itself and earlier ones.
             row_sizes: As in :meth:`ParallelLinear.forward`.
 
         Returns:

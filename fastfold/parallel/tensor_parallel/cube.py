@@ -1,10 +1,11 @@
 """The 3D matrix product: every rank of a cube computes one block product, of blocks that are spread over its lines.
 
-With p³ ranks (x, y, z) the product of slab x of the batch and block (y, z) of the weight is computed on rank
-(x, y, z): the input is gathered along z, the weight along x, and the output is summed along y, of which each
-rank keeps a part. Between layers every tensor is cut into p³ parts, and only these are saved for the
-backward pass, which gathers again. (Agarwal et al. 1995; for networks: Bian, Xu, Wang and You, "Maximizing
-parallelism in distributed training for huge neural networks", 2021.)
+With p³ ranks, rank (x, y, z) computes the product of slab x of the batch and block (y, z) of the weight. The input is
+gathered along z, the weight along x. The output is summed along y, and each rank keeps a part of it. Between layers
+every tensor is cut into p³ parts. Only these are saved for the backward pass, which gathers again.
+
+Sources: Agarwal et al. 1995; for networks Bian, Xu, Wang and You, "Maximizing parallelism in distributed training for
+huge neural networks", 2021.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from fastfold.parallel.comm.groups import Group
 
 
 class CubeLines(NamedTuple):
-    """The lines of the cube on which a rank lies.
+    """The lines of the cube that contain a rank.
 
     Attributes:
-        input: Along it the input is gathered.
-        weight: Along it the weight is gathered.
-        output: Along it the products are summed: it splits the input's features.
+        input: The input is gathered along it.
+        weight: The weight is gathered along it.
+        output: The products are summed along it: it splits the input's features.
     """
 
     input: Group
@@ -91,14 +92,14 @@ def cube_linear(
     cuts: Sequence[int],
     lines: CubeLines,
 ) -> Tensor:
-    """``x @ weight.T`` on a cube of ranks.
+    """Compute ``x @ weight.T`` on a cube of ranks.
 
     Args:
         x: ``[rows[r], ..., in]`` with r this rank's number in ``lines.input``: its part of the slab's batch.
         weight: ``[cuts[r], in]`` with r its number in ``lines.weight``: its part of the block's outputs.
-        rows: How the slab's batch is cut, before (over ``lines.input``) and after (over ``lines.output``).
-        cuts: How the weight's block is cut.
-        lines: The lines of the cube on which the rank lies.
+        rows: Lengths of the slab's batch, before (over ``lines.input``) and after (over ``lines.output``).
+        cuts: Lengths of the parts of the weight's block.
+        lines: The lines of the cube that contain the rank.
 
     Returns:
         ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``.

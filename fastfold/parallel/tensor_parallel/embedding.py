@@ -18,16 +18,17 @@ from fastfold.parallel.tensor_parallel.plain_layers import require_type
 class ParallelEmbedding(nn.Module):
     """A table ``[vocabulary, features]``, looked up into the outer layout; make one with :meth:`from_plain`.
 
-    In 1d the vocabulary is cut: a rank looks up its own entries, zeros for the others, and the sum over the ranks is
-    the result. In the other modes features are cut like the activations and the vocabulary over the innermost
-    group of rows, along which the table is gathered for the lookup and its gradient reduce-scattered.
+    In 1d the vocabulary is cut: a rank looks up its own entries and zeros for the others, and the result is the sum
+    over the ranks. In the other modes features are cut like the activations, and the vocabulary over the innermost
+    group of rows. The table is gathered along that group for the lookup, and its gradient is reduce-scattered.
     """
 
     def __init__(self, embedding: nn.Embedding, mesh: ParallelMesh) -> None:
         super().__init__()
         if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
             raise ConfigError(
-                "an embedding with max_norm, scale_grad_by_freq or sparse gradients cannot be split"
+                "cannot split an embedding with max_norm, scale_grad_by_freq or sparse gradients; leave it out of "
+                "layers="
             )
         outer, inner = layouts(mesh)
         self.layout = outer
@@ -45,27 +46,29 @@ class ParallelEmbedding(nn.Module):
 
     @classmethod
     def from_plain(cls, embedding: nn.Embedding, mesh: ParallelMesh) -> ParallelEmbedding:
-        """This rank's part of a plain table.
+        """Return this rank's part of a plain table.
 
         Raises:
-            ConfigError: The table has an option that a part of it cannot keep, or is of a subclass.
+            ConfigError: The table has an option that its parts cannot keep, or is of a subclass.
         """
         require_type(embedding, nn.Embedding, "ParallelEmbedding")
         return cls(embedding, mesh)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:
-        """How the table is cut."""
+        """Return the cut of the table."""
         return {"weight": self._specs}
 
     def to_plain(self) -> nn.Embedding:
-        """The plain table, gathered on every rank (a collective)."""
+        """Return the plain table, gathered on every rank (a collective)."""
         weight = whole(self.weight, self._specs)
         return nn.Embedding.from_pretrained(
             weight, freeze=not self.weight.requires_grad, padding_idx=self.padding_idx
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up ``ids`` ``[batch, ...]``, this rank's rows; gives ``[batch, ..., features]`` in the outer layout.
+        """Look up ``ids [batch, ...]``, this rank's rows; return ``[batch, ..., features]``.
+
+        The result is in the outer layout.
 
         Raises:
             IndexError: An id is not in the vocabulary. On a GPU it ends the process, as in ``nn.Embedding``.
@@ -78,7 +81,7 @@ class ParallelEmbedding(nn.Module):
         start = sum(self.sizes[: self.vocabulary_group.rank])
         self._check_ids(ids)
         held = (ids >= start) & (ids < start + self.weight.shape[0])
-        # Entries of other ranks point behind the table, at a row of zeros which gets no gradient.
+        # Entries of other ranks use an additional row of zeros, which gets no gradient.
         table = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
         own = torch.where(held, ids - start, self.weight.shape[0])
         if self.padding_idx is None:
@@ -88,7 +91,7 @@ class ParallelEmbedding(nn.Module):
         return all_reduce(F.embedding(own, table, inside), self.vocabulary_group)
 
     def _check_ids(self, ids: Tensor) -> None:
-        """Refuse ids outside of the vocabulary, which no rank holds and which would become zeros."""
+        """Refuse ids outside of the vocabulary; no rank holds them, so they would become zeros."""
         rows = sum(self.sizes)
         inside = (ids >= 0) & (ids < rows)
         if ids.device.type == "cuda":

@@ -1,9 +1,10 @@
 """Comparison of cut layers with the plain ones on the first batch, gradients included.
 
-A cut that is right by its shapes may still mix up features: a linear layer of joint queries, keys and values whose
-ranks each hold a third of the wrong ones, or a norm between two cut layers whose gradient is never summed. Around
-each layer that the classes of this package do not close off, the smallest module with whole inputs and results runs
-once in both ways with random weights, and results and gradients are compared.
+A cut with the right shapes may still mix up features. Examples are a linear layer of joint queries, keys and values
+whose ranks each hold a third of the wrong ones, or a norm between two cut layers whose gradient is never summed. So
+each such layer is compared within the smallest module with whole inputs and results. That module runs once in both
+ways with random weights, and results and gradients are compared. Layers that this package cuts as a whole are left
+out.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from fastfold.utils.module_structure import tensors_in
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
 
 _CLOSED = (ParallelAttention, ParallelEmbedding, ParallelLayerNorm, ParallelMLP)
-"""Layers from whole tensors to whole tensors whose plain counterpart is known exactly."""
+"""Layers from whole tensors to whole tensors with a known plain counterpart."""
 
-_REMEDY = "(or pass compare_first=False to parallelize() if it is right anyway)"
+_REMEDY = "(or pass compare_first=False to parallelize() if the difference is intended)"
 
 
 def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -52,12 +53,14 @@ def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
 def compare_first_calls(
     part: nn.Module, plain: Mapping[str, nn.Module], cuts: Mapping[str, Cut], mesh: ParallelMesh
 ) -> None:
-    """Compare every cut layer that is not closed with its plain one when it is first called.
+    """Compare every cut layer with its plain one at its first call.
+
+    Layers of known counterparts are left out.
 
     Args:
-        part: A module whose inputs and results are whole; cut layers are in their places.
+        part: A module with whole inputs and results, and with its cut layers.
         plain: By path in ``part`` the plain layers :func:`without_data`.
-        cuts: What each was cut by.
+        cuts: Function or partition that cut each layer.
         mesh: The ranks; layouts other than 1d have no whole tensors to compare and are left out.
     """
     group = mesh.group("tp")
@@ -78,7 +81,7 @@ def _below(path: str, target: str) -> str:
 
 
 def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
-    """Paths of the smallest modules that have whole inputs and results, outermost ones alone."""
+    """Return the paths of the smallest modules with whole inputs and results, outermost ones only."""
     layers = {path: part.get_submodule(path) for path in paths}
     bare = {path: x for path, x in layers.items() if isinstance(x, ParallelLinear) and not x._forward_hooks}
     found = {path for path in layers if path not in bare}
@@ -120,7 +123,7 @@ class _Comparison:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            # Activation checkpointing around this call counts what its own passes save.
+            # Activation checkpointing around this call counts the tensors that its own passes save.
             saved_tensors_hooks(lambda x: x, lambda x: x),
             torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []),
         ):
@@ -151,7 +154,7 @@ class _Comparison:
             of_all = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
             if bool(of_all.any()):
                 raise ConfigError(
-                    f"{self._path} with cut layers computes something else on the first batch "
+                    f"{self._path} with cut layers gives another result on the first batch "
                     f"({problem or 'on another rank'}). A layer of joint features (fused queries, keys and values; a "
                     "gate and its values) needs out_parts=, such as Partition.heads(heads, width, ranks, 3), and "
                     f"parameters that act on cut features have to be cut with them {_REMEDY}"
@@ -169,8 +172,8 @@ class _Comparison:
         return plain
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
-        """Results and gradients of a call, by name."""
-        # Gradients of other inputs (angles of rotary positions) are a part on each rank, and nothing uses them.
+        """Return results and gradients of a call, by name."""
+        # Gradients of other inputs (angles of rotary positions) are partial on each rank and not used.
         wanted = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))]
         args, kwargs = detached_copy((args, kwargs))
         inputs = [x for x, is_wanted in zip(tree_leaves((args, kwargs)), wanted, strict=True) if is_wanted]
@@ -200,7 +203,7 @@ class _Comparison:
 
     @staticmethod
     def _difference(expected: Mapping[str, Tensor | None], found: Mapping[str, Tensor | None]) -> str | None:
-        # Where a gradient is zero in exact numbers (a bias of keys), both have rounding errors of the others.
+        # If the exact gradient is zero (a bias of keys), both values are rounding errors of the others.
         gradients = {name: x for name, x in expected.items() if not name.startswith("result ")}
         held = [x for x in gradients.values() if x is not None and x.numel()]
         scale = max((float(x.abs().max()) for x in held), default=0.0)

@@ -1,7 +1,7 @@
-"""How tensors lie on the ranks of a tensor parallel group: activations, and parameters cut into blocks.
+"""Layouts of tensors on the ranks of a tensor parallel group: activations, and parameters cut into blocks.
 
-Activations are ``[batch, ..., features]``. Layers come in pairs, as the two linears of an MLP or those before and
-after an attention: the first leads from the *outer* layout to the *inner* one, the second back.
+Activations are ``[batch, ..., features]``. Layers come in pairs, such as the two linears of an MLP or those before and
+after an attention: the first maps from the *outer* layout to the *inner* one, the second back.
 
 ========  =====================  =====================  =====================  =====================
 mode      batch, outer           features, outer        batch, inner           features, inner
@@ -32,7 +32,7 @@ from fastfold.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Layout:
-    """Over which groups activations are split.
+    """Groups over which activations are split.
 
     Attributes:
         rows: Groups over which the batch, dimension 0, is split, the outermost first.
@@ -43,11 +43,13 @@ class Layout:
     features: Group
 
     def take(self, x: Tensor, features: Partition | None = None) -> Tensor:
-        """This rank's block of a whole tensor ``[batch, ..., features]``, cut evenly; not differentiable.
+        """Return this rank's block of a whole tensor ``[batch, ..., features]``, cut evenly.
+
+        Not differentiable.
 
         Args:
             x: The whole tensor.
-            features: How the last dimension is cut; None to leave it whole (labels, token ids).
+            features: Cut of the last dimension; None to leave it whole (labels, token ids).
         """
         for group in self.rows:
             x = x[group.shard(x.shape[0])]
@@ -56,7 +58,7 @@ class Layout:
         return x
 
     def _batch_sizes(self, batch: int) -> list[list[int]]:
-        """For each group of ``rows`` the shards of what this rank's part of the groups before is."""
+        """Return for each group of ``rows`` the shards of this rank's part over the previous groups."""
         found = []
         for group in self.rows:
             found.append(shard_sizes(batch, group.size))
@@ -64,16 +66,16 @@ class Layout:
         return found
 
     def row_sizes(self, batch: int) -> list[int] | None:
-        """The ``row_sizes`` that the layers take, for a whole batch cut by :meth:`take`; None if it is not split."""
+        """Return the layers' ``row_sizes`` for a whole batch that :meth:`take` cuts; None if it is not split."""
         return self._batch_sizes(batch)[-1] if self.rows else None
 
     def join(self, x: Tensor, batch: int, features: Partition | None = None) -> Tensor:
-        """The whole tensor of all ranks' blocks, on every rank: undoes :meth:`take`, and is differentiable.
+        """Join all ranks' blocks on every rank, as the differentiable inverse of :meth:`take`.
 
         Args:
             x: This rank's block.
             batch: Length of the whole batch.
-            features: How the last dimension is cut; None if it is whole.
+            features: Cut of the last dimension; None if it is whole.
         """
         if features is not None:
             x = collectives.gather(x, -1, self.features, features.sizes)
@@ -84,7 +86,7 @@ class Layout:
 
 
 def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
-    """The outer and the inner layout of a mesh's tensor parallel mode (the table above)."""
+    """Return the outer and the inner layout of a mesh's tensor parallel mode (the table above)."""
     mode = mesh.plan.tp_mode
     if mode == "1d":
         return Layout((), Group(None, "alone", mesh.reporter)), Layout((), mesh.group("tp"))
@@ -97,17 +99,17 @@ def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which features each rank holds.
+    """Partition of features over ranks.
 
     Attributes:
-        parts: For each rank the numbers of its features, in the order in which it holds them.
+        parts: For each rank the indices of its features, in its order.
     """
 
     parts: tuple[tuple[int, ...], ...]
 
     @classmethod
     def even(cls, length: int, ranks: int) -> Partition:
-        """Consecutive shards, the first ones one longer."""
+        """Return consecutive shards, the first ones one longer."""
         numbers, start = [], 0
         for size in shard_sizes(length, ranks):
             numbers.append(tuple(range(start, start + size)))
@@ -116,13 +118,17 @@ class Partition:
 
     @classmethod
     def heads(cls, heads: int, width: int, ranks: int, repeats: int = 1) -> Partition:
-        """Whole attention heads; with ``repeats`` = 3 of queries, keys and values that lie one after another.
+        """Return whole attention heads for each rank.
+
+        With ``repeats`` = 3, features are queries, keys and values one after another.
 
         Raises:
             ConfigError: There are fewer heads than ranks.
         """
         if heads < ranks:
-            raise ConfigError(f"{heads} attention heads cannot be split over {ranks} ranks")
+            raise ConfigError(
+                f"{heads} attention heads cannot be split over {ranks} ranks; use at most {heads} ranks"
+            )
         own = cls.even(heads, ranks).parts
         return cls(
             tuple(
@@ -147,13 +153,13 @@ class Partition:
         return torch.tensor([i for part in self.parts for i in part], dtype=torch.int64)
 
     def part(self, rank: int) -> Tensor:
-        """Numbers of one rank's features."""
+        """Return the indices of one rank's features."""
         return torch.tensor(self.parts[rank], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """One sharding of a parameter: dimension ``dim`` into shards of ``sizes`` over ``group``."""
+    """Sharding of one dimension of a parameter: dimension ``dim`` into shards of ``sizes`` over ``group``."""
 
     dim: int
     group: Group
@@ -161,14 +167,14 @@ class ShardSpec:
 
 
 def block(whole: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
-    """This rank's block of a parameter that is sharded by one spec after another (a copy)."""
+    """Return this rank's block of a parameter that is sharded by successive specs (a copy)."""
     for spec in specs:
         whole = whole.narrow(spec.dim, sum(spec.sizes[: spec.group.rank]), spec.sizes[spec.group.rank])
     return whole.detach().clone()
 
 
 def whole(own: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
-    """The parameter of all ranks' blocks, on every rank; undoes :func:`block`."""
+    """Return the parameter from all ranks' blocks, on every rank; the inverse of :func:`block`."""
     own = own.detach()
     for spec in reversed(specs):
         own = collectives.gather(own, spec.dim, spec.group, spec.sizes)
@@ -176,10 +182,10 @@ def whole(own: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
 
 
 def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]:
-    """How the parameters of a module are sharded, by name; those that are not in it are whole on every rank.
+    """Return the sharding of a module's parameters, by name; missing ones are whole on every rank.
 
     Args:
-        module: Any; the layers of this package inside it know their own (``shard_specs``).
+        module: Any module; layers of this package inside it have their own ``shard_specs``.
     """
     found: dict[str, tuple[ShardSpec, ...]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):
@@ -191,7 +197,7 @@ def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]
 
 
 def replicated(parameter: Tensor, groups: Sequence[Group]) -> Tensor:
-    """A parameter that the ranks of these groups hold alike and use on different data: its gradient is summed."""
+    """Return a replicated parameter for different data on these groups: its gradient is summed."""
     for group in groups:
         parameter = collectives.all_reduce_gradient(parameter, group)
     return parameter

@@ -1,4 +1,4 @@
-"""Linear layers whose weight lies in blocks on the ranks of a tensor parallel group."""
+"""Linear layers whose weight is cut into blocks over the ranks of a tensor parallel group."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Role = Literal["first", "second"]
 class ParallelLinear(nn.Module):
     """A linear layer on the ranks of a mesh's tensor parallel group; make one with :meth:`from_plain`.
 
-    The subclass is that of the mesh's mode: :class:`Linear1D`, :class:`LinearGrid` (2d and 2.5d) or :class:`Linear3D`.
+    The mesh's mode determines the subclass: :class:`Linear1D`, :class:`LinearGrid` (2d and 2.5d) or :class:`Linear3D`.
 
     Attributes:
         weight: This rank's block.
         bias: This rank's part, or None.
         before: Layout of the input.
         after: Layout of the output.
-        in_parts: Which input features each rank of ``before.features`` holds.
-        out_parts: Which output features each rank of ``after.features`` holds.
+        in_parts: Input features of each rank of ``before.features``.
+        out_parts: Output features of each rank of ``after.features``.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ParallelLinear(nn.Module):
         in_parts: Partition | None = None,
         out_parts: Partition | None = None,
     ) -> ParallelLinear:
-        """This rank's part of a plain layer, which every rank has alike.
+        """Return this rank's part of a plain layer, which is the same on every rank.
 
         Args:
             linear: The plain layer.
-            mesh: Its plan's ``tp_mode`` says how the layer is cut.
-            role: ``first`` of a pair leads from the outer layout to the inner one, ``second`` back.
-            in_parts: Which input features each rank holds; even shards if None.
-            out_parts: Which output features each rank holds; even shards if None.
+            mesh: The ranks; the plan's ``tp_mode`` determines the cut.
+            role: ``first`` of a pair maps from the outer layout to the inner one, ``second`` back.
+            in_parts: Input features of each rank; even shards if None.
+            out_parts: Output features of each rank; even shards if None.
 
         Raises:
             ConfigError: The layer is of a subclass of ``nn.Linear``.
@@ -81,11 +81,11 @@ class ParallelLinear(nn.Module):
         return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:
-        """How each parameter is cut."""
+        """Return the cut of each parameter."""
         return {"weight": self._weight_specs} | ({} if self.bias is None else {"bias": self._bias_specs})
 
     def to_plain(self) -> nn.Linear:
-        """The plain layer, gathered on every rank (a collective)."""
+        """Return the plain layer, gathered on every rank (a collective)."""
         weight = whole(self.weight, self._weight_specs)
         linear = nn.Linear(
             weight.shape[1], weight.shape[0], self.bias is not None, device=weight.device, dtype=weight.dtype
@@ -100,11 +100,11 @@ class ParallelLinear(nn.Module):
         return linear
 
     def _specs(self) -> list[ShardSpec]:
-        """How the weight ``[out, in]`` is cut into blocks."""
+        """Return the cut of the weight ``[out, in]`` into blocks."""
         raise NotImplementedError
 
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
-        """``x @ weight.T`` of the whole matrices, in blocks."""
+        """Compute ``x @ weight.T`` of the whole matrices, in blocks."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, row_sizes: Sequence[int] | None = None) -> Tensor:
@@ -112,15 +112,16 @@ class ParallelLinear(nn.Module):
 
         Args:
             x: ``[batch, ..., in]``, this rank's block in the layout ``before``.
-            row_sizes: Only 3d needs it: how many of the batch each rank of ``before.rows[-1]`` holds; None if
-                all hold as many as this one. The output's batch is cut alike over ``after.rows[-1]``.
+            row_sizes: Only for 3d: the batch of each rank of ``before.rows[-1]``; None if all are as long as this one.
+                The output's batch is cut in the same way over ``after.rows[-1]``.
 
         Returns:
             ``[batch, ..., out]``, this rank's block in the layout ``after``.
         """
         weight: Tensor = self.weight
         if torch.is_autocast_enabled(x.device.type):
-            # Before the exchanges, which so send the narrow type; the backward pass runs outside of autocast.
+            # Cast before the exchanges, so that they send the narrow type. The backward pass runs outside
+            # of autocast.
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         y = self._product(x, weight, row_sizes)
@@ -146,7 +147,7 @@ class Linear1D(ParallelLinear):
 
 
 class LinearGrid(ParallelLinear):
-    """SUMMA on a square grid, or in 2.5d on several: each of the ``tp_depth`` grids has its own part of the batch.
+    """SUMMA on one square grid, or in 2.5d on ``tp_depth`` grids with different parts of the batch.
 
     The grids hold the same blocks of the weight, whose gradient is summed over the depth. Communication per rank
     with q² d = P ranks: (q - 1) / q of (batch x in) / (q d) + (in x out) / q forward and twice that

@@ -29,18 +29,18 @@ class ParallelMLP(nn.Module):
 
     @classmethod
     def from_plain(cls, mlp: nn.Sequential, mesh: ParallelMesh) -> ParallelMLP:
-        """This rank's part of ``nn.Sequential(nn.Linear, activation, nn.Linear)``.
+        """Return this rank's part of ``nn.Sequential(nn.Linear, activation, nn.Linear)``.
 
         Raises:
-            ConfigError: The modules are others, or the activation does not work on each number alone: it has
-                parameters of its own (``nn.PReLU``), or looks at several features (``nn.Softmax``).
+            ConfigError: The modules are others, or the activation is not elementwise: it has parameters of its own
+                (``nn.PReLU``), or combines several features (``nn.Softmax``).
         """
         require_type(mlp, nn.Sequential, "ParallelMLP")
         modules = list(mlp)
         first, second = modules[0], modules[-1]
         if len(modules) != 3 or not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
             names = ", ".join(type(module).__name__ for module in modules)
-            raise ConfigError(f"a parallel MLP is made of Linear, an activation and Linear, got {names}")
+            raise ConfigError(f"a parallel MLP expects Linear, an activation and Linear, found {names}")
         _check_elementwise(modules[1])
         return cls(
             ParallelLinear.from_plain(first, mesh, "first"),
@@ -50,13 +50,13 @@ class ParallelMLP(nn.Module):
         )
 
     def to_plain(self) -> nn.Sequential:
-        """The plain modules, gathered on every rank (a collective)."""
+        """Return the plain modules, gathered on every rank (a collective)."""
         return nn.Sequential(self.first.to_plain(), self.activation, self.second.to_plain())
 
     def forward(self, x: Tensor, row_sizes: Sequence[int] | None = None) -> Tensor:
         """Apply to ``x`` ``[batch, ..., features]``; ``row_sizes`` as in :meth:`ParallelLinear.forward`.
 
-        Dropout of the activation draws each rank's own numbers.
+        Dropout of the activation draws different numbers on each rank.
         """
         hidden = self.first(x, row_sizes)
         if self.training and any(draws(module) for module in self.activation.modules()):
@@ -69,11 +69,11 @@ class ParallelMLP(nn.Module):
 
 @torch.no_grad()
 def _check_elementwise(activation: nn.Module) -> None:
-    """Refuse what would differ between features on one rank and features on several."""
+    """Refuse an activation whose result depends on the cut of the features."""
     name = type(activation).__name__
     if next(activation.parameters(), None) is not None:
         raise ConfigError(
-            f"a parallel MLP cannot cut the parameters of its activation {name}, which would drift apart between the "
+            f"a parallel MLP cannot cut the parameters of its activation {name}, which would become different on the "
             "ranks; use an activation without parameters"
         )
     with unset_fake_temporarily():  # fake tensors hold only shapes
@@ -86,6 +86,6 @@ def _check_elementwise(activation: nn.Module) -> None:
             alike = False
     if not alike:
         raise ConfigError(
-            f"a parallel MLP needs an activation that works on each number alone, and {name} looks at several "
-            "features, which lie on several ranks"
+            f"a parallel MLP needs an elementwise activation, and {name} combines several features, which are cut over "
+            "the ranks"
         )

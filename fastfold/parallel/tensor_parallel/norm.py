@@ -16,17 +16,17 @@ from fastfold.parallel.tensor_parallel.plain_layers import require_type
 class ParallelLayerNorm(nn.Module):
     """LayerNorm in the outer layout; make one with :meth:`from_plain`.
 
-    Each rank computes mean and squared deviation of its own features; those of all are gathered, two numbers for each
-    row and rank, and combined as in a parallel variance (Chan et al. 1979), which cancels nothing. The
-    statistics are at least float32. Weight and bias are cut like the features, and their gradients summed over
-    the ranks that hold other rows.
+    Each rank computes mean and squared deviation of its own features. All ranks' are gathered, two numbers for each
+    row and rank, and combined as in a parallel variance (Chan et al. 1979), without cancellation. The statistics are
+    at least float32. Weight and bias are cut like the features. Their gradients are summed over the ranks with other
+    rows.
     """
 
     def __init__(self, norm: nn.LayerNorm, mesh: ParallelMesh) -> None:
         super().__init__()
         if len(norm.normalized_shape) != 1:
             raise ConfigError(
-                f"LayerNorm over {tuple(norm.normalized_shape)} cannot be split: only over the last dimension"
+                f"cannot split LayerNorm over {tuple(norm.normalized_shape)}; expected one over the last dimension"
             )
         self.layout, _ = layouts(mesh)
         self.parts = Partition.even(norm.normalized_shape[0], self.layout.features.size)
@@ -40,7 +40,7 @@ class ParallelLayerNorm(nn.Module):
 
     @classmethod
     def from_plain(cls, norm: nn.LayerNorm, mesh: ParallelMesh) -> ParallelLayerNorm:
-        """This rank's part of a plain layer.
+        """Return this rank's part of a plain layer.
 
         Raises:
             ConfigError: The layer normalises more than the last dimension, or is of a subclass.
@@ -49,11 +49,11 @@ class ParallelLayerNorm(nn.Module):
         return cls(norm, mesh)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:
-        """How each parameter is cut."""
+        """Return the cut of each parameter."""
         return {name: self._specs for name, _ in self.named_parameters()}
 
     def to_plain(self) -> nn.LayerNorm:
-        """The plain layer, gathered on every rank (a collective)."""
+        """Return the plain layer, gathered on every rank (a collective)."""
         norm = nn.LayerNorm(sum(self.parts.sizes), self.eps, self.weight is not None, self.bias is not None)
         with torch.no_grad():
             for name in ("weight", "bias"):
@@ -71,7 +71,7 @@ class ParallelLayerNorm(nn.Module):
             return F.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
         wide = x if x.dtype == torch.float64 else x.float()
         counts = wide.new_tensor(self.parts.sizes).view(-1, *[1] * (x.dim() - 1))
-        # A rank without features has the mean 0 of nothing, which counts 0 times.
+        # A rank without features counts zero features with mean 0.
         own_mean = wide.sum(-1) / max(x.shape[-1], 1)
         own_square = (wide - own_mean[..., None]).square().sum(-1)
         means, squares = gather(torch.stack([own_mean, own_square])[None], 0, group).unbind(1)

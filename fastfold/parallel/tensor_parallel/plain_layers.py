@@ -1,4 +1,4 @@
-"""Checks that a cut layer does all that the plain layer does: exact types, no hooks, the same parameters."""
+"""Checks that a cut layer behaves as the plain layer: exact types, no hooks, the same parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_type(layer: nn.Module, kind: type[nn.Module], maker: str) -> None:
 
     Args:
         layer: A plain layer.
-        kind: The class that is known; a subclass of it is refused.
+        kind: The supported class; its subclasses are refused.
         maker: Name of the parallel class, for the message.
 
     Raises:
@@ -38,7 +38,7 @@ def require_type(layer: nn.Module, kind: type[nn.Module], maker: str) -> None:
     if type(layer) is not kind:
         found = f"{type(layer).__module__}.{type(layer).__qualname__}"
         raise ConfigError(
-            f"{maker} is made of exactly torch.nn.{kind.__name__}, found {found}, whose own computation would be lost; "
+            f"{maker} expects exactly torch.nn.{kind.__name__}, found {found}, whose own computation would be lost; "
             "leave this layer out of layers=, or give a function that cuts it and has to_plain()"
         )
 
@@ -48,16 +48,16 @@ def check_unchanged(layer: nn.Module, owner: nn.Module) -> None:
 
     Args:
         layer: The plain layer with all its modules.
-        owner: The module that has it.
+        owner: The module that contains it.
 
     Raises:
-        ConfigError: Names the module inside of the layer and what it has.
+        ConfigError: The message names the module inside of the layer and its hook or forward.
     """
     kind = type(owner)
     if kind.__module__.startswith("torch.nn.") and kind not in _CONTAINERS:
         raise ConfigError(
-            f"it belongs to torch.nn.{kind.__name__}, which reads attributes of its layers and calls them in its own "
-            "way; use a block of your own, or leave this layer out of layers="
+            f"it belongs to torch.nn.{kind.__name__}, which reads attributes of its layers and does not call them as "
+            "modules; use a block of your own, or leave this layer out of layers="
         )
     for name, module in layer.named_modules():
         extra = "a parametrization" if is_parametrized(module) else None
@@ -87,18 +87,18 @@ def signature(layer: nn.Module) -> Signature:
 
 
 def check_restored(before: Signature, cut: nn.Module) -> None:
-    """Check the tensors that ``to_plain()`` of a cut layer gives (a collective).
+    """Check the result of a cut layer's ``to_plain()`` (a collective).
 
     Args:
-        before: Of the plain layer.
+        before: Signature of the plain layer.
         cut: This rank's part of it.
 
     Raises:
-        ConfigError: There is no ``to_plain``, or it gives other names, shapes, dtypes or ``requires_grad``.
+        ConfigError: ``to_plain`` is missing, or its result has other names, shapes, dtypes or ``requires_grad``.
     """
     to_plain = getattr(cut, "to_plain", None)
     if not callable(to_plain):
-        raise ConfigError(f"{type(cut).__name__} has no to_plain(), which checkpoints need")
+        raise ConfigError(f"{type(cut).__name__} needs a method to_plain() for checkpoints")
     after = signature(to_plain())
     for name in dict.fromkeys([*before, *after]):
         expected, found = before.get(name), after.get(name)

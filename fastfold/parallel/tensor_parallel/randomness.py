@@ -1,4 +1,4 @@
-"""Random numbers under tensor parallelism: alike where every rank has the same tensor, each its own where it is cut."""
+"""Random numbers under tensor parallelism: equal on all ranks for whole tensors, different for cut ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastfold.parallel.comm.groups import Group
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a module by itself draws random numbers in training, as far as its kind and its attributes tell."""
+    """Return True if a module of a known class draws random numbers in training, without its children."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     rates = (x for name, x in vars(module).items() if "dropout" in name)
@@ -26,11 +26,13 @@ def draws(module: nn.Module) -> bool:
 
 @contextmanager
 def own_randomness(group: Group, device: torch.device) -> Iterator[None]:
-    """Inside, each rank draws numbers of its own; afterwards all go on alike, however many each has drawn.
+    """Draw different numbers on each rank inside the context; afterwards all ranks continue alike.
+
+    The generators are equal afterwards, whatever the number of draws of each rank.
 
     Args:
         group: Ranks whose generators are in the same state.
-        device: Where numbers are drawn.
+        device: Device of the generators.
     """
     seed = int(torch.randint(1 << 62, ()))
     cuda = device.type == "cuda"
@@ -41,14 +43,14 @@ def own_randomness(group: Group, device: torch.device) -> Iterator[None]:
 
 
 def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
-    """From now on, in training, compare the ranks' generators before each call of a module that draws.
+    """Compare the ranks' generators in training before each call of a module that draws.
 
-    Ranks with other numbers would each drop something else of a tensor that is one, and drift apart without notice.
+    Ranks with different numbers would drop different elements of one tensor, and diverge silently.
 
     Args:
-        module: What is called.
+        module: The module that is called.
         group: Ranks that work on the same tensors.
-        cut: Paths of the layers that the ranks share; what is drawn in them is each rank's own.
+        cut: Paths of the layers that the ranks share; their draws differ between ranks.
     """
     paths = tuple(cut)
     drawing = [
@@ -71,7 +73,7 @@ def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
         if not bool((found == state).all()):
             name = drawing[0] or type(module).__name__
             raise ConfigError(
-                f"{name} is drawn on every rank of {group.name} for one and the same tensor, and their random number "
+                f"{name} draws numbers for one tensor on every rank of {group.name}, and the ranks' random number "
                 "generators are in different states: call torch.manual_seed with the same number on them"
             )
 

@@ -1,10 +1,11 @@
-"""SUMMA: a matrix product on a square grid of ranks, of which each holds one block of every matrix.
+"""SUMMA: a matrix product on a square grid of ranks; each rank holds one block of every matrix.
 
 Step k of the product broadcasts column k of the left blocks along the rows and row k of the right ones along the
-columns, and adds the product of what arrives; step k + 1's broadcasts run meanwhile. At any time a rank holds two
-received blocks of each matrix, the one in use and the one that arrives, never a gathered row or column. (van de
-Geijn and Watts 1997; for networks: Xu, Li, Gong and You, "An efficient 2D method for training super-large deep
-learning models", 2021.)
+columns, and adds the product of the received blocks. Meanwhile the broadcasts of step k + 1 run. A rank holds at most
+two received blocks of each matrix: the one in use and the next one. It never holds a gathered row or column.
+
+Sources: van de Geijn and Watts 1997; for networks Xu, Li, Gong and You, "An efficient 2D method for training
+super-large deep learning models", 2021.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 
 
 def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
-    """The blocks of all ranks, one after another."""
+    """Yield the blocks of all ranks, one after another."""
     return broadcasts(lambda k: own if group.rank == k else absent(own, *shapes[k]), range(group.size), group)
 
 
 def _reduce_each(terms: Iterable[Tensor], group: Group) -> Tensor:
-    """The sum of all ranks' term k on rank k."""
+    """Sum all ranks' term k on rank k."""
     return sums(terms, range(group.size), group)[0]
 
 
@@ -71,7 +72,7 @@ class SummaLinear(Function):
 
 
 def summa_linear(x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group) -> Tensor:
-    """``x @ weight.T`` of matrices whose blocks lie on a square grid.
+    """Compute ``x @ weight.T`` of matrices that are cut into blocks over a square grid.
 
     Args:
         x: ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features.
