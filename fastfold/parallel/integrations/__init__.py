@@ -11,15 +11,15 @@ def check_samples(plan: ParallelPlan, library: str) -> None:
 
     Args:
         plan: The model's plan.
-        library: Name of the library, which gives every process other samples.
+        library: Name of the library, which gives every process different samples.
 
     Raises:
-        ConfigError: Names the axis.
+        ConfigError: An axis has such ranks; the message names it.
     """
     for axis in ("pp", "sp", "dap", "tp"):
         size = getattr(plan, axis)
         if size > 1:
             raise ConfigError(
-                f"{library} gives every process other samples, but {axis}={size} ranks work on the same ones: use dp "
-                "and zero, or a loop of your own"
+                f"{library} gives every process different samples, but {axis}={size} ranks work on the same ones: use "
+                "dp and zero, or a loop of your own"
             )

@@ -15,11 +15,11 @@ from fastfold.parallel.parallel_model import Parallel
 def adopt_accelerator(accelerator: Any, model: Parallel) -> None:
     """Make an ``accelerate.Accelerator`` train a parallel model.
 
-    ``accelerator.prepare()`` leaves the model as it is, and ``accelerator.clip_grad_norm_()`` clips the gradient of
+    ``accelerator.prepare()`` leaves the model unchanged, and ``accelerator.clip_grad_norm_()`` clips the gradient of
     the whole model.
 
     Args:
-        accelerator: Accelerator of the run, which trains this model alone.
+        accelerator: Accelerator of the run, which trains only this model.
         model: Result of :func:`fastfold.parallelize`.
 
     Raises:
@@ -33,7 +33,9 @@ def adopt_accelerator(accelerator: Any, model: Parallel) -> None:
 
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         if norm_type != 2:
-            raise ConfigError(f"clip_grad_norm_() of a parallel model needs norm_type 2, got {norm_type}")
+            raise ConfigError(
+                f"clip_grad_norm_() of a parallel model: expected norm_type 2, found {norm_type}"
+            )
         accelerator.unscale_gradients()
         return torch.tensor(model.clip_grad_norm_(max_norm))
 

@@ -17,7 +17,7 @@ from fastfold.parallel.parallel_model import Parallel
 class ParallelStrategy(DDPStrategy):
     """Strategy for a ``LightningModule`` that holds models under plans of ``dp`` and ``zero``.
 
-    The models reduce their gradients, so that nothing is put around the module. ``configure_optimizers`` returns
+    The models reduce their gradients, so no wrapper is put around the module. ``configure_optimizers`` returns
     ``model.optimizer(...)``; ``gradient_clip_val`` clips the whole model; checkpoints hold plain weights and states.
     """
 
@@ -37,7 +37,7 @@ class ParallelStrategy(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Leave gradients of backward passes inside unreduced, for ``accumulate_grad_batches``."""
+        """Skip reduction in backward passes inside the context, for ``accumulate_grad_batches``."""
         with ExitStack() as paused:
             for model in self._models():
                 paused.enter_context(model.no_sync())

@@ -15,20 +15,21 @@ class ParallelTrainer(transformers.Trainer):
     """``transformers.Trainer`` for a model under a plan of ``dp`` and ``zero``.
 
     Gradients are clipped over the whole model. Checkpoints hold the plain model and its optimizer's plain states, and
-    any number of processes resumes them.
+    any number of processes can resume them.
 
     Args:
         model: Result of :func:`fastfold.parallelize`.
-        arguments: Of ``transformers.Trainer``. ``optimizers`` holds ``model.optimizer(...)`` and a schedule or None.
+        arguments: Arguments of ``transformers.Trainer``. ``optimizers`` holds ``model.optimizer(...)`` and a schedule
+            or None.
 
     Raises:
-        ConfigError: The model has no plan, the plan has other axes, or the optimizer is not the plan's.
+        ConfigError: The model lacks a plan, the plan has other axes, or the optimizer is not the plan's.
     """
 
     def __init__(self, model: Parallel, *arguments: Any, **options: Any) -> None:
         if not isinstance(model, Parallel):
             raise ConfigError(
-                f"ParallelTrainer trains what parallelize() returned, got {type(model).__name__}"
+                f"ParallelTrainer: expected the result of parallelize(), found {type(model).__name__}"
             )
         super().__init__(model, *arguments, **options)
         if self.optimizer is None:
@@ -41,7 +42,7 @@ class ParallelTrainer(transformers.Trainer):
         """Write the plain model, by all processes together.
 
         Args:
-            output_dir: Folder; ``from_pretrained()`` reads it where the model is one of transformers.
+            output_dir: Folder; for a model of transformers, ``from_pretrained()`` reads it.
         """
         folder = output_dir or self.args.output_dir
         state = self.model.state_dict(rank0_only=True)
@@ -51,7 +52,7 @@ class ParallelTrainer(transformers.Trainer):
             self._save(folder, state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Gather the states on all processes; Trainer asks one process alone."""
+        """Gather the states on all processes; Trainer asks only one process."""
         whole = self.optimizer.state_dict()
         self.optimizer.state_dict = lambda: whole
         try:

@@ -1,1 +1,1 @@
-"""Ranks that hold parts of one sequence: ring attention, and modules that run on their part."""
+"""Sequence parallelism: ring attention, and modules that run on this rank's part of a sequence."""

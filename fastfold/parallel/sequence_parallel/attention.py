@@ -1,10 +1,9 @@
-"""Sequence parallelism: attention over a sequence of which every rank has a part.
+"""Sequence parallelism: attention over a sequence that is cut over the ranks.
 
-Two variants of one function: :func:`ring_attention` sends keys and values round a ring, :func:`ulysses_attention`
-reshards from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring
-goes with any number of heads and never holds scores against all keys; the reshard sends less when there are many ranks.
-:class:`~fastfold.parallel.sequence_parallel.module.SequenceParallel` puts either into a module that was written for
-one device.
+There are two methods. :func:`ring_attention` sends keys and values round a ring. :func:`ulysses_attention` reshards
+from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring supports
+any number of heads and never holds scores against all keys. The reshard sends less on many ranks.
+:class:`~fastfold.parallel.sequence_parallel.module.SequenceParallel` uses either in a module written for one device.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def ring_attention(
     scale: float | None = None,
     bias_group: Group | None = None,
 ) -> Tensor:
-    """Attention whose keys are sharded over a ring of ranks; see :func:`fastfold.kernels.attention`.
+    """Compute attention whose keys are sharded over a ring; see :func:`fastfold.kernels.attention`.
 
-    The next shard is under way while one is computed, and no more than two are held. A rank sends (P - 1) / P of all
-    keys and values forward and three times that and a shard more backward.
+    The next shard is sent while one is computed, and a rank holds at most two. A rank sends (P - 1) / P of all keys
+    and values forward, and three times that plus one shard backward.
 
     Args:
         q: Own queries ``[*, R, Nq, H, D]``.
@@ -51,30 +50,33 @@ def ring_attention(
             every key gets the same weight.
         group: The ring.
         sizes: Number of keys of each rank; None if all have as many as this one.
-        causal: A query sees its own position and those before. Queries are then sharded as keys are.
+        causal: True if a query sees its own position and earlier ones. Queries are then sharded as keys are.
         scale: Factor of the scores, by default ``D ** -0.5``.
-        bias_group: As many ranks as the ring has, with the same queries, of which number k holds the bias for the keys
-            of shard k: the bias is sharded both ways, and fetched for one shard at a time.
+        bias_group: Ranks with the same queries, as many as the ring has. Rank k of it holds the bias for the keys of
+            shard k: the bias is sharded both ways, and fetched for one shard at a time.
 
     Returns:
-        ``[*, R, Nq, H, D]`` in the dtype of ``q``, computed in float32 or better. Gradients are those of the sum of all
-        ranks' losses; that of a bias is complete on the rank that holds it if only this rank (or, with a
-        ``bias_group``, only that group) has these queries in these rows.
+        ``[*, R, Nq, H, D]`` in the dtype of ``q``, computed in float32 or better. Gradients are those of the sum of
+        all ranks' losses. The gradient of a bias is complete on its rank if only this rank (with a ``bias_group``,
+        only that group) has these queries in these rows.
 
     Raises:
-        InputError: Shapes do not belong together.
-        ConfigError: Ring and ``bias_group`` are of different sizes.
+        InputError: Shapes do not match.
+        ConfigError: Ring and ``bias_group`` have different sizes.
     """
     found = [k.shape[-3]] * group.size if sizes is None else list(sizes)
     if bias_group is not None and bias_group.size != group.size:
         raise ConfigError(
-            f"a bias over {bias_group.size} ranks does not go with a ring of {group.size}: there has to be a rank "
-            "for each shard of the keys"
+            f"a ring of {group.size} ranks expects a bias_group of as many, one for each shard of the keys, found "
+            f"{bias_group.size}"
         )
     columns = sum(found) if bias_group is None else found[bias_group.rank]
     _check(q, k, v, bias, mask, found[group.rank], columns)
     if len(found) != group.size or (causal and q.shape[-3] != k.shape[-3]):
-        raise InputError(f"ring_attention: {q.shape[-3]} queries and shards of {found} keys over {group}")
+        raise InputError(
+            f"ring_attention: expected {group.size} shards of keys, and as many queries as keys if causal; found "
+            f"{q.shape[-3]} queries and shards of {found} keys over {group}"
+        )
     masked = None if mask is None else batched(gather(mask.detach(), -1, group, found), 2) == 0
     ring = Ring(
         group,
@@ -93,7 +95,9 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, keys: int, columns: int
 ) -> None:
     if q.dim() < 4:
-        raise InputError(f"sequence parallel attention: q is {list(q.shape)}; give [*, R, Nq, H, D]")
+        raise InputError(
+            f"sequence parallel attention: expected q [*, R, Nq, H, D], found shape {list(q.shape)}"
+        )
     *lead, rows, queries, heads, width = q.shape
     for name, x, shape in (
         ("k", k, [*lead, rows, keys, heads, width]),
@@ -103,7 +107,8 @@ def _check(
     ):
         if x is not None and list(x.shape) != shape:
             raise InputError(
-                f"sequence parallel attention: {name} is {list(x.shape)} where q is {list(q.shape)}; give {shape}"
+                f"sequence parallel attention: expected {name} of shape {shape} for q of shape {list(q.shape)}, found "
+                f"{list(x.shape)}"
             )
 
 
@@ -119,33 +124,33 @@ def ulysses_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over a sharded sequence by resharding to whole sequences of some heads, and back.
+    """Compute attention over a sharded sequence by resharding to whole sequences of some heads, and back.
 
-    A rank sends (P - 1) / P of its own queries, keys, values and results, each way. Heads that the ranks do not divide
-    are shared out unevenly.
+    A rank sends (P - 1) / P of its own queries, keys, values and results, each way. If the ranks do not divide the
+    number of heads, heads are split unevenly.
 
     Args:
         q: Own queries ``[*, R, sizes[rank], H, D]``.
         k: Own keys, like ``q``.
         v: Own values, like ``q``.
-        bias: Of own queries, ``[*, H, sizes[rank], N]``, added to the scaled scores.
+        bias: Bias of own queries, ``[*, H, sizes[rank], N]``, added to the scaled scores.
         mask: As in :func:`ring_attention`, ``[*, R, sizes[rank]]``.
         group: The ranks.
         sizes: Length of each rank's part; None if all are as long as this one.
-        causal: A query sees its own position and those before.
+        causal: True if a query sees its own position and earlier ones.
         scale: Factor of the scores, by default ``D ** -0.5``.
 
     Returns:
         ``[*, R, sizes[rank], H, D]`` in the dtype of ``q``.
 
     Raises:
-        InputError: Shapes do not belong together.
+        InputError: Shapes do not match.
         ConfigError: There are fewer heads than ranks.
     """
     heads = q.shape[-2]
     if heads < group.size:
         raise ConfigError(
-            f"ulysses attention needs at least one head for each rank, got {heads} heads over {group.size} ranks"
+            f"ulysses attention: expected at least one head for each of {group.size} ranks, found {heads}; use ring"
         )
     parts = [q.shape[-3]] * group.size if sizes is None else list(sizes)
     _check(q, k, v, bias, mask, q.shape[-3], sum(parts))
@@ -169,7 +174,7 @@ def _whole_attention(
     causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Attention of whole sequences ``[*, R, N, H, D]`` on one rank, without all scores at once."""
+    """Compute attention of whole sequences ``[*, R, N, H, D]`` on one rank, without all scores at once."""
     if not causal:
         return kernels.attention(q, k, v, bias, mask, scale=scale)
     if bias is None and mask is None:

@@ -1,8 +1,9 @@
 """Comparison of a module on parts of a sequence with the same module on the whole, at its first call.
 
-Whatever looks along the sequence and is not spread over the ranks gives other results on parts: positions counted by
-``torch.arange(x.shape[1])``, convolutions, recurrent layers, means, attention of a class that was not named. The first
-positions of every rank's part make a short sequence, which the module runs in parts and as a whole.
+An operator that combines positions and is not spread over the ranks gives other results on parts. Examples are
+positions counted by ``torch.arange(x.shape[1])``, convolutions, recurrent layers, means, and attention of a class that
+was not named. The first positions of every rank's part make a short sequence, which the module runs in parts and as a
+whole.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from fastfold.parallel.comparison import detached_copy, is_close, without_small_
 from fastfold.utils.module_structure import tensors_in
 
 LONGEST = 16
-"""Positions of each rank in a comparison."""
+"""Number of positions of each rank in a comparison."""
 
 _REMEDY = (
-    "count positions from first of SequenceParallel (or give them as an input that shard() has cut), name every class "
-    "that calls attention, and put what else looks along the sequence (convolutions, recurrent layers, means) outside "
+    "count positions from first of SequenceParallel (or pass them as an input that shard() has cut), name every class "
+    "that calls attention, and move other operators along the sequence (convolutions, recurrent layers, means) out "
     "of the module; or pass compare_first=False to SequenceParallel"
 )
 
@@ -37,7 +38,7 @@ class FirstCall:
     Args:
         group: The ranks.
         lay_out: Called with the lengths of all parts of a short sequence, or None for the whole on each rank; returns
-            what undoes it.
+            a function that undoes it.
     """
 
     def __init__(self, group: Group, lay_out: Callable[[Sequence[int] | None], Callable[[], None]]) -> None:
@@ -45,7 +46,7 @@ class FirstCall:
         self._dims = WeakIdKeyDictionary()
 
     def note(self, part: Tensor, dim: int) -> None:
-        """Remember which dimension of an input is the sequence."""
+        """Record the sequence dimension of an input."""
         self._dims[part] = dim % part.dim()
 
     @torch.no_grad()
@@ -53,9 +54,9 @@ class FirstCall:
         """Run a short sequence in parts and as a whole (a collective).
 
         Args:
-            module: Changed back when this returns.
-            args: Those of the call.
-            kwargs: Those of the call.
+            module: The module; unchanged afterwards.
+            args: Arguments of the call.
+            kwargs: Named arguments of the call.
             sizes: Lengths of the parts of the sequence.
 
         Raises:
@@ -80,7 +81,7 @@ class FirstCall:
         own = torch.tensor([problem is not None], device=device)
         if bool(async_ops.start_gather(own, 0, self._group, [1] * self._group.size).wait().any()):
             raise ConfigError(
-                f"{type(module).__name__} on parts of a sequence computes something else than on the whole ("
+                f"{type(module).__name__} gives another result on parts of a sequence than on the whole ("
                 f"{problem or 'on another rank'}): {_REMEDY}"
             )
 
@@ -99,7 +100,7 @@ class FirstCall:
             undo()
 
     def _inputs(self, args: Any, kwargs: Any, sizes: Sequence[int], short: Sequence[int]) -> tuple[Any, Any]:
-        """Arguments of a short sequence, for this rank's part and for the whole."""
+        """Return arguments of a short sequence, for this rank's part and for the whole."""
         leaves, spec = tree_flatten((args, kwargs))
         dims = [self._dims.get(x) if isinstance(x, Tensor) else None for x in leaves]
         leaves, spec = tree_flatten(detached_copy(tree_unflatten(leaves, spec)))
@@ -130,8 +131,8 @@ class FirstCall:
         places = [int(i) for i in everywhere.nonzero()]
         if len(places) > 1:
             raise ConfigError(
-                f"sequence parallelism: which dimension of an input {list(x.shape)} is the sequence of "
-                f"{sizes[self._group.rank]} positions? Cut it by shard(x, dim) of SequenceParallel"
+                f"sequence parallelism: expected one dimension of {sizes[self._group.rank]} positions in an input, "
+                f"found {len(places)} in {list(x.shape)}: cut it by shard(x, dim) of SequenceParallel"
             )
         return places[0] if places else None
 
@@ -154,7 +155,7 @@ class FirstCall:
             if not x.is_floating_point():
                 continue
             if not y.dim():
-                # A loss of this rank's positions: their sum counts, or their mean by their number.
+                # A loss of this rank's positions counts as their sum, or as their mean times their number.
                 of_all = async_ops.start_gather(x[None], 0, self._group, [1] * self._group.size).wait()
                 shares = of_all.new_tensor(short) / sum(short)
                 if any(is_close(y, z) for z in (x, of_all.sum(), (of_all * shares).sum())):

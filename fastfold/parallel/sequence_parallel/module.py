@@ -1,4 +1,4 @@
-"""Sequence parallelism of a module that was written for one device."""
+"""Sequence parallelism for a module that was written for one device."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 
 class SequenceParallel:
-    """Lets a module work on this rank's part of each sequence.
+    """Runs a module on this rank's part of each sequence.
 
-    Operators on single positions need no change; others are refused at the first call. In the modules that are named
-    here, calls of ``torch.nn.functional.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` become ring or
-    all-to-all attention over the ranks, also when activation checkpointing repeats them. Tables of learned positions
-    are read where the part begins. A named module that calls neither, because its attention is written by hand, would
-    see its own part alone: it is refused when it runs. Masks are for own queries and all keys ``[..., own, all]``, or
-    for own keys ``[..., 1, own]``; inputs that :meth:`shard` cuts are recognised.
+    Operators on single positions need no change; others are refused at the first call. In the named modules, calls of
+    ``torch.nn.functional.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` become ring or all-to-all
+    attention over the ranks, also when activation checkpointing repeats them. Tables of learned positions are read
+    from the beginning of the part.
 
-    Ranks hold the same parameters and use them on different positions: the gradient of the sum of all ranks' losses is
-    the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
+    A named module that calls neither, because its attention is written by hand, would see only its own part: it is
+    refused when it runs. Masks are for own queries and all keys ``[..., own, all]``, or for own keys ``[..., 1,
+    own]``; inputs that :meth:`shard` cuts are recognised.
+
+    Ranks hold the same parameters and use them on different positions. So the gradient of the sum of all ranks' losses
+    is the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
 
     Args:
         module: Any module; changed in place.
         group: The ranks, ``mesh.group("sp")``.
         attention: Classes of the submodules that call attention.
-        positions: Embeddings that are asked for positions counted from 0.
+        positions: Embeddings whose input is positions counted from 0.
         method: ``ring`` or ``ulysses``.
         compare_first: Run a short sequence in parts and as a whole before the first call, and refuse a module whose
             results differ.
 
     Raises:
-        ConfigError: There is no such method, the module has no submodule of these classes, or was made parallel before.
+        ConfigError: The method is unknown, the module has no submodule of these classes, or was made parallel before.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class SequenceParallel:
         compare_first: bool = True,
     ) -> None:
         if method not in METHODS:
-            raise ConfigError(f"sequence parallelism is one of {', '.join(METHODS)}, got {method!r}")
+            raise ConfigError(f"sequence parallelism: expected one of {', '.join(METHODS)}, found {method!r}")
         self.module, self.group, self.method = module, group, method
         self.sizes: list[int] | None = None
         self.is_whole = False
@@ -65,14 +67,14 @@ class SequenceParallel:
         self._first_call = FirstCall(group, self._lay_out)
         layers: list[Any] = [child for child in module.modules() if isinstance(child, attention)]
         if not layers:
-            raise ConfigError(f"{type(module).__name__} has no submodule of {attention}")
+            raise ConfigError(f"{type(module).__name__} lacks a submodule of {attention}")
         if any(hasattr(layer, "sequence") for layer in layers):
             raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
         for layer in layers:
             kind: Any = type(layer)
             layer.__class__ = _parallel_variant(kind)
             layer.sequence = self
-            # A module with a hook is never run by PyTorch's fused encoder layer, which would not ask for attention.
+            # PyTorch's fused encoder layer, which calls no attention, skips modules with a hook.
             layer.register_forward_pre_hook(_nothing)
         for encoder in module.modules():
             if isinstance(encoder, nn.TransformerEncoder):
@@ -87,11 +89,11 @@ class SequenceParallel:
 
     @property
     def first(self) -> int:
-        """Position of the first of this rank's part."""
+        """Position of the first element of this rank's part."""
         return 0 if self.is_whole else sum(self._sizes()[: self.group.rank])
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
-        """This rank's part of whole sequences; the module's next call is about sequences of this length.
+        """Return this rank's part of whole sequences; the module's next call uses sequences of this length.
 
         Args:
             x: The same on every rank, ``[..., L, ...]``.
@@ -103,7 +105,7 @@ class SequenceParallel:
         return part
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's results for this rank's part."""
+        """Return the module's results for this rank's part."""
         return self.module(*args, **kwargs)
 
     def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -122,22 +124,22 @@ class SequenceParallel:
     def _sizes(self) -> list[int]:
         if self.sizes is None:
             raise ConfigError(
-                "sequence parallelism does not know how long the sequences are: call shard first"
+                "sequence parallelism does not know the length of the sequences: call shard first"
             )
         return self.sizes
 
     def attention(self) -> _Attention:
-        """A context in which PyTorch's attention is that of this rank's part."""
+        """Return a context in which PyTorch's attention is that of this rank's part."""
         return _Attention(self.method, self.group, self._sizes())
 
     def __deepcopy__(self, memo: dict[int, object]) -> SequenceParallel:
-        # A copy of the module (an average of weights, say) works on the same sequences.
+        # A copy of the module (such as an average of weights) works on the same sequences.
         return self
 
 
 @cache
 def _parallel_variant(layer: Any) -> Any:
-    """A variant of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
+    """Return a variant of a class with attention over the ranks; copies keep it, unlike a wrapped method."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.sequence.is_whole:
@@ -146,8 +148,8 @@ def _parallel_variant(layer: Any) -> Any:
             result = layer.forward(self, *args, **kwargs)
         if not attention.calls:
             raise ConfigError(
-                f"sequence parallelism: {layer.__name__} has called no attention that can be spread over the ranks, so "
-                "each position saw this rank's part alone; let it call "
+                f"sequence parallelism: {layer.__name__} called no attention that can be spread over the ranks, so "
+                "each position saw only this rank's part; let it call "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
         return result
@@ -156,7 +158,7 @@ def _parallel_variant(layer: Any) -> Any:
 
 
 class _Attention(TorchFunctionMode):
-    """Puts attention over the ranks in the place of PyTorch's."""
+    """Replaces PyTorch's attention by attention over the ranks."""
 
     def __init__(self, method: str, group: Group, sizes: list[int]) -> None:
         super().__init__()
@@ -187,13 +189,13 @@ class _Attention(TorchFunctionMode):
         enable_gqa: bool = False,
         keys: Tensor | None = None,
     ) -> Tensor:
-        """PyTorch's attention of ``[*, H, N, D]``; ``attn_mask`` is for own queries and all keys.
+        """Compute PyTorch's attention of ``[*, H, N, D]``; ``attn_mask`` is for own queries and all keys.
 
-        ``keys`` ``[*, N]`` tells own keys to use from those to leave out.
+        ``keys`` ``[*, N]`` is True for own keys to use.
         """
         if dropout_p or key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise ConfigError(
-                "sequence parallel attention is without dropout of its weights, and keys and values have as many "
+                "sequence parallel attention expects no dropout of its weights, and keys and values with as many "
                 "channels as queries"
             )
         if enable_gqa:
@@ -214,7 +216,7 @@ class _Attention(TorchFunctionMode):
             if attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
             bias = attn_mask.expand(*query.shape[:-1], sum(self.sizes))
-            # A query that may look at nothing gets zeros, as from PyTorch.
+            # A query whose keys are all masked gets zeros, as from PyTorch.
             unseen = (bias == -torch.inf).all(-1, keepdim=True)
             bias = bias.masked_fill(unseen, 0)
         mask = None if keys is None else keys.unsqueeze(-2)
@@ -253,7 +255,7 @@ class _Attention(TorchFunctionMode):
         average_attn_weights: bool,
         is_causal: bool,
     ) -> tuple[Tensor, None]:
-        """What ``nn.MultiheadAttention`` computes, of own positions ``[N, B, C]`` or ``[N, C]``."""
+        """Compute ``nn.MultiheadAttention`` of own positions ``[N, B, C]`` or ``[N, C]``."""
         extras = {"bias_k": bias_k, "bias_v": bias_v, "static_k": static_k, "static_v": static_v}
         given = [name for name, x in extras.items() if x is not None] + ["add_zero_attn"] * add_zero_attn
         if given:
@@ -265,7 +267,7 @@ class _Attention(TorchFunctionMode):
             )
         keys = None
         if key_padding_mask is not None:
-            keys = key_padding_mask == 0  # True, or minus infinity, is to be left out
+            keys = key_padding_mask == 0  # True or minus infinity masks a key
             if key_padding_mask.dtype != torch.bool and not (keys | key_padding_mask.isneginf()).all():
                 raise ConfigError("sequence parallelism: key_padding_mask must be 0 or minus infinity")
         if use_separate_proj_weight:
@@ -281,10 +283,10 @@ class _Attention(TorchFunctionMode):
             return linear(x, weight, bias).unflatten(-1, (num_heads, -1)).movedim(0, -2)
 
         if is_causal:
-            attn_mask = None  # which says the same
+            attn_mask = None  # is_causal says the same
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
-                attn_mask = ~attn_mask  # here True means to leave out
+                attn_mask = ~attn_mask  # True masks a key here
             if attn_mask.dim() == 3 and query.dim() == 3:
                 attn_mask = attn_mask.unflatten(0, (-1, num_heads))
         q, k, v = map(heads, (query, key, value), weights, biases)
@@ -293,7 +295,7 @@ class _Attention(TorchFunctionMode):
 
 
 def _nothing(module: nn.Module, inputs: Any) -> None:
-    """A hook that does nothing."""
+    """Do nothing, as a hook."""
 
 
 def _key_mask(mask: Tensor) -> Tensor:

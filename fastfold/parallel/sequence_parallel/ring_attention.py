@@ -1,10 +1,12 @@
-"""Ring attention: keys and values travel round a ring of ranks past the queries, which stay where they are.
+"""Ring attention: keys and values move round a ring of ranks; queries stay on their rank.
 
-Rank r has the queries and keys of shard r. At step t it attends to shard r - t, which its neighbour has sent while
-step t - 1 was computed, and adds to an online softmax: the largest score so far, the sum of exponentials and the
-weighted sum of values. The backward pass sends keys and values round again; their gradients travel with them, one
-step behind, and come home at the end. (Liu, Zaharia and Abbeel, "Ring Attention with blockwise transformers", 2023;
-online softmax after Milakov and Gimelshein 2018.)
+Rank r has the queries and keys of shard r. At step t it attends to shard r - t, which its neighbour sent during step
+t - 1. It updates an online softmax: the largest score so far, the sum of exponentials and the weighted sum of values.
+The backward pass sends keys and values round again. Their gradients follow one step later, and are on their own rank
+at the end.
+
+Sources: Liu, Zaharia and Abbeel, "Ring Attention with blockwise transformers", 2023; online softmax after Milakov and
+Gimelshein 2018.
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
-# Scores that exist at a time: 64 MiB of float32.
+# Number of scores that exist at a time: 64 MiB of float32.
 _MAX_SCORES = 2**24
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Who attends to whom.
+    """Ring of ranks and its options.
 
     Attributes:
         group: The ranks over which the keys are sharded, in ring order.
         sizes: Number of keys of each rank.
         scale: Factor of the scores.
-        first_query: Position of the first own query if a query sees only keys that are not behind it; None if
-            it sees all.
-        bias_group: Ranks with the same queries, of which number k holds the bias for the keys of shard k; None if the
-            own bias is for all keys.
+        first_query: Position of the first own query if a query sees only its own and earlier keys; None if it sees
+            all.
+        bias_group: Ranks with the same queries; rank k of it holds the bias for the keys of shard k. None if the own
+            bias is for all keys.
     """
 
     group: Group
@@ -53,11 +55,11 @@ class Ring:
 
     @property
     def order(self) -> list[int]:
-        """The shards in the order in which they pass."""
+        """Shards in the order of the steps."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
 
     def shift(self, x: Tensor, step: int) -> AsyncResult[Tensor]:
-        """Send what belongs to the shard of a step, with its keys in dimension -3, to the next rank."""
+        """Send a tensor of a step's shard, with its keys in dimension -3, to the next rank."""
         if self.group.size == 1:
             return completed(x)
         ranks = range(self.group.size)
@@ -65,19 +67,19 @@ class Ring:
         return async_ops.start_shift(x, 1, self.group, x.dim() - 3, sizes)
 
     def travel(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Each shard's number and what its rank gave as ``x``; the next is under way while one is used."""
+        """Yield each shard's number and its rank's ``x``; the next shard is sent meanwhile."""
         for step, shard in enumerate(self.order):
             following = self.shift(x, step) if step + 1 < self.group.size else completed(x)
             yield shard, x
             x = following.wait()
 
     def keys(self, shard: int) -> slice:
-        """Positions of a shard's keys."""
+        """Return the positions of a shard's keys."""
         start = sum(self.sizes[:shard])
         return slice(start, start + self.sizes[shard])
 
     def biases(self, bias: Tensor | None) -> Iterator[Tensor | None]:
-        """The bias ``[B, H, Nq, keys]`` for each shard that passes."""
+        """Yield the bias ``[B, H, Nq, keys]`` for each step's shard."""
         if bias is None or self.bias_group is None:
             for shard in self.order:
                 yield None if bias is None else bias[..., self.keys(shard)]
@@ -92,7 +94,7 @@ class Ring:
 
 
 def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
-    """Batch element, rows and queries of blocks of ``[B, H, R, Nq, Nk]`` scores."""
+    """Yield batch element, rows and queries of blocks of ``[B, H, R, Nq, Nk]`` scores."""
     batch, heads, rows, queries, keys = scores
     row_step = max(1, _MAX_SCORES // max(1, heads * queries * keys))
     query_step = max(1, min(queries, _MAX_SCORES // max(1, heads * keys)))
@@ -103,7 +105,7 @@ def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
 
 @dataclass
 class _Queries:
-    """What stays on a rank, heads first, of an exact dtype: ``q [B, H, R, Nq, D]``, already scaled."""
+    """Queries of this rank, heads first, of an exact dtype: ``q [B, H, R, Nq, D]``, already scaled."""
 
     q: Tensor
     ring: Ring
@@ -116,7 +118,7 @@ class _Queries:
         bias: Tensor | None,
         masked: Tensor | None,
     ) -> Tensor:
-        """``[H, r, n, keys]`` of one block and the keys ``k [B, H, R, keys, D]`` of a shard."""
+        """Return ``[H, r, n, keys]`` of one block and the keys ``k [B, H, R, keys, D]`` of a shard."""
         b, row, query = place
         scores = self.q[b, :, row, query] @ k[b, :, row].mT
         if bias is not None:
@@ -132,7 +134,7 @@ class _Queries:
         return scores
 
     def sees(self, shard: int) -> bool:
-        """Whether any key of the shard is seen by any query."""
+        """Return True if any query sees any key of the shard."""
         keys, first = self.ring.keys(shard), self.ring.first_query
         if keys.start == keys.stop:
             return False
@@ -140,7 +142,7 @@ class _Queries:
 
 
 def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[..., R, N, H, D]`` as ``[..., H, R, N, D]``."""
+    """Return ``[..., R, N, H, D]`` as ``[..., H, R, N, D]``."""
     return x.movedim(-2, -4).to(dtype)
 
 
@@ -169,14 +171,14 @@ class RingAttention(Function):
                 at = (b, slice(None), row, query)
                 scores = own.scores(place, shard, k, b_bias, masked)
                 highest = torch.maximum(largest[at], scores.amax(-1, keepdim=True))
-                # A query that has seen nothing yet keeps zeros.
+                # A query that has seen no key yet keeps zeros.
                 pivot = highest.masked_fill(highest == -math.inf, 0)
                 weights = scores.sub_(pivot).exp_()
                 shrink = (largest[at] - pivot).exp_()
                 largest[at] = highest
                 total[at] = total[at] * shrink + weights.sum(-1, keepdim=True)
                 out[at] = out[at] * shrink + weights @ v[b, :, row]
-        # A query whose keys are all at minus infinity has seen nothing; its weights and result are zeros.
+        # A query whose scores are all minus infinity has seen no key; its weights and result are zeros.
         unseen = largest == -math.inf
         largest.masked_fill_(unseen, 0)
         out /= total.masked_fill_(unseen, 1)
@@ -193,7 +195,7 @@ class RingAttention(Function):
 
 @without_autocast
 def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of the arguments of :class:`RingAttention`; the weights are recomputed."""
+    """Return the gradients of the arguments of :class:`RingAttention`; the weights are recomputed."""
     q, kv, bias, masked, out, largest, total = ctx.saved_tensors
     ring: Ring = ctx.ring
     exact = out.dtype
@@ -212,7 +214,7 @@ def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
             at = (b, slice(None), row, query)
             weights = own.scores(place, shard, k, b_bias, masked).sub_(largest[at]).exp_().div_(total[at])
             grad_v[b, :, row] += weights.mT @ gradient[at]
-            # What the softmax gives back to a score: the weight times (its gradient - their weighted mean).
+            # Gradient of the softmax: the weight times (its gradient - their weighted mean).
             grad_scores = (gradient[at] @ v[b, :, row].mT).sub_(mean[at]).mul_(weights)
             if masked is not None:
                 # A weight of 0 has done this already, except in rows whose keys are all masked.
@@ -228,14 +230,14 @@ def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
             grad_kv = arriving.wait() + grad_kv
         arriving = ring.shift(grad_kv, step)
     assert arriving is not None
-    # The last shift brings every gradient home.
+    # The last shift returns every gradient to its own rank.
     grad_kv = arriving.wait().to(kv.dtype)
     grad_q = (grad_q * ring.scale).movedim(-4, -2).to(q.dtype)
     return grad_q, grad_kv, None if grad_bias is None else grad_bias.result(), None, None
 
 
 class _BiasGradient:
-    """Adds up the gradient of the bias, and sends it to whoever holds the bias."""
+    """Sum of the gradient of the bias, sent to the ranks that hold the bias."""
 
     def __init__(self, bias: Tensor, ring: Ring) -> None:
         self.ring, self.dtype = ring, bias.dtype
@@ -244,14 +246,14 @@ class _BiasGradient:
         self.pending: tuple[int, AsyncResult[Tensor]] | None = None
 
     def start(self, shard: int) -> Tensor:
-        """Where the gradient for a shard's keys is to be added, ``[B, H, Nq, keys]``."""
+        """Return the buffer for the gradient of a shard's keys, ``[B, H, Nq, keys]``."""
         if self.ring.bias_group is None:
             return self.total[..., self.ring.keys(shard)]
         self.part = self.total.new_zeros(*self.total.shape[:-1], self.ring.sizes[shard])
         return self.part
 
     def finish(self, shard: int) -> None:
-        """The gradient for a shard's keys is complete on this rank; its sum is under way during the next shard."""
+        """Start summing the complete gradient for a shard's keys; the sum overlaps with the next shard."""
         group = self.ring.bias_group
         if group is not None:
             self._collect()
@@ -270,6 +272,6 @@ class _BiasGradient:
                 self.total = found
 
     def result(self) -> Tensor:
-        """The gradient of this rank's bias."""
+        """Return the gradient of this rank's bias."""
         self._collect()
         return self.total.to(self.dtype)
