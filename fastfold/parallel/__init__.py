@@ -1,13 +1,13 @@
 """Parallel training and inference of any ``nn.Module``: plans, meshes, collectives, layers.
 
-A :class:`ParallelPlan` says over how many ranks what is split, a :class:`ParallelMesh` lays the ranks out and gives
-groups by name, ``comm.collectives`` are the differentiable exchanges within a :class:`Group`, and ``tensor_parallel``
-the layers that are made of plain ones. No module keeps state: whoever communicates is handed a group.
-:func:`init_distributed` makes the ranks out of the processes that torchrun started, and :func:`best_plans` says which
-plan is the fastest: ``best_plans(workload, gpus=512, gpu="h200")``.
+A :class:`ParallelPlan` gives the number of ranks of each axis. A :class:`ParallelMesh` lays the ranks out and provides
+groups by name. ``comm.collectives`` are the differentiable exchanges within a :class:`Group`, and ``tensor_parallel``
+has the parallel forms of plain layers. No module keeps global state: code that communicates receives its group.
+:func:`init_distributed` makes ranks of the processes that torchrun started. :func:`best_plans` finds the fastest
+plans: ``best_plans(workload, gpus=512, gpu="h200")``.
 
-``alphafold`` puts dynamic axial parallelism onto the networks of :mod:`fastfold.evoformer`:
-``parallelize(model, {"dap": 4}, dap=alphafold.shard)``. Nothing else here knows these networks.
+``alphafold`` applies dynamic axial parallelism to the networks of :mod:`fastfold.evoformer`:
+``parallelize(model, {"dap": 4}, dap=alphafold.shard)``. The other modules do not know these networks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastfold.parallel.planner.search import best_plans
     from fastfold.parallel.sequence_parallel.module import SequenceParallel
 
-# Pipelines, operators, and tracing on tensors without data bring in much that most runs do not need.
+# Pipelines, operators, and tracing on tensors without data import much that most runs do not need.
 _LAZY = {
     "Pipeline": "fastfold.parallel.pipeline",
     "SequenceParallel": "fastfold.parallel.sequence_parallel.module",

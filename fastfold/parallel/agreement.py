@@ -1,4 +1,4 @@
-"""What ranks have to have alike: compared in full at the start, and by a few numbers at every step."""
+"""Checks that ranks agree: all facts at the start, and a few numbers at every step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fastfold.parallel.mesh import ParallelMesh
 
 _LOOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""By dtype how far sums of equal gradients may differ, since some kernels add in any order."""
+"""Relative difference by dtype that sums of equal gradients may have, since some kernels add in any order."""
 
 _WAITED_STEPS = 2
-"""First steps whose comparisons the host waits for on a GPU."""
+"""Number of first steps whose comparisons the host waits for on a GPU."""
 
 
 def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
@@ -42,7 +42,7 @@ def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
     if not dist.is_initialized() or dist.get_backend() == "fake":
         return
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    # Each rank counts its own comparisons, so facts are never taken for those of the one before.
+    # Each rank numbers its comparisons, so facts of different comparisons have different keys.
     turn = store.add(f"fastfold/{what}/turn/{rank}", 1)
     place, mine = f"fastfold/{what}/{turn}", digest(own)
     store.set(f"{place}/facts/{rank}", json.dumps(own))
@@ -56,7 +56,8 @@ def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
 def compare_inputs(module: nn.Module, group: Group) -> None:
     """Compare the inputs of a module over ranks that share its work, at every call in evaluation.
 
-    In training the gradients tell at the end of the step, without a wait at every call.
+    In training a comparison of gradients at the end of the step detects different inputs, without a wait at every
+    call.
 
     Args:
         module: Called with the same inputs on every rank.
@@ -85,17 +86,17 @@ def compare_inputs(module: nn.Module, group: Group) -> None:
 
 
 class StepAgreement:
-    """Comparison of ranks that should be alike, once a step after the gradients were added up.
+    """Comparison of ranks that should be alike, once a step after the gradients are summed.
 
-    Ranks of one tensor parallel group work on the same samples, so gradients of parameters that every rank has whole
-    are the same. Ranks with the same parameters keep the same weights and buffers, whatever a forward pass changes in
-    place. A gradient that is not finite on one rank is made so on all, because GradScaler decides on each rank.
+    Ranks of one tensor parallel group work on the same samples, so gradients of uncut parameters are the same. Ranks
+    with the same parameters keep the same weights and buffers, also if a forward pass changes them in place. A
+    gradient that is not finite on one rank is made so on all, because GradScaler decides on each rank.
 
     Args:
         module: This rank's part of the model.
         mesh: The ranks.
-        cut: Names of parameters of which a tensor parallel rank has a block.
-        shares: Groups over which the gradients that the optimizer sees are cut.
+        cut: Names of parameters that tensor parallelism cuts.
+        shares: Groups over which the optimizer's gradients are cut.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class StepAgreement:
         self._same_weights = [g for g in (replicas, self._same_samples) if g is not None and g.size > 1]
         groups = [*self._parts, *self._same_weights]
         self._is_alone = not groups or groups[0].backend == "fake"
-        # Found once: to walk through a large model at every step would take longer than all else here.
+        # Collected once: walking through a large model at every step would take longer than the comparison.
         self._places = [
             (f"{path}.{name}" if path else name, part, name)
             for path, part in module.named_modules()
@@ -123,7 +124,7 @@ class StepAgreement:
         self.settle()
 
     def settle(self) -> None:
-        """Remember the versions of weights and buffers: changes after this are made by a forward pass."""
+        """Record the versions of weights and buffers: later changes are made by a forward pass."""
         if not self._is_alone:
             self._versions = {name: (id(x), x._version) for name, x in self._watched().items()}
 
@@ -132,7 +133,7 @@ class StepAgreement:
         """Compare this step (a collective).
 
         Args:
-            gradients: What the optimizer will see on this rank, by the parameters' names.
+            gradients: The optimizer's gradients on this rank, by the parameters' names.
 
         Raises:
             ConfigError: The ranks have different gradients, weights, buffers or frozen parameters.
@@ -170,9 +171,9 @@ class StepAgreement:
         loose = max((_LOOSE.get(x.dtype, 5e-2) for x in held if x is not None), default=1e-6)
         largest = squares.amax(0).sqrt()
         lengths = largest.new_tensor([sizes[name] for name in names]).sqrt()
-        # Gradients that are rounding errors of others may differ where kernels add in any order.
+        # Gradients that are rounding errors of others may differ, because some kernels add in any order.
         allowed = loose * (largest + 1e-3 * squares.sum(1).amax().sqrt())
-        # Comparisons with infinite numbers are false: the optimizer or its scaler leaves such a step out.
+        # Comparisons with infinite numbers are false: the optimizer or its scaler skips such a step.
         apart = (squares.sqrt() - own_squares.sqrt()).abs() > allowed
         apart |= (of_all - own).abs() > allowed * lengths
         self._refuse(
@@ -183,7 +184,7 @@ class StepAgreement:
         )
 
     def _check_tensors(self) -> None:
-        """Weights and buffers that were changed in place since the last step; now and then all that are saved."""
+        """Compare weights and buffers that changed in place since the last step; at intervals all saved ones."""
         in_full = self._steps & (self._steps - 1) == 0
         watched, before = self._watched(), self._versions
         self._versions = {name: (id(x), x._version) for name, x in watched.items()}
@@ -200,7 +201,8 @@ class StepAgreement:
         cut = _checksum([watched[name] for name in changed if name in self._cut], device)
         numbers = torch.stack([*names, *whole, *cut])
         for group in self._same_weights:
-            # Blocks of cut weights differ in a tensor parallel group, and whole ones there by rounding errors.
+            # Cut weights differ in a tensor parallel group; whole weights may differ there by rounding
+            # errors.
             count, loose = (4, 1e-4) if group is self._same_samples else (6, 1e-9)
             allowed = loose * numbers[[0, 1, 3, 3, 5, 5][:count]].abs()
             allowed[:2] = 0
@@ -221,7 +223,7 @@ class StepAgreement:
     def _is_compared(self, name: str, before: Mapping[str, tuple[int, int]], in_full: bool) -> bool:
         version = self._versions[name]
         was_changed = before.get(name, version) != version
-        if name in self._caches:  # one that was replaced holds what this rank has seen
+        if name in self._caches:  # a replaced cache holds tensors of this rank's inputs
             return was_changed and before[name][0] == version[0]
         return in_full or was_changed
 
@@ -238,16 +240,16 @@ class StepAgreement:
             first.copy_(torch.where(bad.to(x.device) > 0, torch.full_like(first, torch.nan), first))
 
     def _watched(self) -> dict[str, Tensor]:
-        """Weights and buffers that are whole or cut on this rank, by name."""
+        """Return weights and buffers that are whole or cut on this rank, by name."""
         buffers = {name: x for name, part, own in self._places if (x := part._buffers.get(own)) is not None}
-        # Parameters of other classes are shards, or managed and not here.
+        # Parameters of other classes are shards, or managed and stored outside of the module.
         return {name: p for name, p in self._parameters() if type(p) is nn.Parameter} | buffers
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, part, own in self._places if (p := part._parameters.get(own)) is not None]
 
     def _refuse(self, is_apart: Tensor, message: str) -> None:
-        """Raise now, or on a GPU after the first steps at the next one, so that the host need not wait."""
+        """Raise at once; on a GPU after the first steps at the next step, so that the host need not wait."""
         if is_apart.device.type != "cpu" and self._steps > _WAITED_STEPS:
             self._pending.append((is_apart, ConfigError(message)))
         elif bool(is_apart):
@@ -270,12 +272,12 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _of_all(own: Tensor, group: Group) -> Tensor:
-    """Numbers of all ranks, ``[ranks, ...]``."""
+    """Gather the numbers of all ranks, ``[ranks, ...]``."""
     return async_ops.start_gather(own[None].contiguous(), 0, group, [1] * group.size).wait()
 
 
 def _checksum(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return two numbers that tell lists of equal tensors from others."""
+    """Return two numbers that distinguish lists of tensors."""
     total, length = torch.zeros(2, dtype=torch.float64, device=device)
     for number, x in enumerate(tensors):
         values = torch.nan_to_num(_real(x.detach()))

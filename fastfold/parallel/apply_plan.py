@@ -1,4 +1,4 @@
-"""One call applies a plan to any ``nn.Module``: :func:`parallelize`."""
+""":func:`parallelize` applies a plan to any ``nn.Module`` in one call."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ def parallelize(
     device_type: str | None = None,
     compare_first: bool = True,
 ) -> Parallel:
-    """Apply a plan to a model: the one call that every kind of parallelism goes through.
+    """Apply a plan to a model; every kind of parallelism uses this call.
 
     The model is single-device code and is changed in place; every rank starts from the first rank's weights.
 
     Args:
         model: Any module, the same on every rank.
-        plan: The axes, as an object, as a configuration, or laid out as a mesh already. ``"auto"`` for the plan that
-            the cost model finds fastest; the result's ``explanation`` says why.
+        plan: The axes, as an object, a configuration or a mesh. ``"auto"`` selects the plan that is fastest by the
+            cost model; the result's ``explanation`` gives the reasons.
         example: For ``"auto"``: inputs of one step of all ranks together, as of
             :func:`fastfold.parallel.planner.auto.choose_plan`.
         gpu: For ``"auto"``: name of the GPU; None for the one of this machine.
-        layers: For ``tp``: which parts of the model are replaced by what. Keys are patterns of module paths
-            (``blocks.*.mlp``), values make this rank's part of a plain module:
-            :func:`fastfold.parallel.tensor_parallel.ParallelMLP.from_plain` and its like.
+        layers: For ``tp``: functions that replace parts of the model. Keys are patterns of module paths
+            (``blocks.*.mlp``). Values make this rank's part of a plain module, such as
+            :func:`fastfold.parallel.tensor_parallel.ParallelMLP.from_plain`.
         stages: For ``pp``: splits the model into a number of modules, which compose to it; see
             :mod:`fastfold.parallel.pipeline`.
-        sequence: For ``sp``: puts sequence parallelism into the model, as
-            :class:`fastfold.parallel.sequence_parallel.module.SequenceParallel` does; what it returns is the
+        sequence: For ``sp``: applies sequence parallelism to the model, as
+            :class:`fastfold.parallel.sequence_parallel.module.SequenceParallel` does. Its return value becomes the
             result's ``sequence``.
-        dap: For ``dap``: shards what the model computes over the ranks of one sample, in place, as
+        dap: For ``dap``: shards the model's work over the ranks of one sample, in place, as
             :func:`fastfold.parallel.alphafold.shard` does.
-        device_type: ``cpu`` or ``cuda``; None for where the model's parameters are.
-        compare_first: For ``tp`` in 1d: run modules whose layers are cut by ``ParallelLinear`` or by a function of your
-            own once more at their first call, and refuse them where the plain layers give other numbers.
+        device_type: ``cpu`` or ``cuda``; None for the device of the model's parameters.
+        compare_first: For ``tp`` in 1d: at their first call, run modules whose layers are cut by ``ParallelLinear`` or
+            by your own function once more, and refuse them if the plain layers give other numbers.
 
     Raises:
-        ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not go
-            with this model. Raised on every rank before any collective.
+        ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
+            this model. Raised on every rank before any collective.
     """
     explanation = ""
     if isinstance(plan, str):
@@ -134,10 +134,10 @@ def _automatic(
     model: nn.Module, plan: str, example: Any, layers: Mapping[str, ShardFn] | None, gpu: str | None
 ) -> tuple[ParallelPlan, str]:
     """Choose a plan by the cost model, and log why."""
-    from fastfold.parallel.planner.auto import choose_plan  # brings in tracing, which most runs do not need
+    from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
     if plan != "auto":
-        raise ConfigError(f'a plan is "auto", or axes such as {{"dp": 2}}, got {plan!r}')
+        raise ConfigError(f'a plan: expected "auto" or axes such as {{"dp": 2}}, found {plan!r}')
     if example is None:
         raise ConfigError(
             'parallelize(model, "auto") needs example=, the inputs of a step of all ranks together'
@@ -151,7 +151,7 @@ def _automatic(
 
 
 def _device_type(model: nn.Module) -> str:
-    """Where the parameters are; those without data will be on the host first."""
+    """Return the type of the parameters' device; those without data will be on the host first."""
     found = next((p.device.type for p in model.parameters()), "cpu")
     return "cpu" if found == "meta" else found
 
@@ -159,7 +159,7 @@ def _device_type(model: nn.Module) -> str:
 def _shard_fns(
     model: nn.Module, plan: ParallelPlan, layers: Mapping[str, ShardFn] | None
 ) -> dict[str, ShardFn]:
-    """What is replaced, by path; outermost modules first win."""
+    """Return the functions of replaced layers, by path; the outermost matching module wins."""
     if plan.tp == 1:
         return {}
     if not layers:
@@ -174,8 +174,8 @@ def _shard_fns(
         if not matching:
             close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"no module of {type(model).__name__} is called {pattern}{hint}")
-        for path in matching:  # outer modules come before those inside
+            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}{hint}")
+        for path in matching:  # outer modules precede their children
             if not any(path.startswith(f"{outer}.") for outer in found):
                 found[path] = shard_fn
     if plan.tp_mode != "1d":
@@ -184,7 +184,7 @@ def _shard_fns(
         ]
         if left:
             raise ConfigError(
-                f"tp={plan.tp_mode} splits batch and features, so every layer has to be replaced; left are "
+                f"tp={plan.tp_mode} splits batch and features, so every layer has to be replaced; layers= lacks "
                 f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}"
             )
     return found
@@ -197,7 +197,7 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh) -> None:
         return
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if 0 in buffer.stride():  # of one element shown often, which nothing can be copied into
+            if 0 in buffer.stride():  # an expanded element, which cannot be copied into
                 setattr(module, name, buffer.contiguous())
     tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
     for group in groups:
@@ -209,7 +209,7 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh) -> None:
 
 
 def _below(by_path: Mapping[str, T], module: nn.Module, part: nn.Module) -> dict[str, T]:
-    """Values by their paths in a module, by those in one of its children, or in itself."""
+    """Return values by paths in a module, by those in the module or one of its children."""
     if part is module:
         return dict(by_path)
     name = next(name for name, child in module.named_children() if child is part)
@@ -217,7 +217,7 @@ def _below(by_path: Mapping[str, T], module: nn.Module, part: nn.Module) -> dict
 
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
-    """Put this rank's part of a layer in its place; parameters that were shared with others still are."""
+    """Replace a layer by this rank's part of it; shared parameters stay shared."""
     name_of_owner, _, name = path.rpartition(".")
     owner, layer = model.get_submodule(name_of_owner), model.get_submodule(path)
     try:
@@ -231,7 +231,7 @@ def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh)
 
 
 def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    """Make parameters one again that were one before layers were replaced."""
+    """Tie parameters again that were tied before layers were replaced."""
     for names in tied:
         found = dict(model.named_parameters(remove_duplicate=False))
         present = [name for name in names if name in found]
@@ -241,7 +241,7 @@ def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
 
 
 def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.ModuleDict, dict[str, str]]:
-    """This rank's stages, and their modules' paths to those in the model."""
+    """Return this rank's stages, and their modules' paths to those in the model."""
     group = mesh.group("pp")
     paths = {id(module): path for path, module in model.named_modules() if path}
     stages = list(split(model, group.size))
@@ -252,8 +252,8 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
         for name, x in (*stage.named_parameters(), *stage.named_buffers()):
             if placed.setdefault(id(x), number) != number:
                 raise ConfigError(
-                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it apart; put "
-                    "the blocks that share it into one stage, or use tp or dp instead of pp"
+                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it separately; "
+                    "put the blocks that share it into one stage, or use tp or dp instead of pp"
                 )
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if id(x) not in placed:
@@ -266,7 +266,7 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     own = {id(p) for p in module.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in own:
-            # The memory of other ranks' stages is given back.
+            # Releases the memory of other ranks' stages.
             parameter.data = parameter.data.new_empty(0)
     renamed: dict[str, str] = {}
     for here, part in module.named_modules():

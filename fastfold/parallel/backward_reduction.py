@@ -15,14 +15,14 @@ from fastfold.utils.module_structure import tensors_in
 
 
 class BackwardReduction:
-    """Average gradients over the ranks when a backward pass through watched outputs ends.
+    """Averages gradients over the ranks when a backward pass through watched outputs ends.
 
     Args:
         gradients: The model's gradients.
         share: Factor of each rank's gradient, one divided by the number of losses.
 
     Attributes:
-        has_reduced: Whether any backward pass has reduced gradients.
+        has_reduced: True if any backward pass has reduced gradients.
     """
 
     def __init__(self, gradients: Replicated | FullySharded, share: float) -> None:
@@ -32,7 +32,7 @@ class BackwardReduction:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the gradients of backward passes inside unreduced; later ones add to them."""
+        """Skip reduction in backward passes inside the context; later ones add to their gradients."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -48,7 +48,7 @@ class BackwardReduction:
         """
         if torch._C._current_graph_task_id() != -1:  # a forward pass that checkpoint() runs again
             return
-        if self._is_running:  # the last backward pass was left by an exception
+        if self._is_running:  # an exception ended the last backward pass
             self._is_running = False
             self._overlap = ExitStack()
         for x in tensors_in(output):

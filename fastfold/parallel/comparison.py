@@ -1,4 +1,4 @@
-"""Tools to run a module a second time, on the side, and to compare the results."""
+"""Tools to run a module a second time and to compare the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL = 1e-2
 
 
 def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
-    """Copy a module, or arguments with tensors that have a history.
+    """Copy a module, or arguments whose tensors have an autograd history.
 
     Args:
         tree: Any object that :func:`copy.deepcopy` takes.
@@ -37,12 +37,12 @@ class _Detached(TorchFunctionMode):
 
 
 def is_close(x: Tensor, y: Tensor, scale: float = 0.0) -> bool:
-    """True if tensors are equal up to rounding of the narrower type that autocast may have used.
+    """Return True if tensors are equal up to rounding of the narrower type that autocast may have used.
 
     Args:
         x: Expected.
         y: Found.
-        scale: Size of numbers whose rounding errors may be all that is in ``x``.
+        scale: Size of other numbers; their rounding errors may be the whole of ``x``.
     """
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
@@ -54,10 +54,10 @@ def is_close(x: Tensor, y: Tensor, scale: float = 0.0) -> bool:
 
 @contextmanager
 def without_small_weights(module: nn.Module) -> Iterator[None]:
-    """Inside, weights near zero have random values, so that no layer of zeros hides those before it.
+    """Replace weights near zero by random ones inside the context, so that none hides earlier layers.
 
     Args:
-        module: Changed in place, and back when the context is left.
+        module: Changed in place, and restored at the end of the context.
     """
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[Tensor, Tensor | None]] = []

@@ -1,4 +1,4 @@
-"""The processes of a run, as an object: who am I, which samples are mine, and messages to all."""
+"""The processes of a run: this process's rank, its samples, and messages to all."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from fastfold.parallel.slurm import adopt_srun
 T = TypeVar("T")
 
 _ATTEMPTS = 4
-"""To find the other processes."""
+"""Number of attempts to find the other processes."""
 _LOOK_SECONDS = 0.5
-"""Between two looks for a process that parts."""
+"""Seconds between two checks for a process that parts."""
 
 
 class PartedError(RuntimeError):
-    """Another process parted from the others, who may have computed with what it has not sent."""
+    """Another process ended its groups; this one may have computed with data that never arrived."""
 
 
 class Meeting:
-    """Where processes find each other, as often as they part.
+    """Process groups of all processes, which can be ended and created again.
 
     Args:
-        backend: Of tensors on the device.
-        device: This process' GPU; None for the host.
-        timeout: How long they wait for each other, at the beginning and in every collective.
-        message_timeout: How long a process waits for a message on the host.
+        backend: Backend of tensors on the device.
+        device: This process's GPU; None for the host.
+        timeout: Maximum wait for each other, at the beginning and in every collective.
+        message_timeout: Maximum wait for a message on the host.
 
     Raises:
-        ConfigError: They did not find each other.
+        ConfigError: The processes did not find each other.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Meeting:
         self.begin()
 
     def begin(self) -> None:
-        """Make the group of all."""
+        """Create the group of all processes."""
         _tried_again(
             lambda: dist.init_process_group(
                 self._backend,
@@ -74,11 +74,11 @@ class Meeting:
         )
 
     def messages(self) -> dist.ProcessGroup:
-        """A group of all for messages on the host."""
+        """Return a group of all processes for messages on the host."""
         return dist.new_group(backend="gloo", timeout=self._message_timeout)
 
     def part(self) -> None:
-        """End all groups; who waits for this process in one of them gets an error."""
+        """End all groups; processes that wait for this one in a group get an error."""
         self._turn += 1
         self.abort()
         if dist.is_initialized():
@@ -86,26 +86,26 @@ class Meeting:
         gc.collect()  # gloo's connections end with the last reference
 
     def abort(self) -> None:
-        """End collectives that wait on a GPU for a process which has not joined them; over gloo there are none."""
+        """End collectives that wait on a GPU for a missing process; gloo has none."""
         if self._backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
     @contextmanager
     def ended_by(self, reason: str) -> Iterator[None]:
-        """Inside, :meth:`abort` as soon as another process parts for a reason.
+        """Call :meth:`abort` inside the context as soon as another process parts with a reason.
 
-        A thread of its own looks for that, because this one may wait for a GPU that waits for the other process.
+        A separate thread checks for it, because this one may wait for a GPU that waits for the other process.
 
         Args:
             reason: As of :meth:`say_why`.
 
         Raises:
-            PartedError: That happened, and nothing else was raised inside.
+            PartedError: A process parted, and nothing else was raised inside.
         """
         key, left, parted = self._key, threading.Event(), threading.Event()
 
         def look() -> None:
-            with suppress(dist.DistError):  # without the store nobody says anything any more
+            with suppress(dist.DistError):  # the store has ended, so no process can give a reason
                 while not left.wait(_LOOK_SECONDS):
                     if self._store.check([key]) and self._store.get(key).decode() == reason:
                         parted.set()
@@ -123,11 +123,11 @@ class Meeting:
             raise PartedError(f"another process parted: {reason}")
 
     def say_why(self, reason: str) -> None:
-        """Tell those who get an error why this process is about to part."""
+        """Publish why this process is about to part, for those that will get an error."""
         self._store.set(self._key, reason)
 
     def why(self, patience: timedelta = timedelta(seconds=2)) -> str | None:
-        """What a process said of why it parts; None if none has said anything for so long."""
+        """Wait for a process's published reason to part; None after the timeout."""
         end = time.monotonic() + patience.total_seconds()
         while not self._store.check([self._key]):
             if time.monotonic() > end:
@@ -146,11 +146,11 @@ class DistributedContext:
 
     Attributes:
         rank: This process's number.
-        size: How many there are.
-        device: Where this process computes.
+        size: Number of processes.
+        device: Device of this process.
         mesh: The processes laid out by the run's plan.
-        cpu_group: Group for small messages and checkpoints on the host; None when the process is alone.
-        meeting: Where the processes met; None when the process is alone.
+        cpu_group: Group for small messages and checkpoints on the host; None for a single process.
+        meeting: Process groups of all processes; None for a single process.
     """
 
     rank: int
@@ -162,35 +162,35 @@ class DistributedContext:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process writes files and talks."""
+        """True if this process writes files and logs."""
         return self.rank == 0
 
     @property
     def local_size(self) -> int:
-        """How many of the processes are on this machine."""
+        """Number of processes on this machine."""
         return min(self.size, int(os.environ.get("LOCAL_WORLD_SIZE", self.size)))
 
     @property
     def dp_rank(self) -> int:
-        """Which part of the samples this process works on, from 0."""
+        """Index of this process's part of the samples, from 0."""
         return self.mesh.group("dp").rank
 
     @property
     def dp_size(self) -> int:
-        """How many parts there are; processes that work on one sample together have the same one."""
+        """Number of parts of the samples; processes that work on one sample share a part."""
         return self.mesh.group("dp").size
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process speaks for those that work on the same samples."""
+        """True if this process represents those that work on the same samples."""
         return self.mesh.group("dap").rank == 0
 
     def leaders(self, of_all: list[T]) -> list[T]:
-        """Of what :meth:`gather` gave, that of one process for each part of the samples, in their order."""
+        """Select one process's value for each part of the samples, in order, from those of :meth:`gather`."""
         return of_all[:: self.size // self.dp_size]
 
     def gather(self, value: T) -> list[T]:
-        """One small object of every process, in rank order, on every process."""
+        """Return one small object of every process, in rank order, on every process."""
         if self.cpu_group is None:
             return [value]
         found: list[T] = [value] * self.size
@@ -198,7 +198,7 @@ class DistributedContext:
         return found
 
     def gather_numbers(self, own: Tensor) -> Tensor:
-        """Numbers ``[k]`` on the device of every process, ``[size, k]`` in rank order: nobody waits on the host."""
+        """Gather ``[k]`` numbers of every process to ``[size, k]`` on the device, without a wait of the host."""
         if self.size == 1:
             return own[None]
         everybody = Group(dist.group.WORLD)
@@ -210,9 +210,9 @@ class DistributedContext:
             dist.barrier(group=self.cpu_group)
 
     def meet_again(self) -> None:
-        """Part from the other processes and meet them anew, after a collective that not all of them finished.
+        """End all groups and create new ones, after a collective that not all processes finished.
 
-        All of them do it. The mesh and its groups stay the objects that they are.
+        All processes call it. The mesh and its groups stay the same objects.
         """
         assert self.meeting is not None
         self.cpu_group = None
@@ -224,7 +224,7 @@ class DistributedContext:
 
 
 def started_processes() -> int:
-    """Number of processes that torchrun or srun started; 1 without them.
+    """Return the number of processes that torchrun or srun started; 1 without them.
 
     Raises:
         ConfigError: See :func:`fastfold.parallel.slurm.adopt_srun`.
@@ -241,19 +241,21 @@ def init_distributed(
     timeout: timedelta = timedelta(minutes=30),
     message_timeout: timedelta | None = None,
 ) -> Iterator[DistributedContext]:
-    """The processes that torchrun describes in the environment, or this one alone; they part at the end.
+    """Join the processes that torchrun describes in the environment, or this one alone.
+
+    They part at the end of the context.
 
     Args:
-        plan: How they are laid out.
-        device: Where to compute; on CUDA each process takes the GPU of its local rank.
-        timeout: How long processes wait for each other, at the beginning and in every collective.
-        message_timeout: How long a process waits for a message on the host; as long by default.
+        plan: Layout of the processes.
+        device: Device to compute on; on CUDA each process takes the GPU of its local rank.
+        timeout: Maximum wait for other processes, at the beginning and in every collective.
+        message_timeout: Maximum wait for a message on the host; by default ``timeout``.
 
     Raises:
         ConfigError: The plan needs another number of processes, or differs between them; or there are fewer GPUs than
             processes; or the processes did not find each other.
-        LostProcessError: Another process ended, or did not answer in time. (Where all wait for a GPU that waits for
-            such a process, NCCL ends them itself after ``timeout``.)
+        LostProcessError: Another process ended, or did not answer in time. If all processes wait for a GPU that waits
+            for such a process, NCCL ends them itself after ``timeout``.
     """
     size = started_processes()
     if device.type == "cuda" and (size > 1 or device.index is None):
@@ -270,15 +272,15 @@ def init_distributed(
         yield DistributedContext(dist.get_rank(), size, device, mesh, meeting.messages(), meeting)
     except BaseException as error:
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
-        meeting.abort()  # what the others have not joined would be waited for
+        meeting.abort()  # otherwise parting would wait for collectives that others have not joined
         if async_ops.is_lost(error):
             raise LostProcessError(
                 f"rank {rank} of {size} lost another process, which ended or did not answer within {timeout} "
-                f"({first_line(error)}); its own output says why. The same command starts all of them again"
+                f"({first_line(error)}). Look for the first error in its output, and start all of them again"
             ) from error
         raise
     finally:
-        # After an error too: those who wait for this process notice.
+        # Also after an error, so that waiting processes notice.
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -292,7 +294,7 @@ def _generation() -> str:
 
 
 def _tried_again(connect: Callable[[], T]) -> T:
-    """What a connection gives, which is tried again if it fails, as while machines of a job still start."""
+    """Return the result of a connection; retry it if it fails while machines of a job still start."""
     attempt = 1
     while True:
         try:
@@ -305,8 +307,8 @@ def _tried_again(connect: Callable[[], T]) -> T:
             where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
             raise ConfigError(
                 f"rank {os.environ.get('RANK', '?')} of {started_processes()} did not find the other processes at "
-                f"{where} ({first_line(error)}); see that all of them were started, that the address is that of the "
-                "first one's machine, and that no other program has the port (MASTER_ADDR, MASTER_PORT)"
+                f"{where} ({first_line(error)}); check that all were started, that the address is that of the machine "
+                "of rank 0, and that no other program uses the port (MASTER_ADDR, MASTER_PORT)"
             ) from error
 
 
@@ -314,7 +316,7 @@ def _local_gpu() -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise ConfigError(
-            f"{local + 1} processes on this machine, but {torch.cuda.device_count()} GPUs; start one process for each "
-            "GPU, or compute on the CPU"
+            f"found {local + 1} processes on this machine, but {torch.cuda.device_count()} GPUs; start one process for "
+            "each GPU, or compute on the CPU"
         )
     return torch.device("cuda", local)

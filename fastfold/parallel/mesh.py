@@ -1,4 +1,4 @@
-"""The ranks of a run laid out by a plan, and the groups in which they communicate."""
+"""Layout of the ranks of a run by a plan, and the groups in which they communicate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastfold.parallel.agreement import agree_over_store
 from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter
 from fastfold.parallel.plan import ParallelPlan
 
-# Names of the tensor parallel group's dimensions. A name is that of the group that varies along the dimension:
-# "tp_column" runs down a column of the grid.
+# Names of the tensor parallel group's dimensions. A dimension is named after the group that varies along
+# it: "tp_column" is the group along a column of the grid.
 _DAP_DIMENSIONS = {"axial": ("dap",), "grid": ("dap_column", "dap_row")}
 _TP_DIMENSIONS = {
     "1d": ("tp",),
@@ -25,14 +25,14 @@ _TP_DIMENSIONS = {
 
 
 def axes(plan: ParallelPlan) -> dict[str, int]:
-    """Dimensions of a plan's mesh with their sizes; ranks that are neighbours differ in the last one."""
+    """Return a plan's mesh dimensions with their sizes; neighbouring ranks differ in the last one."""
     names = ("pp", *plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode], *_TP_DIMENSIONS[plan.tp_mode])
     sizes = (plan.pp, *plan.dp_sizes.values(), plan.sp, *plan.dap_grid, *plan.tp_grid)
     return dict(zip(names, sizes, strict=True))
 
 
 def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
-    """Groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
+    """Return groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
     found: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
     found["replicas"] = (*plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode])
     found.setdefault("dp", tuple(plan.dp_sizes))
@@ -42,7 +42,7 @@ def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
 
 
 def _check_machines(plan: ParallelPlan) -> None:
-    """Refuse groups that send much at every layer and would do so between machines."""
+    """Refuse groups across machines that send much at every layer."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if here and dist.get_backend() != "fake" and plan.crosses_machines(here) and not plan.across_machines:
         raise ConfigError(
@@ -55,22 +55,22 @@ def _check_machines(plan: ParallelPlan) -> None:
 class ParallelMesh:
     """Groups of ranks by name, on a :class:`DeviceMesh` whose shape is the plan's.
 
-    Ranks that are neighbours share a tensor parallel group first, then a DAP, sequence, data parallel group and
-    pipeline stage last: what communicates most stays closest. Without an initialised process group the mesh is that of
-    one process alone.
+    Neighbouring ranks share a tensor parallel group first, then a DAP, sequence, data parallel group and pipeline
+    stage last: groups with the most communication are the closest. Without an initialised process group the mesh has
+    one process.
 
     Groups (see :meth:`group`): ``pp``, ``dp``, ``sp``, ``dap``, ``tp``; ``replicas`` (dp x sp x dap: ranks
     that hold the same parameters); of the 2d and 2.5d grids ``tp_row`` (the ranks of this row, one for each
     column), ``tp_column`` and ``tp_depth``; of the 3d cube ``tp_x``, ``tp_y`` and ``tp_z``; of the grid of the pair
-    tensor ``dap_row`` and ``dap_column``; of a plan with ``dp_shard`` that and ``dp_replicate``.
+    tensor ``dap_row`` and ``dap_column``; of a plan with ``dp_shard`` also ``dp_shard`` and ``dp_replicate``.
 
     Args:
         plan: The axes.
-        device_type: ``cpu`` or ``cuda``; None for ``cuda`` where the ranks met over NCCL.
+        device_type: ``cpu`` or ``cuda``; None for ``cuda`` if the ranks met over NCCL.
 
     Raises:
         ConfigError: The plan needs another number of ranks, differs between ranks, or has groups of ``tp`` or ``dap``
-            on several machines without ``across_machines``. Every rank raises, before any collective has run.
+            on several machines without ``across_machines``. Every rank raises, before any collective.
     """
 
     def __init__(self, plan: ParallelPlan, device_type: str | None = None) -> None:
@@ -86,7 +86,7 @@ class ParallelMesh:
             _check_machines(plan)
             facts = {name: repr(value) for name, value in plan.to_dict().items()}
             agree_over_store("plan", facts, "the ranks were started with different plans")
-            # An axis of one rank has no messages, and a group for each rank alone would cost time and memory.
+            # An axis of one rank has no messages; groups of single ranks would cost time and memory.
             shape = {name: size for name, size in shape.items() if size > 1}
             if shape:
                 self.device_mesh = init_device_mesh(
@@ -104,33 +104,33 @@ class ParallelMesh:
         self._groups[name] = Group(process_group, name, self.reporter)
 
     def leave(self) -> None:
-        """Let go of the process groups, which have ended; the groups wait for :meth:`take`."""
+        """Drop the process groups, which have ended; the groups wait for :meth:`take`."""
         self.device_mesh = self._stage = None
         for group in self._groups.values():
             group.process_group = None
 
     def take(self, other: ParallelMesh) -> None:
-        """Take the process groups of a mesh of the same plan; whoever has a group of this one goes on with it."""
+        """Take the process groups of a mesh of the same plan; existing groups of this mesh use them."""
         self.device_mesh, self._stage = other.device_mesh, None
         for name, group in self._groups.items():
             group.process_group = other.group(name).process_group
 
     def group(self, name: str) -> Group:
-        """The group ``name`` that this rank is in.
+        """Return this rank's group ``name``.
 
         Raises:
-            ConfigError: The plan has no such group.
+            ConfigError: The plan lacks the group.
         """
         if name not in self._groups:
             raise ConfigError(
-                f"a mesh of {self.plan} has no group {name!r}; it has {', '.join(sorted(self._groups))}"
+                f"a mesh of {self.plan} lacks group {name!r}; it has {', '.join(sorted(self._groups))}"
             )
         return self._groups[name]
 
     def stage(self) -> DeviceMesh | None:
-        """All ranks of this rank's pipeline stage, or of the whole mesh, in one line; None for one alone.
+        """Return a mesh of all ranks of this rank's pipeline stage; None for a single rank.
 
-        All ranks call it together: the first time it makes a group.
+        Without a pipeline the stage is the whole mesh. All ranks call it together: the first call creates a group.
         """
         if self._stage is None and self.device_mesh is not None:
             dimensions = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "pp")
@@ -140,5 +140,5 @@ class ParallelMesh:
         return self._stage
 
     def record(self) -> AbstractContextManager[CommunicationLog]:
-        """A log of what this rank sends over any of the mesh's groups while the context is open."""
+        """Log this rank's messages over all groups of the mesh inside the context."""
         return self.reporter.record()

@@ -34,9 +34,9 @@ class Parallel(nn.Module):
     """A model under a plan; made by :func:`fastfold.parallel.parallelize`.
 
     It is called as the model is, and passes on the model's other attributes. Gradients of a backward pass through
-    ``parallel(...)`` are averaged over the ranks when the pass ends, as by DistributedDataParallel. A pass through
-    :attr:`module` leaves them alone: then :meth:`reduce_gradients` gives the gradient of the **sum of all ranks'
-    losses**. For the mean over a batch that lies on several ranks, multiply each rank's mean by :meth:`loss_share`.
+    ``parallel(...)`` are averaged over the ranks when the pass ends, as by DistributedDataParallel. After a pass
+    through :attr:`module`, :meth:`reduce_gradients` computes the gradient of the **sum of all ranks' losses**. For the
+    mean over a batch on several ranks, multiply each rank's mean by :meth:`loss_share`.
 
     All ranks call its methods together.
 
@@ -44,8 +44,8 @@ class Parallel(nn.Module):
         module: This rank's part of the model. With pipeline stages: an ``nn.ModuleDict`` of this rank's stages.
         mesh: The ranks.
         plan: The mesh's plan.
-        gradients: How gradients are added up and what of them is kept, by ZeRO stage.
-        sequence: What puts sequence parallelism into the model, or None.
+        gradients: Reduction and storage of gradients, by ZeRO stage.
+        sequence: Sequence parallelism of the model, or None.
         explanation: Reasons of a plan that was chosen by the cost model; else empty.
     """
 
@@ -74,7 +74,8 @@ class Parallel(nn.Module):
         self._backward = BackwardReduction(gradients, 1 / losses)
         # Accelerate would put DistributedDataParallel around the model.
         self._is_accelerate_prepared = True
-        # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at once.
+        # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at
+        # once.
         call: Any = weakref.WeakMethod(self._call)
 
         @functools.wraps(module.forward)
@@ -132,7 +133,7 @@ class Parallel(nn.Module):
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of the parameters and of this rank's share of them; they are None afterwards."""
+        """Clear the gradients of the parameters and of this rank's share; they are None afterwards."""
         self.gradients.forget_gradients()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Parallel:
@@ -155,7 +156,7 @@ class Parallel(nn.Module):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Refuse DistributedDataParallel, which asks for this first."""
+        """Names that DistributedDataParallel reads first; refuse it here."""
         raise ConfigError(
             f"the model has a plan ({self.plan}) and reduces its gradients itself: leave DistributedDataParallel out"
         )
@@ -163,15 +164,15 @@ class Parallel(nn.Module):
     # ---- data and loss ---------------------------------------------------------------------------------
 
     def _batch_groups(self) -> tuple[Group, ...]:
-        """Groups over which a batch is split, the outermost first."""
+        """Return the groups over which a batch is split, the outermost first."""
         return (self.mesh.group("dp"), *layouts(self.mesh)[0].rows)
 
     def _loss_groups(self) -> tuple[Group, ...]:
-        """Groups whose ranks each compute a loss that counts."""
+        """Return the groups whose ranks each compute a loss that counts."""
         return (*self._batch_groups(), self.mesh.group("sp"), self.mesh.group("dap"))
 
     def rows(self, count: int) -> slice:
-        """Which rows this rank takes of a batch of ``count`` that all ranks know.
+        """Return this rank's rows of a batch of ``count`` rows.
 
         The batch is split over ``dp``, and over the rows of a 2d, 2.5d or 3d tensor parallel grid; ranks of one
         ``sp``, ``dap``, ``pp`` or 1d ``tp`` group take the same rows.
@@ -184,10 +185,10 @@ class Parallel(nn.Module):
         return slice(start, start + count)
 
     def loss_share(self, count: float) -> float:
-        """What to multiply a rank's mean loss by, for the sum over ranks to be the mean over the whole batch.
+        """Return the factor of a rank's mean loss that makes the sum over ranks the mean over the batch.
 
         Args:
-            count: What this rank's loss is a mean over (samples, tokens); may differ between ranks.
+            count: Number of samples or tokens in this rank's mean; may differ between ranks.
 
         Returns:
             ``count`` divided by its sum over all ranks whose losses count: those with other samples or another part of
@@ -202,9 +203,9 @@ class Parallel(nn.Module):
     # ---- gradients and optimizer -----------------------------------------------------------------------
 
     def overlapped(self) -> AbstractContextManager[None]:
-        """Inside runs the last backward pass before :meth:`reduce_gradients`: gradients are summed while it runs.
+        """Sum gradients during the last backward pass before :meth:`reduce_gradients`.
 
-        Earlier backward passes, whose gradients are added to, run outside. Activation checkpointing inside needs
+        Earlier backward passes, whose gradients it adds to, run outside. Activation checkpointing inside needs
         ``use_reentrant=False``.
 
         Raises:
@@ -219,25 +220,25 @@ class Parallel(nn.Module):
         return self.gradients.overlapped(data=True)
 
     def reduce_gradients(self) -> None:
-        """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters.
+        """Sum the gradients over ranks with the same parameters, after the backward passes of a step.
 
         Raises:
             ConfigError: The backward pass ran through ``parallel(...)``, which has averaged them.
         """
         if self._backward.has_reduced and self.gradients.is_reduced:
             raise ConfigError(
-                "the gradients are averaged over the ranks: after parallel(...) leave out reduce_gradients() and "
-                "loss_share(), or call parallel.module(...); call zero_grad() before the next step"
+                "the gradients are already averaged over the ranks: after parallel(...) leave out reduce_gradients() "
+                "and loss_share(), or call parallel.module(...); call zero_grad() before the next step"
             )
         self.gradients.finish(self.gradients.take_sample())
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """After :meth:`reduce_gradients`: scale the gradient down to a norm, that of the whole model on all ranks.
+        """Scale the whole model's gradient down to a norm, after :meth:`reduce_gradients`.
 
-        PyTorch's function of this name sees what this rank has of the gradient, which under ZeRO 2 is nothing.
+        PyTorch's function of this name sees only this rank's part of the gradient, which is empty under ZeRO 2.
 
         Args:
-            max_norm: Largest norm of the whole gradient.
+            max_norm: Maximum norm of the whole gradient.
 
         Returns:
             Its norm before.
@@ -245,15 +246,15 @@ class Parallel(nn.Module):
         return clip_norm(self.gradients, max_norm)
 
     def optimizer(self, factory: Factory) -> ParallelOptimizer:
-        """An optimizer of the plan.
+        """Create an optimizer of the plan.
 
         Args:
-            factory: Makes it of the parameters by name, in their own shapes. For example
+            factory: Creates an optimizer from the parameters by name, in their own shapes. For example
                 ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
 
         Raises:
-            ConfigError: Under ZeRO 1 and 2, whose ranks step flat pieces of the parameters: the optimizer looks at
-                whole parameters, as Adafactor and Muon do.
+            ConfigError: The optimizer looks at whole parameters, as Adafactor and Muon do, and under ZeRO 1 and 2
+                ranks step flat pieces of them.
         """
         pieces, parameters = self.gradients.optimised, self.gradients.parameters
         inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
@@ -273,10 +274,10 @@ class Parallel(nn.Module):
 
         Args:
             destination: Filled and returned, as by PyTorch's modules.
-            prefix: Before each name.
-            keep_vars: Taken because PyTorch's modules do; tensors are detached.
-            rank0_only: Rank 0 alone gets them, as copies in host memory, and the others an empty dict; no other rank
-                and no device holds more than its own part and one tensor. Otherwise every rank gets them.
+            prefix: Prefix of each name.
+            keep_vars: Accepted as by PyTorch's modules; tensors are detached.
+            rank0_only: True to return copies in host memory on rank 0, and an empty dict on the others. Then each
+                other rank and device holds at most its own part and one tensor. False to return tensors on every rank.
         """
         found: dict[str, Tensor] = {}
         if not rank0_only:
@@ -286,7 +287,7 @@ class Parallel(nn.Module):
             for name, x in self._full_state.one_by_one(self.sharded_state_dict()):
                 if is_rank_zero:
                     found[name] = x.detach().to("cpu", copy=True)
-                del x  # before the next is made
+                del x  # released before the next is made
         if destination is None and not prefix:
             return found
         destination = {} if destination is None else destination
@@ -294,10 +295,10 @@ class Parallel(nn.Module):
         return destination
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
-        """:meth:`state_dict` for ``torch.distributed.checkpoint``, of which no rank ever holds the whole.
+        """Return :meth:`state_dict` for ``torch.distributed.checkpoint``; no rank ever holds the whole.
 
         Under tensor parallelism and ZeRO a rank has slices of the tensors, as DTensors; of a pipeline it has those of
-        its stage. ``dcp.save`` writes them and ``dcp.load`` fills them, whatever plan wrote the checkpoint; then
+        its stage. ``dcp.save`` writes them. ``dcp.load`` fills them from a checkpoint of any plan; then
         :meth:`load_state_dict` takes them.
         """
         return self.sharded(self.module.state_dict())
@@ -305,12 +306,12 @@ class Parallel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
     ) -> _IncompatibleKeys:
-        """Take a plain state; any plan's :meth:`state_dict` is one, and the plan's own :meth:`sharded_state_dict`.
+        """Load a plain state, such as any plan's :meth:`state_dict`, or this plan's :meth:`sharded_state_dict`.
 
         Args:
             state_dict: By the plain model's names.
-            strict: Refuse names that are missing or unknown; otherwise they are returned.
-            assign: Refused, since optimizers and messages know the tensors that are there.
+            strict: True to refuse missing and unknown names; otherwise they are returned.
+            assign: Refused, since optimizers and messages refer to the present tensors.
 
         Raises:
             ConfigError: Names or shapes are not the model's.
@@ -321,16 +322,20 @@ class Parallel(nn.Module):
             )
         unknown = sorted(set(state_dict) - set(self._full_state.names))
         if unknown and strict:
-            raise ConfigError(f"the model has no {unknown[0]}, which the state has; is it another model's?")
+            raise ConfigError(
+                f"the state has {unknown[0]}, which is not in the model; load a state of the same model"
+            )
         kept = self.module.state_dict(keep_vars=True)
         own = self.shard({name: x for name, x in state_dict.items() if name not in unknown})
         missing = [name for name in kept if name not in own]
         if missing and strict:
-            raise ConfigError(f"the state has no {missing[0]}")
+            raise ConfigError(
+                f"the state lacks {missing[0]}; load a state of the same model, or pass strict=False"
+            )
         for name in own:
             if own[name].shape != kept[name].shape:
                 raise ConfigError(
-                    f"{name} is {tuple(own[name].shape)}, this model's is {tuple(kept[name].shape)}"
+                    f"{name}: expected shape {tuple(kept[name].shape)}, found {tuple(own[name].shape)}"
                 )
         with torch.no_grad():
             for name in own:
@@ -347,7 +352,7 @@ class Parallel(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load a plain state for a module around this one, whose ``load_state_dict()`` goes on to :attr:`module`."""
+        """Load a plain state for a module around this one; its ``load_state_dict()`` continues to :attr:`module`."""
         plain = {name.removeprefix(prefix): x for name, x in state_dict.items() if name.startswith(prefix)}
         missing, unknown = self.load_state_dict(plain, strict=False)
         missing_keys.extend(prefix + name for name in missing)
@@ -358,7 +363,7 @@ class Parallel(nn.Module):
             state_dict[f"{prefix}module.{name}"] = x
 
     def plain(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the plain model, of ones that lie like the module's parameters (an average of them, say).
+        """Return plain tensors from ones laid out like the module's parameters (such as their average).
 
         Args:
             values: By the names of :attr:`module`.
@@ -367,7 +372,7 @@ class Parallel(nn.Module):
         return self._full_state.plain(found)
 
     def sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`plain`, but this rank's slices of this stage's tensors; see :meth:`sharded_state_dict`.
+        """Return this rank's slices of this stage's plain tensors; see :meth:`sharded_state_dict`.
 
         Args:
             values: By the names of :attr:`module`.
@@ -375,7 +380,7 @@ class Parallel(nn.Module):
         return self._sharded_state.cut(list(values), ({name: whole(x)} for name, x in values.items()))
 
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Undoes :meth:`plain` and :meth:`sharded`.
+        """Return tensors laid out like the module's parameters, from :meth:`plain` or :meth:`sharded`.
 
         Args:
             values: By the plain model's names.
@@ -394,7 +399,7 @@ class Parallel(nn.Module):
 
 @functools.cache
 def _refuse_foreign_optimizers() -> None:
-    """Let every step of an optimizer refuse parameters under a plan that another optimizer has to step."""
+    """Make every optimizer's step refuse parameters under a plan that another optimizer has to step."""
     register_optimizer_step_pre_hook(_refuse_foreign_step)
 
 
@@ -405,6 +410,6 @@ def _refuse_foreign_step(optimizer: Optimizer, *_: Any) -> None:
         for parameter in group["params"]:
             if plan := getattr(parameter, "fastfold_plan", None):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} has parameters of a model under a plan ({plan}): make it by "
-                    "parallel.optimizer(lambda named: torch.optim.AdamW(named.values())) or the like"
+                    f"{type(optimizer).__name__} has parameters of a model under a plan ({plan}): create it by a "
+                    "call such as parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))"
                 )

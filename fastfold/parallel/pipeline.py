@@ -1,8 +1,8 @@
 """A model's stages on the ranks of ``pp``, run by the schedules of ``torch.distributed.pipelining``.
 
-Microbatches flow through the stages; a rank has one stage, or with an interleaved schedule several. Recycling, or any
-other pass whose result feeds the next, runs forward only (:meth:`Pipeline.evaluate`), and the last pass with gradient
-(:meth:`Pipeline.step`).
+Microbatches pass through the stages. A rank has one stage, or with an interleaved schedule several. Passes whose
+result is the next input, such as recycling, run forward only (:meth:`Pipeline.evaluate`). The last pass runs with
+gradients (:meth:`Pipeline.step`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Loss = Callable[[Any, int], Tensor]
 
 
 class _Feed:
-    """What the microbatches of the running pass bring along, for the stages to look up by number."""
+    """Arguments of the running pass's microbatches, which stages look up by number."""
 
     def __init__(self) -> None:
         self.inputs: Inputs = ()
@@ -48,7 +48,7 @@ class _Feed:
 
 
 class _Stage(nn.Module):
-    """A stage as the schedules see it: tensors come from the stage before, the rest by the microbatch's number."""
+    """A stage of a schedule: tensors come from the previous stage, other arguments by the microbatch's number."""
 
     def __init__(self, module: nn.Module, first: bool, feed: _Feed) -> None:
         super().__init__()
@@ -67,18 +67,18 @@ class Pipeline:
     losses is added to the parameters; :meth:`Parallel.reduce_gradients` then sums it over the replicas.
 
     Args:
-        parallel: A model with ``pp`` above 1; its plan's stages lie on this rank.
+        parallel: A model with ``pp`` above 1 and its plan's stages on this rank.
         schedule: ``gpipe``, ``1f1b``, ``interleaved`` or ``zero_bubble``; the latter two with at least two stages
             on each rank.
 
     Raises:
-        ConfigError: There is no such schedule, or it does not go with the number of stages.
+        ConfigError: The schedule is unknown, or does not match the number of stages.
     """
 
     def __init__(self, parallel: Parallel, schedule: str = "1f1b") -> None:
         if schedule not in SCHEDULES:
             raise ConfigError(
-                f"the schedule of a pipeline is one of {', '.join(SCHEDULES)}, got {schedule!r}"
+                f"schedule of a pipeline: expected one of {', '.join(SCHEDULES)}, found {schedule!r}"
             )
         group = parallel.mesh.group("pp")
         if group.size == 1 or not isinstance(parallel.module, nn.ModuleDict):
@@ -88,7 +88,7 @@ class Pipeline:
         each = len(self.stages)
         if (each == 1) != (schedule in SINGLE):
             wanted = "one stage" if schedule in SINGLE else "at least two stages"
-            raise ConfigError(f"schedule {schedule} has {wanted} on each rank, here there are {each}")
+            raise ConfigError(f"schedule {schedule}: expected {wanted} on each rank, found {each}")
         self.count = each * group.size
         self._feed = _Feed()
         self._built: dict[Any, Any] = {}
@@ -97,27 +97,27 @@ class Pipeline:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first stage lies on this rank."""
+        """True if the first stage is on this rank."""
         return 0 in self.stages
 
     @property
     def has_last(self) -> bool:
-        """Whether the last stage lies on this rank."""
+        """True if the last stage is on this rank."""
         return self.count - 1 in self.stages
 
     def step(
         self, inputs: Inputs, loss: Loss, everywhere: Sequence[Mapping[str, Any]] | None = None
     ) -> list[Tensor]:
-        """Forward and backward of all microbatches.
+        """Run forward and backward passes of all microbatches.
 
         Args:
-            inputs: For each microbatch the first stage's arguments. Every rank gives them, in equal shapes: what
-                flows between stages is announced once.
-            loss: ``(result of the last stage, number of the microbatch)`` to its loss.
-            everywhere: For each microbatch keyword arguments of every stage, that are not sent (masks).
+            inputs: For each microbatch the first stage's arguments. Every rank gives them, in equal shapes: the shapes
+                between stages are announced once.
+            loss: Function from ``(result of the last stage, number of the microbatch)`` to the loss.
+            everywhere: For each microbatch keyword arguments of every stage that are not sent (masks).
 
         Returns:
-            The microbatches' losses on the rank of the last stage, nothing on the others.
+            The microbatches' losses on the rank of the last stage, an empty list on the others.
 
         Raises:
             ConfigError: Microbatches differ in shape, or are too few for the schedule.
@@ -129,14 +129,14 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Inputs, everywhere: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
-        """Forward only.
+        """Run forward passes only.
 
         Args:
             inputs: As for :meth:`step`.
             everywhere: As for :meth:`step`.
 
         Returns:
-            The last stage's result of each microbatch on its rank, nothing on the others.
+            The last stage's result of each microbatch on its rank, an empty list on the others.
         """
         self._loss = None
         self._run("eval", inputs, everywhere, {})
@@ -191,7 +191,10 @@ class Pipeline:
             self._feed.inputs, self._feed.everywhere = (), ()
 
     def _schedule(self, method: str, count: int) -> Any:
-        """The schedule for microbatches of these shapes; what it receives has gradients or not from the first time."""
+        """Return the schedule for microbatches of these shapes.
+
+        The first use fixes whether received tensors have gradients.
+        """
         shapes = [
             tuple((tuple(x.shape), x.dtype) for x in _tensors((args, kwargs)))
             for args, kwargs in zip(self._feed.inputs, self._feed.everywhere, strict=True)
@@ -199,12 +202,12 @@ class Pipeline:
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
             raise ConfigError(
-                f"microbatch {odd} of a pipeline has tensors {[s for s, _ in shapes[odd]]}, the first "
-                f"{[s for s, _ in shapes[0]]}; microbatches have to be alike"
+                f"microbatch {odd} of a pipeline: expected tensors {[s for s, _ in shapes[0]]} as in the first, found "
+                f"{[s for s, _ in shapes[odd]]}"
             )
         if count < self.group.size:
             raise ConfigError(
-                f"{count} microbatches do not fill pp={self.group.size} ranks; give at least as many"
+                f"expected at least {self.group.size} microbatches for pp={self.group.size}, found {count}"
             )
         key = (method, count, shapes[0])
         if key not in self._built:
@@ -237,7 +240,7 @@ class Pipeline:
 
 
 def split_blocks(blocks: Sequence[nn.Module], stages: int) -> list[list[nn.Module]]:
-    """Consecutive blocks for each stage, the first stages one more.
+    """Split blocks into consecutive ones for each stage; a remainder goes to the first stages.
 
     Raises:
         ConfigError: There are fewer blocks than stages.

@@ -1,4 +1,4 @@
-"""Which kinds of parallelism over how many ranks: a plan, and its arithmetic."""
+"""A plan: the axes of parallelism, their numbers of ranks, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ParallelPlan:
 
     Attributes:
         dp: Data parallel replicas.
-        zero: ZeRO stage 0 to 3: what is sharded over the replicas (nothing, optimizer states, gradients, parameters).
+        zero: ZeRO stage 0 to 3; sharded over the replicas are nothing, optimizer states, gradients, parameters.
         pp: Pipeline stages.
         tp: Ranks of one tensor parallel group.
         tp_mode: ``1d`` (Megatron), ``2d`` (SUMMA), ``2.5d`` (SUMMA with depth) or ``3d`` (cube).
@@ -27,14 +27,14 @@ class ParallelPlan:
         sp: Ranks over which the sequence is sharded.
         dap: Ranks of one group that shares a protein.
         dap_mode: ``axial`` (dynamic axial parallelism: one axis of MSA and pair is sharded) or ``grid`` (the pair
-            tensor lies in blocks on a grid of ranks).
+            tensor is cut into blocks over a grid of ranks).
         dap_rows: Rows of that grid; 0 for a square one.
-        dp_shard: Replicas over which stage 3 shards, neighbours in the order of ranks; 0 for all. Groups of them hold
-            the same shards and sum their gradients (HSDP): ``dp`` is ``dp_replicate`` times ``dp_shard``.
-        across_machines: Whether groups of ``tp`` and ``dap`` may have ranks on several machines.
+        dp_shard: Number of neighbouring replicas over which stage 3 shards; 0 for all. Several such groups hold the
+            same shards and sum their gradients (HSDP): ``dp`` is ``dp_replicate`` times ``dp_shard``.
+        across_machines: True if groups of ``tp`` and ``dap`` may have ranks on several machines.
 
     Raises:
-        ConfigError: A size is impossible; the message holds the arithmetic.
+        ConfigError: A size is impossible; the message shows the arithmetic.
     """
 
     dp: int = 1
@@ -54,26 +54,34 @@ class ParallelPlan:
         for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"parallel.{name} is a number of ranks, at least 1, got {value!r}")
+                raise ConfigError(f"parallel.{name}: expected a number of ranks, at least 1, found {value!r}")
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
-            raise ConfigError(f"parallel.zero is a stage 0, 1, 2 or 3, got {self.zero!r}")
+            raise ConfigError(f"parallel.zero: expected stage 0, 1, 2 or 3, found {self.zero!r}")
         if self.tp_mode not in TP_MODES:
-            raise ConfigError(f"parallel.tp_mode is one of {', '.join(TP_MODES)}, got {self.tp_mode!r}")
+            raise ConfigError(
+                f"parallel.tp_mode: expected one of {', '.join(TP_MODES)}, found {self.tp_mode!r}"
+            )
         if self.tp_depth > 1 and self.tp_mode != "2.5d":
-            raise ConfigError(f"tp_depth={self.tp_depth} goes with tp=2.5d, not with tp={self.tp_mode}")
+            raise ConfigError(f"tp_depth={self.tp_depth} needs tp=2.5d, found tp={self.tp_mode}")
         if self.dap_mode not in DAP_MODES:
-            raise ConfigError(f"parallel.dap_mode is one of {', '.join(DAP_MODES)}, got {self.dap_mode!r}")
+            raise ConfigError(
+                f"parallel.dap_mode: expected one of {', '.join(DAP_MODES)}, found {self.dap_mode!r}"
+            )
         if isinstance(self.dap_rows, bool) or not isinstance(self.dap_rows, int) or self.dap_rows < 0:
-            raise ConfigError(f"parallel.dap_rows is a number of rows, 0 for a square, got {self.dap_rows!r}")
+            raise ConfigError(
+                f"parallel.dap_rows: expected a number of rows, 0 for a square, found {self.dap_rows!r}"
+            )
         if self.dap_rows and self.dap_mode != "grid":
-            raise ConfigError(f"dap_rows={self.dap_rows} goes with dap=grid, not with dap={self.dap_mode}")
+            raise ConfigError(f"dap_rows={self.dap_rows} needs dap=grid, found dap={self.dap_mode}")
         self._check_shards()
-        # Computed for their refusals.
+        # Their properties refuse impossible sizes.
         _ = self.tp_grid, self.dap_grid
 
     def _check_shards(self) -> None:
         if isinstance(self.dp_shard, bool) or not isinstance(self.dp_shard, int) or self.dp_shard < 0:
-            raise ConfigError(f"parallel.dp_shard is a number of ranks, 0 for all, got {self.dp_shard!r}")
+            raise ConfigError(
+                f"parallel.dp_shard: expected a number of ranks, 0 for all, found {self.dp_shard!r}"
+            )
         if not self.dp_shard:
             return
         if self.dp_shard == 1:
@@ -82,7 +90,7 @@ class ParallelPlan:
             raise ConfigError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}")
         if self.zero != 3 or self.replicas != self.dp:
             raise ConfigError(
-                f"dp_shard={self.dp_shard} goes with zero=3 and without sp and dap: stages 1 and 2 shard over all ranks"
+                f"dp_shard={self.dp_shard} needs zero=3 without sp and dap: stages 1 and 2 shard over all ranks"
             )
 
     @property
@@ -115,13 +123,13 @@ class ParallelPlan:
             side = math.isqrt(self.dap)
             if side * side != self.dap:
                 raise ConfigError(
-                    f"dap=grid needs a square number of ranks, got {self.dap}; dap_rows makes it a rectangle"
+                    f"dap=grid: expected a square number of ranks, found {self.dap}; set dap_rows for a rectangle"
                 )
             return (side, side)
         columns, rest = divmod(self.dap, self.dap_rows)
         if rest:
             raise ConfigError(
-                f"dap=grid of {self.dap_rows} rows needs {self.dap_rows} x a number of ranks, got {self.dap}"
+                f"dap=grid of {self.dap_rows} rows: expected a multiple of {self.dap_rows} ranks, found {self.dap}"
             )
         return (self.dap_rows, columns)
 
@@ -133,15 +141,16 @@ class ParallelPlan:
         if self.tp_mode == "3d":
             side = round(self.tp ** (1 / 3))
             if side**3 != self.tp:
-                raise ConfigError(f"tp=3d needs a cubic number of ranks, got {self.tp}")
+                raise ConfigError(f"tp=3d: expected a cubic number of ranks, found {self.tp}")
             return (side, side, side)
         square, rest = divmod(self.tp, self.tp_depth)
         side = math.isqrt(square)
         if rest or side * side != square:
             if self.tp_mode == "2d":
-                raise ConfigError(f"tp=2d needs a square number of ranks, got {self.tp}")
+                raise ConfigError(f"tp=2d: expected a square number of ranks, found {self.tp}")
             raise ConfigError(
-                f"tp=2.5d of depth {self.tp_depth} needs {self.tp_depth} x a square number of ranks, got {self.tp}"
+                f"tp=2.5d of depth {self.tp_depth}: expected {self.tp_depth} x a square number of ranks, found "
+                f"{self.tp}"
             )
         return (self.tp_depth, side, side)
 
@@ -170,7 +179,8 @@ class ParallelPlan:
         """Refuse another number of ranks than the plan's.
 
         Raises:
-            ConfigError: With the arithmetic: ``dp 2 x tp 3 = 6 ranks, but 8 were started``.
+            ConfigError: The numbers differ; the message has the arithmetic, as in
+                ``dp 2 x tp 3 = 6 ranks, but 8 were started``.
         """
         if started != self.ranks:
             verb = "was" if started == 1 else "were"
@@ -178,15 +188,15 @@ class ParallelPlan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelPlan:
-        """A plan of a configuration.
+        """Create a plan from a configuration.
 
         Args:
             values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``dap`` a
                 mapping ``{size, mode, rows}``, ``zero`` a mapping ``{stage}``. ``dp_replicate`` and ``dp_shard``
-                stand for ``dp`` and stage 3. What is not given keeps its default.
+                together set ``dp`` and stage 3. Missing keys have their defaults.
 
         Raises:
-            ConfigError: An unknown key, or an impossible plan.
+            ConfigError: A key is unknown, or the plan is impossible.
         """
         values = _joined_shards(values)
         flat: dict[str, Any] = {}
@@ -209,18 +219,18 @@ class ParallelPlan:
         return cls(**flat)
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes by name; :meth:`from_dict` takes them back."""
+        """Return the attributes by name, for :meth:`from_dict`."""
         return asdict(self)
 
 
 def _joined_shards(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put ``dp`` and stage 3 in the place of ``dp_replicate``."""
+    """Replace ``dp_replicate`` by ``dp`` and stage 3."""
     if "dp_replicate" not in values:
         return values
     rest = {key: value for key, value in values.items() if key != "dp_replicate"}
     sizes = values["dp_replicate"], rest.get("dp_shard")
     if "dp" in rest or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ConfigError(
-            "parallel.dp_replicate and parallel.dp_shard are two numbers of ranks, in the place of parallel.dp"
+            "parallel.dp_replicate and parallel.dp_shard: expected two numbers of ranks, and no parallel.dp"
         )
     return {"zero": 3} | rest | {"dp": sizes[0] * rest["dp_shard"]}

@@ -1,4 +1,4 @@
-"""Checks that a plan goes with a model, before any collective."""
+"""Checks that a plan matches a model, before any collective."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def check_plan(
     sequence: object | None,
     dap: object | None,
 ) -> None:
-    """Refuse a plan that does not go with a model.
+    """Refuse a plan that does not match a model.
 
     Args:
-        model: Not parallel yet.
+        model: The model, not parallel yet.
         plan: The plan.
         stages: As of :func:`fastfold.parallel.parallelize`, or None.
         sequence: As there.
         dap: As there.
 
     Raises:
-        ConfigError: Says what is missing, or which axis the model does not go with.
+        ConfigError: An argument is missing, or the model does not support an axis; the message names it.
     """
     kind = type(model).__name__
     tied = next(iter(tied_names(model)), None)
@@ -40,7 +40,9 @@ def check_plan(
             "fastfold.parallel.alphafold.shard; for other models use sp or tp"
         )
     if plan.sp > 1 and sequence is None:
-        raise ConfigError(f"sp={plan.sp} needs to know where {kind} looks along the sequence: give sequence=")
+        raise ConfigError(
+            f"sp={plan.sp} needs to know where {kind} combines positions of the sequence: give sequence="
+        )
     if plan.pp > 1 and stages is None:
         raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
     if plan.pp > 1 and tied is not None:
@@ -60,14 +62,14 @@ def check_plan(
 
 
 def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
-    """Refuse a tied parameter that is cut in some of its places, so that it could not stay one.
+    """Refuse a tied parameter that is cut in some of its places, which would untie it.
 
     Args:
-        model: Not parallel yet.
-        shard_fns: Paths of the layers that are cut.
+        model: The model, not parallel yet.
+        shard_fns: Functions of the layers that are cut, by path.
 
     Raises:
-        ConfigError: Names two of the places.
+        ConfigError: A tied parameter is cut in part; the message names two of its places.
     """
     for names in tied_names(model):
         cut = [any(name.startswith(f"{path}.") for path in shard_fns) for name in names]

@@ -1,4 +1,4 @@
-"""Processes that ``srun`` started, described as torchrun describes its own."""
+"""Environment of torchrun for processes that ``srun`` started."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 def adopt_srun(environment: MutableMapping[str, str]) -> None:
     """Set torchrun's variables (``RANK``, ``WORLD_SIZE`` ...) from those of SLURM in a step of several tasks.
 
-    Nothing changes under torchrun, and outside of ``srun``: a batch script has the variables of its whole job, which
-    say nothing of processes. ``MASTER_ADDR`` and ``MASTER_PORT`` stay as they are where they are set.
+    Nothing changes under torchrun and outside of ``srun``: a batch script has the variables of its whole job, not of
+    processes. ``MASTER_ADDR`` and ``MASTER_PORT`` keep their values if they are set.
 
     Args:
         environment: ``os.environ``.
@@ -43,19 +43,19 @@ def adopt_srun(environment: MutableMapping[str, str]) -> None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list as SLURM writes it: ``gpu[003-006,010],login1`` begins with ``gpu003``.
+    """Return the first host of a SLURM list: ``gpu003`` for ``gpu[003-006,010],login1``.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The list cannot be parsed.
     """
     match = re.match(r"([^\s,\[\]]+)(?:\[(\d+)[^\]]*\]([^\s,\[\]]*))?(?:,|$)", nodes)
     if match is None:
-        raise ValueError(f"{nodes!r} is no list of nodes")
+        raise ValueError(f"expected a list of nodes, found {nodes!r}")
     name, number, rest = match.groups()
     return name + (number or "") + (rest or "")
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    """A port that all tasks of a step know, and other steps seldom have."""
+    """Return a port that all tasks of a step compute alike, and other steps rarely."""
     job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
     return _FIRST_PORT + (31 * job + step) % _PORTS
