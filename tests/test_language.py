@@ -21,6 +21,7 @@ CHECKED = (
     "fastfold/inference",
     "fastfold/kernels",
     "fastfold/memory",
+    "fastfold/parallel",
     "fastfold/protein",
     "fastfold/training",
     "fastfold/utils",

@@ -179,12 +179,12 @@ class StepAgreement:
         self._refuse(
             apart.any(),
             f"gradients differ between the ranks of {group.name}, which work on the same samples ({names[0]} and "
-            "others that every rank has whole): give them the same inputs and labels (DistributedSampler over the "
-            "ranks of dp alone), and the same seed by torch.manual_seed() if anything is drawn, as by dropout",
+            "other uncut parameters): give them the same inputs and labels (DistributedSampler over the ranks of dp "
+            "only), and the same seed by torch.manual_seed() if the model draws random numbers, as for dropout",
         )
 
     def _check_tensors(self) -> None:
-        """Compare weights and buffers that changed in place since the last step; at intervals all saved ones."""
+        """Compare weights and buffers changed since the last step; at steps 1, 2, 4, ... all saved ones."""
         in_full = self._steps & (self._steps - 1) == 0
         watched, before = self._watched(), self._versions
         self._versions = {name: (id(x), x._version) for name, x in watched.items()}
@@ -201,22 +201,21 @@ class StepAgreement:
         cut = _checksum([watched[name] for name in changed if name in self._cut], device)
         numbers = torch.stack([*names, *whole, *cut])
         for group in self._same_weights:
-            # Cut weights differ in a tensor parallel group; whole weights may differ there by rounding
-            # errors.
+            # Cut weights differ in a tensor parallel group; whole weights may differ there by rounding errors.
             count, loose = (4, 1e-4) if group is self._same_samples else (6, 1e-9)
             allowed = loose * numbers[[0, 1, 3, 3, 5, 5][:count]].abs()
             allowed[:2] = 0
             apart = ((_of_all(numbers, group)[:, :count] - numbers[:count]).abs() > allowed).any(0)
             self._refuse(
                 apart[1],
-                f"the ranks of {group.name} have other parameters frozen; freeze the same ones on every rank, before "
+                f"the ranks of {group.name} freeze different parameters; freeze the same ones on every rank, before "
                 "parallelize()",
             )
             self._refuse(
                 apart.any(),
                 f"the ranks of {group.name} have different values of weights or buffers that should be alike: "
                 f"{', '.join((touched or changed)[:3]) or 'on another rank'}. A forward pass that changes them in "
-                "place (running statistics, codebooks, max_norm, clamping) sees each rank's part of the batch alone: "
+                "place (running statistics, codebooks, max_norm, clamping) sees only each rank's part of the batch: "
                 "leave it out, use eval() for these modules, or sum over the ranks in it by torch.distributed",
             )
 

@@ -252,8 +252,8 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
         for name, x in (*stage.named_parameters(), *stage.named_buffers()):
             if placed.setdefault(id(x), number) != number:
                 raise ConfigError(
-                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it separately; "
-                    "put the blocks that share it into one stage, or use tp or dp instead of pp"
+                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it "
+                    "separately; put the blocks that share it into one stage, or use tp or dp instead of pp"
                 )
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if id(x) not in placed:

@@ -74,8 +74,7 @@ class Parallel(nn.Module):
         self._backward = BackwardReduction(gradients, 1 / losses)
         # Accelerate would put DistributedDataParallel around the model.
         self._is_accelerate_prepared = True
-        # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at
-        # once.
+        # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at once.
         call: Any = weakref.WeakMethod(self._call)
 
         @functools.wraps(module.forward)

@@ -81,7 +81,7 @@ def _coordinates(pdb: Path) -> np.ndarray:
     [
         ("dap=4", "--parallel dap=4 needs 4 processes, but one process was started; run torchrun"),
         ("tp=2", "--parallel tp=2: a fold supports only dynamic axial parallelism"),
-        ("dap=0", "parallel.dap is a number of ranks, at least 1, got 0"),
+        ("dap=0", "parallel.dap: expected a number of ranks, at least 1, found 0"),
         ("dap", "--parallel dap: a fold supports only dynamic axial parallelism"),
     ],
 )

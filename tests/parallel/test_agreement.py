@@ -135,7 +135,7 @@ def _changed_in_forward() -> None:
     assert parallel.module.more.seen.max() == 3
     frozen = parallelize(_Net(), {"dp": 2})
     frozen.module.head.requires_grad_(dist.get_rank() == 0)
-    with pytest.raises(ConfigError, match="the ranks of replicas have other parameters frozen"):
+    with pytest.raises(ConfigError, match="the ranks of replicas freeze different parameters"):
         _step(frozen, X)
 
 

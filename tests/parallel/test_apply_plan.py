@@ -232,13 +232,13 @@ def test_every_rank_starts_from_the_first_ranks_weights() -> None:
         (
             {"tp": 4, "tp_mode": "2d"},
             {"layers": {"blocks.*": nn.Identity}},
-            "every layer has to be replaced; left are tokens.weight, positions.weight",
+            "every layer has to be replaced; layers= lacks tokens.weight, positions.weight",
         ),
-        ({"sp": 2}, {}, "sp=2 needs to know where GPT looks along the sequence"),
+        ({"sp": 2}, {}, "sp=2 needs to know where GPT combines positions of the sequence"),
         ({"pp": 2}, {}, "pp=2 needs to know how GPT is split into stages"),
         ({"pp": 2}, {"stages": list}, "tokens.weight and head.weight are one parameter"),
         ({"dp": 3}, {}, "dp 3 = 3 ranks, but 1 was started"),
-        ({"zero": 4}, {}, "parallel.zero is a stage 0, 1, 2 or 3"),
+        ({"zero": 4}, {}, "parallel.zero: expected stage 0, 1, 2 or 3"),
     ],
 )
 def test_what_does_not_go_with_the_model_is_refused_before_any_collective(
@@ -252,7 +252,7 @@ def test_what_does_not_go_with_the_model_is_refused_before_any_collective(
 def test_sharding_of_proteins_refuses_a_model_that_has_none() -> None:
     with fake_run.fake_mesh(ParallelPlan(dap=2)) as mesh, pytest.raises(ConfigError) as caught:
         parallelize(make_gpt(), mesh, dap=alphafold.shard)
-    assert "GPT has neither MSA nor pair to shard" in str(caught.value)
+    assert "GPT has neither an MSA nor a pair to shard" in str(caught.value)
 
 
 def test_the_general_package_knows_nothing_of_the_network() -> None:

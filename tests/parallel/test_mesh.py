@@ -20,32 +20,32 @@ from tests.helpers.spawn_ranks import BACKENDS, launch
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tp": {"size": 6, "mode": "2d"}}, "tp=2d needs a square number of ranks, got 6"),
-        ({"tp": 4, "tp_mode": "3d"}, "tp=3d needs a cubic number of ranks, got 4"),
+        ({"tp": {"size": 6, "mode": "2d"}}, "tp=2d: expected a square number of ranks, found 6"),
+        ({"tp": 4, "tp_mode": "3d"}, "tp=3d: expected a cubic number of ranks, found 4"),
         (
             {"tp": {"size": 12, "mode": "2.5d", "depth": 2}},
-            "tp=2.5d of depth 2 needs 2 x a square number of ranks, got 12",
+            "tp=2.5d of depth 2: expected 2 x a square number of ranks, found 12",
         ),
-        ({"tp": {"size": 4, "mode": "2d", "depth": 2}}, "tp_depth=2 goes with tp=2.5d, not with tp=2d"),
-        ({"dp": 0}, "parallel.dp is a number of ranks, at least 1, got 0"),
-        ({"dp": True}, "parallel.dp is a number of ranks, at least 1, got True"),
-        ({"zero": {"stage": 4}}, "parallel.zero is a stage 0, 1, 2 or 3, got 4"),
-        ({"tp_mode": "4d"}, "parallel.tp_mode is one of 1d, 2d, 2.5d, 3d, got '4d'"),
-        ({"dap": {"size": 6, "mode": "grid"}}, "dap=grid needs a square number of ranks, got 6"),
+        ({"tp": {"size": 4, "mode": "2d", "depth": 2}}, "tp_depth=2 needs tp=2.5d, found tp=2d"),
+        ({"dp": 0}, "parallel.dp: expected a number of ranks, at least 1, found 0"),
+        ({"dp": True}, "parallel.dp: expected a number of ranks, at least 1, found True"),
+        ({"zero": {"stage": 4}}, "parallel.zero: expected stage 0, 1, 2 or 3, found 4"),
+        ({"tp_mode": "4d"}, "parallel.tp_mode: expected one of 1d, 2d, 2.5d, 3d, found '4d'"),
+        ({"dap": {"size": 6, "mode": "grid"}}, "dap=grid: expected a square number of ranks, found 6"),
         (
             {"dap": 6, "dap_mode": "grid", "dap_rows": 4},
-            "dap=grid of 4 rows needs 4 x a number of ranks, got 6",
+            "dap=grid of 4 rows: expected a multiple of 4 ranks, found 6",
         ),
-        ({"dap": {"size": 4, "rows": 2}}, "dap_rows=2 goes with dap=grid, not with dap=axial"),
-        ({"dap_mode": "ring"}, "parallel.dap_mode is one of axial, grid, got 'ring'"),
+        ({"dap": {"size": 4, "rows": 2}}, "dap_rows=2 needs dap=grid, found dap=axial"),
+        ({"dap_mode": "ring"}, "parallel.dap_mode: expected one of axial, grid, found 'ring'"),
         (
             {"dap_rows": -1, "dap_mode": "grid"},
-            "parallel.dap_rows is a number of rows, 0 for a square, got -1",
+            "parallel.dap_rows: expected a number of rows, 0 for a square, found -1",
         ),
         ({"dp": 4, "dp_shard": 3, "zero": 3}, "dp_shard=3 does not divide dp=4"),
-        ({"dp": 4, "dp_shard": 2, "zero": 2}, "dp_shard=2 goes with zero=3 and without sp and dap"),
+        ({"dp": 4, "dp_shard": 2, "zero": 2}, "dp_shard=2 needs zero=3 without sp and dap"),
         ({"dp": 4, "dp_shard": 1, "zero": 3}, "dp_shard=1 shards nothing"),
-        ({"dp_replicate": 2}, "parallel.dp_replicate and parallel.dp_shard are two numbers of ranks"),
+        ({"dp_replicate": 2}, "parallel.dp_replicate and parallel.dp_shard: expected two numbers of ranks"),
         ({"ddp": 2}, "parallel.ddp is unknown; known are dp, zero"),
         ({"tp": {"width": 2}}, "parallel.tp.width is unknown"),
         ({"tp": {"mode": "2d"}, "tp_mode": "1d"}, "parallel.tp_mode is given twice: '2d' and '1d'"),
@@ -80,7 +80,7 @@ def test_a_plan_survives_the_way_through_a_dict() -> None:
 def test_one_process_alone_has_every_group() -> None:
     mesh = ParallelMesh(ParallelPlan(tp_mode="2d"))
     assert mesh.group("tp_row").size == mesh.group("replicas").size == 1
-    with pytest.raises(ConfigError, match="no group 'tp_x'"):
+    with pytest.raises(ConfigError, match="lacks group 'tp_x'"):
         mesh.group("tp_x")
 
 

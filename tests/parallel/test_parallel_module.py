@@ -156,7 +156,7 @@ def test_what_a_plan_cannot_follow_is_refused() -> None:
     messages = [
         "outside of no_sync()",
         "leave out reduce_gradients()",
-        "SGD has parameters of a model under a plan (dp 2): make it by parallel.optimizer(",
+        "SGD has parameters of a model under a plan (dp 2): create it by a call such as parallel.optimizer(",
         "clip with clip_grad_norm_()",
         "cannot become torch.float16 on cpu under a plan: convert or move the model before parallelize()",
         "on meta",

@@ -316,14 +316,17 @@ def _refusals() -> Mapping[str, str]:
 
 def test_what_cannot_run_is_refused_on_every_rank() -> None:
     for found in launch(_refusals, 2):
-        assert "one of gpipe, 1f1b, interleaved, zero_bubble, got '2f2b'" in found["name"]
-        assert "at least two stages on each rank, here there are 1" in found["stages"]
-        assert "1 microbatches do not fill pp=2 ranks" in found["few"]
-        assert "microbatch 1 of a pipeline has tensors [(1, 3)], the first [(2, 3)]" in found["shapes"]
+        assert "one of gpipe, 1f1b, interleaved, zero_bubble, found '2f2b'" in found["name"]
+        assert "expected at least two stages on each rank, found 1" in found["stages"]
+        assert "expected at least 2 microbatches for pp=2, found 1" in found["few"]
+        assert (
+            "microbatch 1 of a pipeline: expected tensors [(2, 3)] as in the first, found [(1, 3)]"
+            in found["shapes"]
+        )
         assert "zero=2 with pp=2" in found["zero"]
     with pytest.raises(ConfigError, match="2 blocks cannot be split into 3"):
         split_blocks([nn.Identity(), nn.Identity()], 3)
-    with pytest.raises(ConfigError, match="GPT is not a stack of blocks"):
+    with pytest.raises(ConfigError, match="expected a stack of blocks, found GPT"):
         stack_stages(make_gpt(), 2)
     with pytest.raises(ConfigError, match="needs a plan with pp of at least 2"):
         Pipeline(parallelize(copy.deepcopy(make_gpt()), {}))

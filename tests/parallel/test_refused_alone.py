@@ -103,9 +103,9 @@ def test_a_query_that_sees_no_key_gets_zeros_and_no_gradient() -> None:
     ("activation", "message"),
     [
         (nn.PReLU(), "parameters of its activation PReLU"),
-        (nn.Softmax(-1), "Softmax looks at several features"),
-        (nn.GLU(), "GLU looks at several features"),
-        (nn.LayerNorm(6, elementwise_affine=False), "LayerNorm looks at several features"),
+        (nn.Softmax(-1), "Softmax combines several features"),
+        (nn.GLU(), "GLU combines several features"),
+        (nn.LayerNorm(6, elementwise_affine=False), "LayerNorm combines several features"),
     ],
 )
 def test_an_activation_that_cannot_be_cut_is_refused(activation: nn.Module, message: str) -> None:
@@ -154,9 +154,9 @@ def test_statistics_of_a_batch_that_lies_on_several_ranks_are_refused(plan: dict
 
 def test_a_state_with_more_than_the_model_is_refused() -> None:
     parallel = parallelize(nn.Linear(3, 5), {})
-    with pytest.raises(ConfigError, match="the model has no extra"):
+    with pytest.raises(ConfigError, match="the state has extra, which is not in the model"):
         parallel.load_state_dict(parallel.state_dict() | {"extra": torch.zeros(1)})
     optimizer = parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))
     optimizer.initialise()
-    with pytest.raises(ConfigError, match="has extra, which the model has not"):
+    with pytest.raises(ConfigError, match="has extra, which is not a parameter of the model"):
         optimizer.load_state_dict(optimizer.state_dict() | {"extra": {"exp_avg": torch.zeros(1)}})

@@ -34,7 +34,7 @@ def test_the_first_host(nodes: str, host: str) -> None:
 
 @pytest.mark.parametrize("nodes", ["", ",a", "[1-2]", "a b"])
 def test_what_is_no_list_of_nodes(nodes: str) -> None:
-    with pytest.raises(ValueError, match="is no list of nodes"):
+    with pytest.raises(ValueError, match="expected a list of nodes"):
         first_host(nodes)
 
 

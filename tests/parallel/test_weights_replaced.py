@@ -63,7 +63,7 @@ def _new_weights() -> None:
         parallel.module.load_state_dict(state, assign=True)
         parallel.module(X).sum().backward()
         parallel.reduce_gradients()
-        with pytest.raises(ConfigError, match=r"0\.0\.weight is another tensor .*assign=True"):
+        with pytest.raises(ConfigError, match=r"0\.0\.weight was replaced .*assign=True"):
             optimizer.step()
 
 

@@ -30,7 +30,7 @@ def test_data_parallelism_takes_what_the_other_axes_leave() -> None:
         (ParallelConfig(sp=2), 2, "parallel.sp=2: this network is sharded by parallel.dap"),
         (ParallelConfig(pp=2), 2, "parallel.pp=2: fastfold train clips each sample's gradient"),
         (ParallelConfig(zero=3), 2, "parallel.zero=3 with dp=2"),
-        (ParallelConfig(zero=7), 2, "parallel.zero is a stage 0, 1, 2 or 3, got 7"),
+        (ParallelConfig(zero=7), 2, "parallel.zero: expected stage 0, 1, 2 or 3, found 7"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_arithmetic(

@@ -91,8 +91,7 @@ class AxialAlphaFold(AlphaFold):
                 continue
             logits = result[name]["logits"]
             if name == "masked_msa":
-                # With templates, the MSA's rows are a shard of a longer axis that includes the templates'
-                # rows.
+                # With templates, the MSA's rows are a shard of a longer axis that includes the templates' rows.
                 sizes = exchange_sizes(logits.shape[-3], group, logits.device)
             else:
                 sizes = self.shards.sizes(logits.shape[-2])

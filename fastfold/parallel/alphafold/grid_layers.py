@@ -73,8 +73,7 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     ranks, others = grid.whole.size, grid.columns - 1
     block = rows * length * channels / ranks
     bias = heads * length * length
-    # The bias is transposed, fetched, and its gradient summed along the columns of ranks. A ring fetches it
-    # twice.
+    # The bias is transposed, fetched, and its gradient summed along the columns of ranks. A ring fetches it twice.
     fetched = bias / grid.columns * (grid.rows - 1) / grid.rows
     turned = 2 * bias / ranks + (3 if grid.rows == grid.columns else 2) * fetched
     masks = others * rows * length / ranks

@@ -122,8 +122,7 @@ class _Multiplication(Function):
             add_z=True,
             needs=[True, True, *of_update],
             backend=ctx.backend,
-            # Factors of incoming edges are of the same part of the pair, so its norm continues with both
-            # gradients.
+            # Factors of incoming edges are of the same part of the pair, so its norm continues with both gradients.
             normed=not how.outgoing,
         )
         gathered, *columns = how.send_back(grad_product, grad_rows)

@@ -134,12 +134,10 @@ def elements_sent(length: int, channels: int, grid: Grid) -> dict[str, float]:
     """
     area, ranks = length * length * channels, grid.whole.size
     along, down = (grid.columns - 1) / grid.columns, (grid.rows - 1) / grid.rows
-    # Along rows: sum of the product, broadcast of its gradient. Down columns: broadcasts and sum of the
-    # right side.
+    # Along rows: sum of the product, broadcast of its gradient. Down columns: broadcasts and sum of the right side.
     summa = 2 * along * area / grid.rows + 3 * down * area / grid.columns
     own = length * length * shard_sizes(channels, ranks)[0]
-    # To channels: two factors and the product's gradient. Back to blocks: the product and the factors'
-    # gradients.
+    # To channels: two factors and the product's gradient. Back to blocks: the product and the factors' gradients.
     return {"summa": summa, "channels": 3 * (area - own) / ranks + 3 * own * (ranks - 1) / ranks}
 
 

@@ -31,8 +31,7 @@ from fastfold.parallel.comm.moves import Move, Shards
 
 CONTRACTIONS = ("auto", "terms", "channels")
 
-# Minimum number of elements of a block of products, without and with gradients. Training keeps many other
-# tensors.
+# Minimum number of elements of a block of products, without and with gradients. Training keeps many other tensors.
 _BLOCK, _TRAINING_BLOCK = 2**18, 2**25
 
 
@@ -145,8 +144,7 @@ class _Channels(Function):
         out, out_shape = _empty_result(left, right, spec), _product_shape(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
         factors = (
-            # One message for each factor if memory is short: a message's memory is freed when its tensor is
-            # complete.
+            # One message for each factor if memory is short: a message's memory is freed when its tensor is complete.
             _to_channels([left, right], ctx.cut, spec.contracted, b, spec.group)
             if keeps
             else [_to_channels([x], ctx.cut, spec.contracted, b, spec.group)[0] for x in (left, right)]
@@ -269,8 +267,7 @@ def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: i
         raise ValueError(f"contraction: expected one of {', '.join(CONTRACTIONS)}, found {way!r}")
     if way != "auto":
         return way
-    # In units of (P - 1) / P times the channels: terms of the result, or factors and result divided by the
-    # ranks.
+    # In units of (P - 1) / P times the channels: terms of the result, or factors and result divided by the ranks.
     less = (a + b) * k + a * b < ranks * a * b
     return "channels" if less and ranks <= channels else "terms"
 

@@ -63,8 +63,7 @@ class _First(Function):
         shared.normed = _normalise(x, (norm[0], norm[1]), shared)
         ctx.shared = shared
         ctx.save_for_backward(x, *parameters)
-        # The link orders both: the second projection is computed after this one, and its gradient before
-        # this one's.
+        # The link orders both: the second projection is computed after this one, and its gradient before this one's.
         return _project(shared.normed, weight, bias), x.new_empty(0)
 
     @staticmethod

@@ -101,8 +101,7 @@ class AxialShards:
             memory.is_contiguous() and memory.shape[-1] == x.shape[-1] and math.prod(shape) <= memory.numel()
         )
         out = memory.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
-        # Channels are innermost, so a channel has the same addresses in both layouts: a block overwrites
-        # only its own.
+        # Channels are innermost, so a channel has the same addresses in both layouts: a block overwrites only its own.
         parts = shard_slices(x.shape[-1], max(1, min(blocks, x.numel() // _BLOCK)))
         dims = cut % x.dim(), join % x.dim()
         started = (

@@ -279,9 +279,8 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
         return AsyncResult(lambda: out, work, stacked)
-    # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as
-    # much. Backends also round half precision after every addition, and a sum over hundreds of ranks should
-    # be rounded once.
+    # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as much. Backends
+    # also round half precision after every addition, and a sum over hundreds of ranks should be rounded once.
     (found,) = _start_exchange([(x, Move(before=None, after=shards))], group)
     return found
 

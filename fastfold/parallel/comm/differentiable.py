@@ -30,7 +30,7 @@ class _Shared:
 
     Attributes:
         forward: Starts the message.
-        backward: Starts the message of the gradients; None stands for gradients of inputs that need none.
+        backward: Starts the message of the gradients; a gradient is None if its input needs none.
         needed: True for each input that needs a gradient.
         pending: The running message.
         meanwhile: Work of the backward pass before it waits for the gradients.

@@ -61,7 +61,7 @@ def compare_first_calls(
         part: A module with whole inputs and results, and with its cut layers.
         plain: By path in ``part`` the plain layers :func:`without_data`.
         cuts: Function or partition that cut each layer.
-        mesh: The ranks; layouts other than 1d have no whole tensors to compare and are left out.
+        mesh: The ranks; layouts other than 1d lack whole tensors to compare and are left out.
     """
     group = mesh.group("tp")
     if mesh.plan.tp_mode != "1d" or group.size == 1 or group.backend == "fake":

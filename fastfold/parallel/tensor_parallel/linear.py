@@ -120,8 +120,7 @@ class ParallelLinear(nn.Module):
         """
         weight: Tensor = self.weight
         if torch.is_autocast_enabled(x.device.type):
-            # Cast before the exchanges, so that they send the narrow type. The backward pass runs outside
-            # of autocast.
+            # Cast before the exchanges, so that they send the narrow type. The backward pass runs outside of autocast.
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         y = self._product(x, weight, row_sizes)

@@ -62,7 +62,7 @@ def test_measured_rates_calibrate_a_plan(cli: CommandLine, tmp_path: Path) -> No
         (("--fold",), "fastfold plan needs --memory-budget, or --gpu"),
         (("--fold", "--gpu", "h100", "--gpus", "0"), "--gpus must be at least 1"),
         (("--fold", "--gpu", "h100", "--residues", "0"), "--residues and --msa must be at least 1"),
-        (("--fold", "--gpu", "h1"), "there is no table of a GPU named 'h1'"),
+        (("--fold", "--gpu", "h1"), "the table of GPUs lacks 'h1'"),
         (("--fold", "--gpu", "h100", "--host-memory", "much"), "'much' is not an amount of memory"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_wrapped_forward_is_refused_before_anything_changes() -> None:
 
 
 def test_a_model_without_anything_to_convert_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Linear has neither MSA nor pair to shard"):
+    with pytest.raises(ConfigError, match="Linear has neither an MSA nor a pair to shard"):
         convert_modules(nn.Linear(2, 2), VARIANTS)
 
 

@@ -77,9 +77,13 @@ def test_a_block_sends_what_the_formulas_say(ranks: int, rows: int, ways: dict[s
 def test_unknown_ways_and_missing_grids_are_refused() -> None:
     alone = ParallelMesh(ParallelPlan(dap_mode="grid"))
     block = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="grid: attention is one of auto, ring, reshard, got 'star'"):
+    with pytest.raises(
+        ConfigError, match="grid: attention: expected one of auto, ring, reshard, found 'star'"
+    ):
         grid_parallel(block, alone, attention="star")
-    with pytest.raises(ConfigError, match="grid: contraction is one of auto, summa, channels, got 'cannon'"):
+    with pytest.raises(
+        ConfigError, match="grid: contraction: expected one of auto, summa, channels, found 'cannon'"
+    ):
         grid_parallel(block, alone, contraction="cannon")
-    with pytest.raises(ConfigError, match="no group 'dap_row'"):
+    with pytest.raises(ConfigError, match="lacks group 'dap_row'"):
         grid_parallel(block, ParallelMesh(ParallelPlan()))

@@ -102,7 +102,7 @@ def test_contractions_take_the_way_that_sends_less_and_refuse_unknown_ones() -> 
     ]
     # A long contracted axis makes large factors of a small product.
     assert choose_contraction("auto", 8, 8, 1024, 128, 64) == "terms"
-    with pytest.raises(ValueError, match="contraction is one of auto, terms, channels, got 'rows'"):
+    with pytest.raises(ValueError, match="contraction: expected one of auto, terms, channels, found 'rows'"):
         choose_contraction("rows", *square, 4)
 
 
@@ -163,7 +163,7 @@ def _disagreement() -> str:
 
 def test_ranks_with_different_things_are_refused() -> None:
     for message in launch(_disagreement, 2):
-        assert message == "the ranks of one dap group work on one thing, but their depth differs: [5, 6]"
+        assert message == "the ranks of one dap group need the same inputs, but their depth differs: [5, 6]"
 
 
 def test_a_checksum_tells_any_change_of_tensors() -> None:

@@ -360,13 +360,13 @@ def test_the_first_shards_are_one_longer(length: int, parts: int, sizes: list[in
 
 def test_shards_that_do_not_fit_are_refused() -> None:
     group, x = Group(None), torch.zeros(3, 4)
-    with pytest.raises(ValueError, match="this rank's has 3"):
+    with pytest.raises(ValueError, match="this rank's tensor has 3"):
         c.gather(x, 0, group, [4])
-    with pytest.raises(ValueError, match="add up to the 4"):
+    with pytest.raises(ValueError, match="with a sum of 4"):
         c.reduce_scatter(x, 1, group, [3])
     with pytest.raises(ValueError, match="no dimension 2"):
         c.gather(x, 2, group)
-    with pytest.raises(ValueError, match="from one dimension to another"):
+    with pytest.raises(ValueError, match="expected two different dimensions, found"):
         c.all_to_all(x, 1, -1, group)
 
 

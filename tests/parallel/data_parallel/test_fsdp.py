@@ -134,7 +134,7 @@ class _Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (_Scaled(), "scale is a parameter of one number .* use zero=2"),
+        (_Scaled(), "scale is a parameter without a dimension .* use zero=2"),
         (
             nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last),
             r"weight is not contiguous .* use zero=2, or call contiguous\(\)",

@@ -49,7 +49,7 @@ def test_states_that_are_made_in_such_a_step_are_refused() -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     for optimizer in (torch.optim.AdamW([parameter]), torch.optim.SGD([parameter], lr=0.1, momentum=0.9)):
-        with pytest.raises(ConfigError, match="made states in a step that may turn out not to count"):
+        with pytest.raises(ConfigError, match="made new states in a step that may be cancelled"):
             step_if(optimizer, torch.tensor(False))
     plain = torch.optim.SGD([parameter], lr=0.1)
     before = parameter.detach().clone()

@@ -110,10 +110,13 @@ def _broken() -> Iterator[tuple[dict[str, dict[str, Tensor]], str]]:
     optimizer = _made(model)
     _train(model, optimizer)
     state = optimizer.state_dict()
-    yield _without("exp_avg", state), r"has no exp_avg of 0\.weight; was it another optimizer"
-    yield state | {"2.weight": state["1.weight"]}, r"has 2\.weight, which the model has not"
+    yield (
+        _without("exp_avg", state),
+        r"lacks exp_avg of 0\.weight; load the state of the same kind of optimizer",
+    )
+    yield state | {"2.weight": state["1.weight"]}, r"has 2\.weight, which is not a parameter of the model"
     wrong = {**state["0.bias"], "exp_avg": torch.ones(5)}
-    yield state | {"0.bias": wrong}, r"exp_avg of 0\.bias is \(5,\), this model needs \(4,\)"
+    yield state | {"0.bias": wrong}, r"exp_avg of 0\.bias: expected shape \(4,\), found \(5,\)"
 
 
 @pytest.mark.parametrize(("state", "message"), list(_broken()), ids=["key", "parameter", "shape"])

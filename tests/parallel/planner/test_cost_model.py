@@ -334,12 +334,12 @@ def test_measured_rates_stand_in_for_tabulated_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"gpu": "h100"}', "these are not the rates of 'h200'"),
-        ('{"gpu": "h200", "matrix": 3}', "measured rates are a JSON object with"),
-        ('{"gpu": "h200", "bandwidth": "fast"}', "'fast' is not a rate"),
-        ('{"gpu": "h200", "bandwidth": -1}', "-1 is not a rate"),
-        ('{"gpu": "h200", "matrix_rates": {"fp8": 1e15}}', "known are bfloat16 and float32"),
-        ("[", "cannot be read"),
+        ('{"gpu": "h100"}', "expected rates of 'h200'"),
+        ('{"gpu": "h200", "matrix": 3}', "expected a JSON object with"),
+        ('{"gpu": "h200", "bandwidth": "fast"}', "expected rates above 0, found 'fast'"),
+        ('{"gpu": "h200", "bandwidth": -1}', "expected rates above 0, found -1"),
+        ('{"gpu": "h200", "matrix_rates": {"fp8": 1e15}}', "expected bfloat16 and float32, found fp8"),
+        ("[", "cannot read"),
     ],
 )
 def test_measurements_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -365,10 +365,10 @@ def test_the_kernel_benchmark_calibrates_the_compute_side(tmp_path: Path) -> Non
     found = rates("h200", measured=file)
     assert (found.matrix["bfloat16"], found.bandwidth) == (400e12, 3600e9)
     assert "tabulated" in found.origin["link"]
-    with pytest.raises(ConfigError, match="not a table of 'h100'"):
+    with pytest.raises(ConfigError, match="expected a table of 'h100'"):
         rates("h100", measured=file)
     file.write_text(KERNELS.replace("fastfold,300", "fastfold,fast"))
-    with pytest.raises(ConfigError, match="csv:2: not a line of the kernels' benchmark"):
+    with pytest.raises(ConfigError, match="csv:2: expected a line of the kernels' benchmark"):
         rates("h200", measured=file)
 
 
@@ -376,7 +376,7 @@ def test_a_trace_leaves_no_process_group_behind_and_refuses_to_run_beside_one() 
     with fake_mesh(ParallelPlan(dap=4)) as mesh:
         assert mesh.group("dap").size == 4
         with (
-            pytest.raises(ConfigError, match="before the processes of a run have joined"),
+            pytest.raises(ConfigError, match="before the processes of a run join"),
             fake_mesh(ParallelPlan()),
         ):
             pass

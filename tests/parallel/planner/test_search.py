@@ -120,14 +120,14 @@ def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "8", "--gpu", "h20O"], "there is no table of a GPU named 'h20O'; did you mean 'h200'?"),
+        (["--gpus", "8", "--gpu", "h20O"], "the table of GPUs lacks 'h20O'; did you mean 'h200'?"),
         (
             ["--gpus", "8", "--gpu", "h200", "--model", "model_7"],
             "expected the name of a model, found 'model_7'; did you mean",
         ),
-        (["--gpus", "0", "--gpu", "h200"], "a plan needs at least one GPU, got 0"),
+        (["--gpus", "0", "--gpu", "h200"], "expected at least one GPU, found 0"),
         (["--gpus", "8"], "fastfold plan needs --gpu"),
-        (["--gpus", "8", "--gpu", "h200", "--residues", "-3"], "residues has to be at least 1, got -3"),
+        (["--gpus", "8", "--gpu", "h200", "--residues", "-3"], "residues: expected at least 1, found -3"),
         (["--gpus", "8", "--gpu", "h200", "--count", "0"], "--count has to be at least 1"),
     ],
 )

@@ -253,7 +253,7 @@ def test_what_cannot_be_attended_to_is_refused() -> None:
         ring_attention(q, q, q, torch.zeros(1, 4, 3, 2), group=Group(None))
     with pytest.raises(ConfigError, match="no submodule"):
         SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.MultiheadAttention)
-    with pytest.raises(ConfigError, match="one of ring, ulysses, got 'star'"):
+    with pytest.raises(ConfigError, match="one of ring, ulysses, found 'star'"):
         SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.Linear, method="star")
     layer = SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.Linear)
     with pytest.raises(ConfigError, match="call shard first"):
@@ -272,7 +272,7 @@ def _too_few_heads() -> str:
 
 
 def test_fewer_heads_than_ranks_are_refused_with_the_arithmetic() -> None:
-    expected = "ulysses attention needs at least one head for each rank, got 1 heads over 2 ranks"
+    expected = "ulysses attention: expected at least one head for each of 2 ranks, found 1"
     assert launch(_too_few_heads, 2) == [expected] * 2
 
 

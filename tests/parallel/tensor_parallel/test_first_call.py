@@ -117,8 +117,8 @@ def _layers(model: nn.Module) -> dict[str, Callable[[nn.Module, ParallelMesh], n
 def _on_two_ranks() -> None:
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for block, message in (
-        (_Fused, r"0 with cut layers computes something else .*result 0: off by .*Partition\.heads"),
-        (_Scaled, "0 with cut layers computes something else .*scale: off by"),
+        (_Fused, r"0 with cut layers gives another result .*result 0: off by .*Partition\.heads"),
+        (_Scaled, "0 with cut layers gives another result .*scale: off by"),
         (_FixedHeads, "0 with cut layers raises RuntimeError: unflatten"),
     ):
         model = _model(block())

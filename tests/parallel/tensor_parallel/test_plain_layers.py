@@ -133,7 +133,7 @@ def test_a_layer_that_pytorch_reads_itself_is_refused() -> None:
 
 
 def test_a_part_without_its_way_back_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Linear has no to_plain\(\)"):
+    with pytest.raises(ConfigError, match=r"Linear needs a method to_plain\(\)"):
         check_restored(signature(nn.Linear(2, 2)), nn.Linear(2, 2))
 
 

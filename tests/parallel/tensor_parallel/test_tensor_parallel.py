@@ -296,11 +296,11 @@ def test_layers_that_cannot_be_split_are_refused() -> None:
     mesh = ParallelMesh(ParallelPlan())
     with pytest.raises(ConfigError, match="7 attention heads cannot be split over 8 ranks"):
         Partition.heads(7, 3, 8)
-    with pytest.raises(ConfigError, match="only over the last dimension"):
+    with pytest.raises(ConfigError, match="expected one over the last dimension"):
         ParallelLayerNorm.from_plain(nn.LayerNorm((3, 4)), mesh)
     with pytest.raises(ConfigError, match="max_norm"):
         ParallelEmbedding.from_plain(nn.Embedding(4, 4, max_norm=1.0), mesh)
-    with pytest.raises(ConfigError, match="got Linear, ReLU"):
+    with pytest.raises(ConfigError, match="found Linear, ReLU"):
         ParallelMLP.from_plain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), mesh)
     with pytest.raises(ConfigError, match="no dropout"):
         ParallelAttention.from_plain(nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True), mesh)
