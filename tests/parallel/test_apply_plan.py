@@ -268,7 +268,7 @@ def test_the_general_package_knows_nothing_of_the_network() -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     parallel = make_parallel(ParallelPlan())
-    with pytest.raises(ConfigError, match="has no blocks"):
+    with pytest.raises(ConfigError, match="lacks blocks"):
         parallel.load_state_dict(
             {n: x for n, x in parallel.state_dict().items() if not n.startswith("blocks.1")}
         )

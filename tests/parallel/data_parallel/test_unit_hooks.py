@@ -205,7 +205,7 @@ def test_gradients_that_changed_are_told_from_those_that_were_kept() -> None:
     layer.weight.grad.mul_(2)
     assert not is_kept(layer.weight.grad, kept.get("weight"))
     assert not is_kept(torch.ones(2), kept.get("bias"))
-    assert "gradient of bias was changed" in changed_message("bias")
+    assert "gradient of bias changed" in changed_message("bias")
 
 
 def test_versions_and_norms_tell_changed_weights() -> None:
