@@ -35,6 +35,8 @@ myst_enable_extensions = ["deflist"]
 
 # One page for each module, from its docstrings. Modules are found whatever a package exports; the names that a
 # package's own page lists come from its __all__.
+# Optional packages, whose classes some modules extend.
+autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
 autosummary_generate = True
 autosummary_ignore_module_all = True
 autodoc_default_options = {"members": True, "show-inheritance": True}

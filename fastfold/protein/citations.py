@@ -14,7 +14,7 @@ class Citation:
         key: Short name, for BibTeX too.
         use: Use of its method in FastFold.
         title: Title.
-        authors: Names such as ``Jumper, J.``, joined by ``; ``.
+        authors: Names such as ``Jumper, J.``, joined by semicolons.
         journal: Journal or archive.
         year: Year.
         doi: Digital object identifier.

@@ -118,7 +118,7 @@ def test_a_state_of_adam_is_refused() -> None:
     adam = parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))
     adam.initialise()
     optimizer = parallel.optimizer(lambda named: make_optimizer(MUON, named))
-    with pytest.raises(ConfigError, match="no momentum_buffer of evoformer"):
+    with pytest.raises(ConfigError, match="lacks momentum_buffer of evoformer"):
         optimizer.load_state_dict(adam.state_dict())
 
 
