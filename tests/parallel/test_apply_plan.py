@@ -276,5 +276,5 @@ def test_a_state_of_another_model_is_refused() -> None:
         parallel.load_state_dict(parallel.state_dict() | {"positions.weight": torch.zeros(2, 2)})
     other = Reference(ParallelPlan(), "sgd")
     other.step(0)
-    with pytest.raises(ConfigError, match="has no step of"):
+    with pytest.raises(ConfigError, match="lacks step of"):
         parallel.optimizer(OPTIMIZERS["adam"]).load_state_dict(other.states())

@@ -86,7 +86,8 @@ def test_thirty_thousand_residues_on_eight_gpus_of_80_gb() -> None:
 
 
 def test_every_figure_of_every_gpu_says_where_it_is_from() -> None:
-    keys = {"memory", "bfloat16", "float32", "bandwidth", "link", "host_link", "network", "per_machine"}
+    keys = {"memory", "bfloat16", "float32", "exponentials", "bandwidth", "link", "host_link", "network"}
+    keys.add("per_machine")
     assert {"a100", "h100", "h200", "b200"} <= ACCELERATORS.keys()
     for sheet in ACCELERATORS.values():
         assert sheet.sources.keys() == keys

@@ -55,7 +55,7 @@ def test_what_sends_messages_is_not_compiled_as_one() -> None:
     model = _model()
     convert_modules(model, VARIANTS, factor=1.0, shards=None)
     for part in (model[0], model[1][0]):
-        with pytest.raises(ConfigError, match=r"compile the modules that .*silent_parts\(\) gives"):
+        with pytest.raises(ConfigError, match=r"compile the modules that .*silent_parts\(\) returns"):
             part.compile(backend="eager")
     for part in silent_parts(model):
         part.compile(backend="eager")
