@@ -48,7 +48,7 @@ def test_a_cluster_s_machines_need_its_name(cli: CommandLine) -> None:
         "screen", cli.fasta({"a": "MKT"}), "--out", cli.out, "--ray", "local", "--precision", "auto"
     )
     assert done.code == 1
-    assert "name the precision instead of auto" in done.err
+    assert "set the precision (--precision) instead of auto" in done.err
 
 
 @pytest.mark.parametrize(
