@@ -17,7 +17,7 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
 RESIDUES = 20
-"""Residue types of a designed sequence, in the order of :data:`fastfold.protein.residue_constants.restypes`."""
+"""Residue types of a designed sequence, in the order of ``fastfold.protein.residue_constants.restypes``."""
 
 _MSA_CHANNELS, _PROFILE = 49, 25
 
