@@ -2,7 +2,7 @@ r"""Resources of every Triton kernel and shipped configuration: registers, share
 
 Usage: python benchmarks/kernels/ahead_of_time.py [--match TEXT ...] [--out FOLDER] [--known FILE]
 
-Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and configurations of RTX cards for sm_89, with the
+Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and for RTX cards (sm_86, sm_89, sm_120), with the
 assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv and ahead_of_time.md to benchmarks/results;
 with --match the rows of other kernels are kept. Exits with 1 if a compiled kernel spills registers or
 needs more shared memory than the chip has.
@@ -100,7 +100,13 @@ def main() -> int:
         "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
-    parser.add_argument("--known", type=Path, help="table of known spills")
+    results = Path(__file__).parents[1] / "results"
+    parser.add_argument(
+        "--known",
+        type=Path,
+        default=results / "spills_rtx.csv",
+        help="table of known spills (default: RTX cards')",
+    )
     options = parser.parse_args()
     known = former_rows(options.known) if options.known else {}
     rows, defects = measure(options.match, former_rows(options.out / "ahead_of_time.csv"), known)

@@ -27,7 +27,7 @@ from tests.conftest import REPOSITORY
 BUILD = """
 import dataclasses, json, sys
 from fastfold.kernels.aot import all_variants, build
-first_only, spills_allowed = json.loads(sys.argv[1])
+first_only, spills_allowed, known = json.loads(sys.argv[1])
 kernels = set()
 for variant in all_variants():
     module, kernel = variant.kernel.fn.__module__, variant.kernel.__name__
@@ -35,7 +35,8 @@ for variant in all_variants():
         for architecture in (90,) if first_only else variant.architectures:
             needs = build(variant, architecture)
             row = {"module": module, "name": variant.name, "architecture": architecture}
-            counted = dataclasses.replace(needs, spills=0) if needs.spills <= spills_allowed else needs
+            allowed = max(spills_allowed, known.get(f"{variant.name} sm_{architecture}", 0))
+            counted = dataclasses.replace(needs, spills=0) if needs.spills <= allowed else needs
             print(json.dumps(row | dataclasses.asdict(needs) | {"defect": variant.defect(counted)}))
     kernels.add(kernel)
 """
@@ -54,16 +55,24 @@ TABLE = REPOSITORY / "benchmarks" / "results" / "ahead_of_time.csv"
 SPILLS = REPOSITORY / "benchmarks" / "results" / "spills_triton_3.6.csv"
 """What spills with the oldest Triton that is supported."""
 
+SPILLS_RTX = REPOSITORY / "benchmarks" / "results" / "spills_rtx.csv"
+"""What spills on RTX cards with the Triton of the table: small parts of a few kernels."""
+
 OLDEST = "FASTFOLD_OLDEST_TRITON"
 """Environment variable: the folder that ``pip install --no-deps --target FOLDER triton==3.6.0`` filled."""
 
 
 def _build(first_only: bool) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", BUILD, json.dumps([first_only, _spills_allowed()])]
+    command = [sys.executable, "-c", BUILD, json.dumps([first_only, _spills_allowed(), _known_spills()])]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _known_spills() -> dict[str, int]:
+    """Bytes a thread by kernel and architecture, of RTX cards."""
+    return {" ".join(key): int(row[-1]) for key, row in former_rows(SPILLS_RTX).items()}
 
 
 def _spills_allowed(version: str = triton.__version__) -> int:
@@ -130,7 +139,10 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
     """Every kernel and configuration, with the blocks that it has now, for every architecture that it ships for."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["kernel"] for row in rows if row["spill_bytes"] != "0"] == []
+    spilled = {f"{row['kernel']} {row['architecture']}": int(row["spill_bytes"]) for row in rows}
+    assert {key: spills for key, spills in spilled.items() if spills} == _known_spills()
+    assert all(key.endswith(("sm_86", "sm_89", "sm_120")) for key in _known_spills())
+    assert max(_known_spills().values()) <= 128
     found = {
         (row["kernel"], row["architecture"]): (row["blocks"], row["warps"], row["stages"]) for row in rows
     }

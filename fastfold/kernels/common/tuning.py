@@ -51,8 +51,8 @@ CHIPS = {
     "sm_80": ChipClass((80,), 163 * 1024),
     "sm_90": ChipClass((90,), 227 * 1024),
     "sm_100": ChipClass((100,), 227 * 1024),
-    "rtx": ChipClass((89,), 99 * 1024),
-    FALLBACK: ChipClass((80, 90, 100), 99 * 1024),
+    "rtx": ChipClass((86, 89, 120), 99 * 1024),
+    FALLBACK: ChipClass((80, 86, 89, 90, 100, 120), 99 * 1024),
 }
 """Classes of chips by name; entries of the last serve all others too, so they fit into the smallest shared memory."""
 
