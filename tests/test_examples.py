@@ -104,6 +104,7 @@ def test_evoformer_only() -> None:
     assert number(r"differs by (\S+)", printed) < 1e-5
 
 
+@pytest.mark.slow
 def test_pretrain_embedder(tmp_path: Path) -> None:
     """Distances in straight chains are learnt, and the whole network says them from the beginning."""
     glycine, out = "G" * 40, tmp_path / "embedder.safetensors"
@@ -122,6 +123,7 @@ def test_pretrain_embedder(tmp_path: Path) -> None:
     assert (distogram["bin_edges"][third] - 3 * 3.8).abs().max() < 0.5
 
 
+@pytest.mark.slow
 def test_train_structure_module(tmp_path: Path) -> None:
     """Straight chains come out straighter, nothing else of the network changes, and recordings are made once."""
     for name, residues in (("train/1aaa_A", 14), ("train/1bbb_A", 18), ("valid/2aaa_A", 16)):

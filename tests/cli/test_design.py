@@ -67,6 +67,7 @@ def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path
     assert design(cli, *arguments, "--learning-rate", "0.2", "--overwrite").code == 0
 
 
+@pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
     done = design(
