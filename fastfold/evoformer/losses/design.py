@@ -14,9 +14,11 @@ from torch.nn import functional as F
 
 from fastfold.evoformer.confidence.scores import bin_centres
 from fastfold.evoformer.losses.clashes import between_residue_clashes
+from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import lookup
 from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
 _LAST_CENTRE = 31.0
@@ -96,21 +98,20 @@ class ContactOptions:
     num_pos: float = float("inf")
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``x`` over a mask of the same shape, a scalar."""
-    return (x * mask).sum() / (1e-8 + mask.sum())
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    return masked_mean(mask, x, x.dim(), eps=1e-8)
 
 
 def plddt_loss(outputs: Outputs, mask: Tensor) -> Tensor:
     """Return one minus the mean predicted lDDT of the residues in ``mask [N]``."""
     bins = outputs.lddt.shape[-1]
     centres = (torch.arange(bins, device=mask.device, dtype=outputs.lddt.dtype) + 0.5) / bins
-    return masked_mean(1.0 - outputs.lddt.softmax(-1) @ centres, mask)
+    return _mean(1.0 - outputs.lddt.softmax(-1) @ centres, mask)
 
 
 def exp_res_loss(outputs: Outputs, mask: Tensor) -> Tensor:
     """Return one minus the mean probability that an experiment resolves CA, over ``mask [N]``."""
-    return masked_mean(1.0 - outputs.resolved[:, _CA].sigmoid(), mask)
+    return _mean(1.0 - outputs.resolved[:, _CA].sigmoid(), mask)
 
 
 def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
     assert outputs.error_breaks is not None
     centres = bin_centres(outputs.error_breaks.to(outputs.errors.dtype))
     error = outputs.errors.softmax(-1) @ centres / _LAST_CENTRE
-    return masked_mean((error + error.transpose(0, 1)) / 2, pairs)
+    return _mean((error + error.transpose(0, 1)) / 2, pairs)
 
 
 def contact_losses(outputs: Outputs, cutoff: float, binary: bool) -> Tensor:
@@ -164,7 +165,7 @@ def _mean_of_lowest(x: Tensor, count: float, mask: Tensor) -> Tensor:
 def helix_loss(outputs: Outputs, offset: Tensor, pairs: Tensor) -> Tensor:
     """Return the mean loss for residues three apart to be within 6 Å, over ``pairs [N, N]``."""
     mask = ((offset == 3) & (pairs > 0)).to(outputs.distogram.dtype)
-    return masked_mean(contact_losses(outputs, 6.0, True), mask)
+    return _mean(contact_losses(outputs, 6.0, True), mask)
 
 
 def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:
@@ -172,7 +173,7 @@ def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:
     squared = (beta[:, None] - beta[None]).square().sum(-1)
     bins = (squared[..., None] > outputs.lower_edges[1:].to(squared.dtype).square()).sum(-1)
     errors = F.cross_entropy(outputs.distogram.flatten(0, 1), bins.flatten(), reduction="none")
-    return masked_mean(errors.view_as(pairs), pairs)
+    return _mean(errors.view_as(pairs), pairs)
 
 
 def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor) -> Tensor:
@@ -195,20 +196,13 @@ def fape_loss(outputs: Outputs, positions: Tensor, pairs: Tensor, clamp: float =
     """
     error = (_seen_from_frames(positions) - _seen_from_frames(outputs.positions)).square().sum(-1)
     error = (error + 1e-8).sqrt().clamp(0.0, clamp) / 10.0
-    return masked_mean(error, pairs)
+    return _mean(error, pairs)
 
 
 def _seen_from_frames(positions: Tensor) -> Tensor:
     """Return CA of each residue in the backbone frame of each other one, ``[N, N, 3]``."""
     n, ca, c = positions[:, _N], positions[:, _CA], positions[:, _C]
-
-    def unit(x: Tensor) -> Tensor:
-        return x / (x.square().sum(-1, keepdim=True) + 1e-8).sqrt()
-
-    first = unit(c - ca)
-    second = unit((n - ca) - (first * (n - ca)).sum(-1, keepdim=True) * first)
-    axes = torch.stack([first, second, torch.linalg.cross(first, second)], -1)
-    return torch.einsum("rji,rsj->rsi", axes, ca[None] - ca[:, None])
+    return Rigid.from_three_points(c, ca, n)[:, None].invert_apply(ca[None])
 
 
 def rg_loss(outputs: Outputs, mask: Tensor) -> Tensor:
@@ -230,10 +224,10 @@ def clash_loss(
     """Return the overlap of atoms of different residues beyond 1.5 Å, in Å per residue of ``mask [N]``."""
     exists = lookup("restype_atom14_mask", aatype, outputs.atom14)
     found = between_residue_clashes(outputs.atom14, exists, residue_index, chain, aatype, 1.5)
-    return masked_mean(found["clashes_per_atom_loss_sum"].sum(-1), mask)
+    return _mean(found["clashes_per_atom_loss_sum"].sum(-1), mask)
 
 
 def seq_ent_loss(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
     """Return the mean entropy of the sequence's distributions in nats, from ``logits [N, 20]``, over ``mask [N]``."""
     scaled = logits / temperature
-    return masked_mean(-(scaled.softmax(-1) * scaled.log_softmax(-1)).sum(-1), mask)
+    return _mean(-(scaled.softmax(-1) * scaled.log_softmax(-1)).sum(-1), mask)

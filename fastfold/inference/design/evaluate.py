@@ -111,7 +111,6 @@ class Evaluator:
         seed: int = 0,
         dropout: bool = False,
         gradient: bool = True,
-        noise: Tensor | None = None,
     ) -> Evaluation:
         """Compute the losses, and their gradient.
 
@@ -123,7 +122,6 @@ class Evaluator:
             seed: Seed of dropout.
             dropout: True for dropout as in training.
             gradient: True for the gradient.
-            noise: Noise ``[P, 20]`` on the logits, or None.
 
         Raises:
             OutputError: A loss is not finite.
@@ -137,7 +135,7 @@ class Evaluator:
         logits = leaf.detach()
         for network in chosen:
             for share, outputs, relaxed, aatype in self._passes(
-                network, leaf, relaxation, noise, recycles, seed, dropout
+                network, leaf, relaxation, recycles, seed, dropout
             ):
                 found = self._named_losses(outputs, relaxed, relaxation, aatype)
                 loss = torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
@@ -187,7 +185,6 @@ class Evaluator:
         network: int,
         leaf: Tensor,
         relaxation: Relaxation,
-        noise: Tensor | None,
         recycles: int,
         seed: int,
         dropout: bool,
@@ -197,7 +194,7 @@ class Evaluator:
         average = self.recycle_mode == "average" and recycles > 0
         state: _Passes | None = None
         for number in range(recycles + 1) if average else [recycles]:
-            relaxed = relax_sequence(leaf, relaxation, self._bias, noise)
+            relaxed = relax_sequence(leaf, relaxation, self._bias)
             features, aatype, order = self._features_of(network, relaxed)
             with differentiable(model, len(aatype), seed + number, dropout), exact_products(self.device):
                 result = model(

@@ -17,7 +17,8 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.errors import ConfigError
 from fastfold.evoformer.confidence.scores import plddt
-from fastfold.evoformer.losses.design import Outputs, masked_mean, plddt_loss
+from fastfold.evoformer.losses.design import Outputs, plddt_loss
+from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.gradients import differentiable
@@ -160,7 +161,7 @@ class _Loss:
         losses = bounded - torch.log(probability + 1e-6)
         best = torch.stack([losses[group].min() for group in self._groups])
         weights = torch.stack([self.weight[group].max() for group in self._groups])
-        return masked_mean(best, weights)
+        return masked_mean(weights, best, 1)
 
 
 def fit_restraints(
@@ -222,7 +223,7 @@ def fit_restraints(
             total = (
                 loss(outputs)
                 + _CONFIDENCE * plddt_loss(outputs, everyone)
-                + _LOCAL * masked_mean(changed, near)
+                + _LOCAL * masked_mean(near, changed, 2)
                 + _SIZE * size
             )
             optimizer.zero_grad()
