@@ -65,6 +65,11 @@ def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path
     assert other.code == 1
     assert "belongs to a design with other settings" in other.err
     assert design(cli, *arguments, "--learning-rate", "0.2", "--overwrite").code == 0
+    (cli.out / "trajectories" / "hallucinate_seed_000.safetensors").write_bytes(b"damaged")
+    for more in ((), ("--overwrite",)):
+        damaged = design(cli, *arguments, *more)
+        assert damaged.code == 1
+        assert "hallucinate_seed_000.safetensors: cannot be read" in damaged.err
 
 
 @pytest.mark.slow

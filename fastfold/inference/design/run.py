@@ -159,7 +159,7 @@ def _design(
 ) -> Design:
     """Optimise one sequence from its last saved state, and write its trajectory."""
     saved = path.with_name(f"{path.name}.safetensors")
-    state = None if overwrite and not _is_same(saved, identity) else _load(saved, identity)
+    state = _load(saved, identity, overwrite)
     if state is None:
         state = first_state(evaluator, config, seed)
     elif state.step:
@@ -207,15 +207,8 @@ def _save(path: Path, state: DesignState, identity: str) -> None:
     write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
 
 
-def _is_same(path: Path, identity: str) -> bool:
-    if not path.exists():
-        return True
-    with safe_open(path, "pt") as file:
-        return (file.metadata() or {}).get("identity") == identity
-
-
-def _load(path: Path, identity: str) -> DesignState | None:
-    """Read a saved state; None if there is none.
+def _load(path: Path, identity: str, overwrite: bool) -> DesignState | None:
+    """Read a saved state; None if there is none, or if it is to be overwritten because its settings differ.
 
     Raises:
         ConfigError: It belongs to other settings.
@@ -224,20 +217,22 @@ def _load(path: Path, identity: str) -> DesignState | None:
     if not path.exists():
         return None
     try:
-        if not _is_same(path, identity):
-            raise ConfigError(
-                f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
-                "--overwrite to start again"
-            )
         with safe_open(path, "pt") as file:
-            record = json.loads(file.metadata()["state"])
+            metadata = file.metadata() or {}
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except ConfigError:
-        raise
+        is_same = metadata["identity"] == identity
+        record = json.loads(metadata["state"])
     except Exception as error:
         raise OutputError(
             f"{path}: cannot be read ({error}); delete it to start this design again"
         ) from error
+    if not is_same and overwrite:
+        return None
+    if not is_same:
+        raise ConfigError(
+            f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
+            "--overwrite to start again"
+        )
     return DesignState(
         found["parameters"],
         record["step"],
