@@ -8,19 +8,19 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
-from fastfold.cli.databases import add_databases_command
-from fastfold.cli.design import add_design_command
-from fastfold.cli.infer import add_infer_command
+from fastfold.cli.commands.databases import add_databases_command
+from fastfold.cli.commands.design import add_design_command
+from fastfold.cli.commands.infer import add_infer_command
+from fastfold.cli.commands.plan import add_plan_command
+from fastfold.cli.commands.relax import add_relax_command
+from fastfold.cli.commands.report import add_cite_command, add_report_command
+from fastfold.cli.commands.screen import add_screen_command
+from fastfold.cli.commands.search import add_search_command
+from fastfold.cli.commands.train import add_data_command, add_train_command
+from fastfold.cli.commands.verify import add_environment_command, add_verify_command
+from fastfold.cli.commands.weights import add_weights_command
 from fastfold.cli.options.hints import CommandParser
-from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
-from fastfold.cli.relax import add_relax_command
-from fastfold.cli.report import add_cite_command, add_report_command
-from fastfold.cli.screen import add_screen_command
-from fastfold.cli.search import add_search_command
-from fastfold.cli.train import add_data_command, add_train_command
-from fastfold.cli.verify import add_environment_command, add_verify_command
-from fastfold.cli.weights import add_weights_command
 from fastfold.errors import FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
 

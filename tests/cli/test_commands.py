@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.cli import infer, plan, relax, report, search, train, verify, weights
+from fastfold.cli.commands import infer, plan, relax, report, search, train, verify, weights
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 

@@ -17,7 +17,7 @@ import pytest
 import fastfold.training.run
 from fastfold.inference.relax import files
 from fastfold.training.trainer import Trainer
-from tests.cli.test_relax import QUICK, structure
+from tests.cli.commands.test_relax import QUICK, structure
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE

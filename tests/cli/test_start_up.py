@@ -71,7 +71,8 @@ def test_help_is_there_within_half_a_second():
 def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user_decides(given, expected):
     code = (
         "import os, sys\n"
-        "from fastfold.cli import infer, main\n"
+        "from fastfold.cli import main\n"
+        "from fastfold.cli.commands import infer\n"
         "def run(options): print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT')); return 0\n"
         "infer.run_infer = run\n"
         "main(['infer', 'a.fasta', '--out', 'x'])"

@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from fastfold.cli.report import run_cite
+from fastfold.cli.commands.report import run_cite
 from fastfold.errors import InputError
 from fastfold.inference.output.used_methods import used_methods
 from fastfold.protein.citations import CITATIONS, find_citations

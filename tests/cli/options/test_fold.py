@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastfold.cli.infer import add_infer_command
+from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.options.fold import infer_config, run_options
 from fastfold.data.search import local
 from fastfold.data.search.settings import HmmerSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastfold.cli import report
+from fastfold.cli.commands import report
 from fastfold.errors import ConfigError
 from fastfold.inference.report import write_report
 from fastfold.inference.report.export import check_export, write_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.cli import relax
+from fastfold.cli.commands import relax
 from fastfold.inference.relax import files, protocol
 from fastfold.protein.io.pdb_writer import to_pdb
 from tests.helpers.command_line import CommandLine

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fastfold.cli.commands.weights import download_bar
 from fastfold.cli.process import orderly_termination
-from fastfold.cli.weights import download_bar
 
 _DOWNLOAD = """\
 Fetch databases that AlphaFold 2.3's scripts download, from their publishers' servers, into folders of DIR:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastfold.cli.infer import add_infer_command
-from fastfold.cli.screen import add_screen_command
+from fastfold.cli.commands.infer import add_infer_command
+from fastfold.cli.commands.screen import add_screen_command
 from fastfold.inference.runner import Summary
 from fastfold.inference.screen import run
 from fastfold.inference.screen.options import ScreenOptions, TargetLists

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.infer import print_summary
+from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.cli import report
+from fastfold.cli.commands import report
 from fastfold.errors import InputError
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction

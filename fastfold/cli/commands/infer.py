@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.commands.search import search_inputs
 from fastfold.cli.options.alignment_sources import alignment_engines
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.process import orderly_termination, silence_stdout
-from fastfold.cli.search import search_inputs
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.cli.design import PROTOCOLS
+from fastfold.cli.commands.design import PROTOCOLS
 from fastfold.inference.design.run import SEQUENCES, TABLE
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine

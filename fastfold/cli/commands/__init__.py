@@ -1,0 +1,1 @@
+"""The subcommands of ``fastfold``, a module each."""
