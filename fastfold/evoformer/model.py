@@ -173,7 +173,7 @@ class AlphaFold(PolicyModule):
         tolerance = recycle_tolerance
         if tolerance is None:
             tolerance = self.config.model.get("recycle_early_stop_tolerance", 0.0)
-        iterate = self._iterate if run_pass is None else partial(run_pass, self._iterate)
+        iterate = self.iterate if run_pass is None else partial(run_pass, self.iterate)
         previous: Features | None = None
         cycle = 0
         kept = None if state is None else state.load(self.single_projection.weight.device)
@@ -183,18 +183,14 @@ class AlphaFold(PolicyModule):
             last = cycle == limit
             members = [self._features(features, cycle, e, num_ensemble) for e in range(num_ensemble)]
             if previous is None:
-                previous = self._first_previous(members[0])
+                previous = self.first_previous(members[0])
             if last:
                 break
             with torch.no_grad():
                 representations, structure = iterate(members, previous)
-                self._report(on_cycle, cycle, representations, structure)
-                updated = {
-                    "prev_pos": structure["final_atom_positions"],
-                    "prev_msa_first_row": representations["msa_first_row"],
-                    "prev_pair": representations["pair"],
-                }
-                if tolerance > 0 and _change(previous, updated, members[0]["seq_mask"]) <= tolerance:
+                self.report_pass(on_cycle, cycle, representations, structure)
+                updated = recycled(representations, structure)
+                if tolerance > 0 and distance_change(previous, updated, members[0]["seq_mask"]) <= tolerance:
                     # The official loop runs one more pass after the tolerance is met.
                     limit = cycle + 1
                 previous = updated
@@ -203,12 +199,25 @@ class AlphaFold(PolicyModule):
             if state is not None:
                 state.save(cycle, limit, previous)
         representations, structure = iterate(members, previous)
-        self._report(on_cycle, cycle, representations, structure)
+        self.report_pass(on_cycle, cycle, representations, structure)
+        return self.result_tree(representations, structure, members[0], cycle)
+
+    def result_tree(
+        self, representations: Features, structure: dict[str, Any], features: Features, cycle: int
+    ) -> dict[str, Any]:
+        """Run the heads on the results of the last pass; return what :meth:`forward` returns.
+
+        Args:
+            representations: Representations of the pass.
+            structure: Structure of the pass.
+            features: Features of the pass; ``asym_id [*, N]`` is passed on, if there is one.
+            cycle: Number of the pass.
+        """
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
-        if "asym_id" in members[0] and "predicted_aligned_error" in result:
-            result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
+        if "asym_id" in features and "predicted_aligned_error" in result:
+            result["predicted_aligned_error"]["asym_id"] = features["asym_id"]
         return result | {
             "structure_module": structure,
             "representations": representations,
@@ -231,7 +240,7 @@ class AlphaFold(PolicyModule):
             chosen = {key: value[cycle * num_ensemble + member] for key, value in source.items()}
         return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
 
-    def _first_previous(self, features: Features) -> Features:
+    def first_previous(self, features: Features) -> Features:
         """Return zeros for the results of a previous cycle, except positions from ``initial_positions``."""
         c = self.config.model.embeddings_and_evoformer
         shape = tuple(features["aatype"].shape)
@@ -245,8 +254,13 @@ class AlphaFold(PolicyModule):
             "prev_pair": like.new_zeros(*shape[:-1], own.stop - own.start, shape[-1], c.pair_channel),
         }
 
-    def _iterate(self, members: list[Features], previous: Features) -> PassResult:
-        """Run one cycle: average representations over the ensemble, then predict the structure."""
+    def iterate(self, members: list[Features], previous: Features) -> PassResult:
+        """Run one cycle: average representations over the ensemble, then predict the structure.
+
+        Args:
+            members: Features of each ensemble member; features are removed after their last use.
+            previous: Results of the previous cycle (:func:`recycled`); the memory of the pair may be reused.
+        """
         total: Features = {}
         for number, features in enumerate(members, 1):
             # The embedder overwrites the previous pair, which the next member needs.
@@ -355,9 +369,10 @@ class AlphaFold(PolicyModule):
         """Return the pair's rows on this process: all, unless a parallel layout overrides this."""
         return slice(0, residues)
 
-    def _report(
+    def report_pass(
         self, on_cycle: OnCycle | None, cycle: int, representations: Features, structure: dict[str, Any]
     ) -> None:
+        """Call ``on_cycle`` with the scores and the structure of a pass; see :meth:`forward`."""
         if on_cycle is None:
             return
         with torch.no_grad():
@@ -366,8 +381,23 @@ class AlphaFold(PolicyModule):
             on_cycle(cycle, {"mean_plddt": float(found.mean()), "plddt": found, **atoms})
 
 
-def _change(before: Features, after: Features, seq_mask: Tensor) -> float:
-    """Return the root mean square change of CA-CA distances between two cycles in Å."""
+def recycled(representations: Features, structure: dict[str, Any]) -> Features:
+    """Return the results of a pass that the next pass starts from."""
+    return {
+        "prev_pos": structure["final_atom_positions"],
+        "prev_msa_first_row": representations["msa_first_row"],
+        "prev_pair": representations["pair"],
+    }
+
+
+def distance_change(before: Features, after: Features, seq_mask: Tensor) -> float:
+    """Return the root mean square change of CA-CA distances between two cycles in Å.
+
+    Args:
+        before: ``prev_pos [*, N, 37, 3]`` in Å of one cycle.
+        after: ``prev_pos`` of the next cycle.
+        seq_mask: ``[*, N]``, 0 for padding.
+    """
     ca = rc.atom_order["CA"]
     old, new = (x["prev_pos"][..., ca, :] for x in (before, after))
     mask = seq_mask.to(new.dtype)

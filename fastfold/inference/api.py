@@ -21,6 +21,7 @@ from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.folding.batch import BatchFolder, BatchSize, Request, check_batch, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.notebook.table import Predictions
@@ -149,6 +150,7 @@ def predict_many(
     msas: Mapping[str, AnyMsa | Sequence[AnyMsa | None] | None] | None = None,
     templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
     device: str | torch.device | None = None,
+    batch: BatchSize = 1,
     **settings: Any,
 ) -> Predictions:
     """Fold several sequences by every network with every seed.
@@ -161,6 +163,8 @@ def predict_many(
         msas: Alignments by name; see :func:`predict`.
         templates: Templates by name; see :func:`predict`.
         device: See :func:`predict`.
+        batch: Largest number of sequences of similar length in a pass; ``auto`` where it is faster. The results are
+            those of single folds, up to rounding.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
             ``rank`` and ``stop_at_score``.
 
@@ -172,7 +176,7 @@ def predict_many(
         ConfigError: See :func:`predict`.
         OutputError: The network's results are not finite.
     """
-    config = _config(seeds, settings)
+    config, batch = _config(seeds, settings), check_batch(batch)
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
@@ -192,30 +196,54 @@ def predict_many(
             networks.append(one)
         else:
             networks += [load_model(path, device=device or "auto") for path in weights_files(_is_path(one))]
-    found = Predictions()
-    graph = KeptGraph()
-    for name, target in targets.items():
-        shown = read_templates(target, alignments[name], (templates or {}).get(name))
-        for line in () if shown is None else shown.lines:
-            _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", name, line)
-        predictor = TargetPredictor(
-            target,
-            networks,
-            alignments[name],
-            config,
-            device=next(networks[0].parameters()).device,
-            templates=shown,
-            say=_log.warning,
-            graph=graph,
-        )
-        predictions: list[Prediction] = []
-        for model in networks:
-            for seed in config.seeds:
-                if not (predictions and stops(config, listed_scores(predictions[-1]), target)):
-                    predictions.append(predictor.predict(model, seed))
-        numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
-        order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
-        found[name] = [predictions[i] for i in order]
+    found = Predictions({name: [] for name in targets})
+    graph, folder = KeptGraph(), BatchFolder(_log.warning)
+    where = next(networks[0].parameters()).device
+    order_of_names = list(targets)
+    for group in group_by_length([one.num_residues for one in targets.values()], batch, where):
+        predictors: dict[str, TargetPredictor] = {}
+        for name in (order_of_names[index] for index in group):
+            target = targets[name]
+            shown = read_templates(target, alignments[name], (templates or {}).get(name))
+            for line in () if shown is None else shown.lines:
+                _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", name, line)
+            predictors[name] = TargetPredictor(
+                target,
+                networks,
+                alignments[name],
+                config,
+                device=where,
+                templates=shown,
+                say=_log.warning,
+                graph=graph,
+            )
+        for name, predictions in _fold_group(predictors, networks, config, folder).items():
+            numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
+            order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
+            found[name] = [predictions[i] for i in order]
+    return found
+
+
+def _fold_group(
+    predictors: Mapping[str, TargetPredictor],
+    networks: Sequence[AlphaFold],
+    config: InferConfig,
+    folder: BatchFolder,
+) -> dict[str, list[Prediction]]:
+    """Fold targets by every network with every seed, in shared passes."""
+    found: dict[str, list[Prediction]] = {name: [] for name in predictors}
+    for model in networks:
+        for seed in config.seeds:
+            left = {
+                name: predictor
+                for name, predictor in predictors.items()
+                if not (found[name] and stops(config, listed_scores(found[name][-1]), predictor.target))
+            }
+            answers = folder.predict([Request(predictor, model, seed) for predictor in left.values()])
+            for name, answer in zip(left, answers, strict=True):
+                if isinstance(answer, Exception):
+                    raise answer
+                found[name].append(answer.prediction)
     return found
 
 

@@ -24,6 +24,7 @@ from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
     about_mini,
@@ -42,7 +43,7 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.target_runner import RunOptions, TargetRunner
+from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import choose_device
@@ -283,28 +284,36 @@ class _FoldingRun:
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []
-        for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
-            label = f"{number}/{len(targets)} {target.name}"
-            try:
-                found = self.runner.fold(target, label, cost)
-                self.summary.update(found.results)
-                if self.runner.options.reference is not None:
-                    self.runner.compare(found.results, target, label, self.runner.options.reference)
-            except PlaceError as error:  # other targets can be written
-                failed.append(self._failed(target, cost, error))
-                continue
-            except WriteError as error:
-                missing = ", ".join(t.name for t in targets[number - 1 : number + 4])
-                more = f" and {len(targets) - number - 4} more" if len(targets) > number + 4 else ""
-                raise WriteError(
-                    f"{error}. The run ends here; finished results are kept, not finished: {missing}{more}"
-                ) from error
-            except (DistributedFoldError, WeightsError):
-                raise
-            except Exception as error:  # also a bug that one target triggers: the others continue
-                failed.append(self._failed(target, cost, error))
-                continue
-            (folded if found.made else skipped).append(target.name)
+        runner = self.runner
+        lengths = [target.num_residues for target in targets]
+        for group in group_by_length(lengths, runner.options.batch, runner.device):
+            works = [
+                TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group
+            ]
+            for work, result in zip(works, runner.fold_group(works), strict=True):
+                target = work.target
+                try:
+                    found = _raised(result)
+                    self.summary.update(found.results)
+                    if runner.options.reference is not None:
+                        runner.compare(found.results, target, work.label, runner.options.reference)
+                except PlaceError as error:  # other targets can be written
+                    failed.append(self._failed(target, work.cost, error))
+                    continue
+                except WriteError as error:
+                    done = {*folded, *skipped, *(name for name, _ in failed)}
+                    left = [t.name for t in targets if t.name not in done]
+                    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+                    raise WriteError(
+                        f"{error}. The run ends here; finished results are kept, not finished: "
+                        f"{', '.join(left[:5])}{more}"
+                    ) from error
+                except (DistributedFoldError, WeightsError):
+                    raise
+                except Exception as error:  # also a bug that one target triggers: the others continue
+                    failed.append(self._failed(target, work.cost, error))
+                    continue
+                (folded if found.made else skipped).append(target.name)
         return Summary(tuple(folded), tuple(skipped), tuple(failed))
 
     def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
@@ -312,8 +321,15 @@ class _FoldingRun:
         self.progress.skip(cost)
         self.progress.line(f"error: {text}", important=True)
         if debugging():
-            self.progress.line(traceback.format_exc(), important=True)
+            self.progress.line("".join(traceback.format_exception(error)), important=True)
         return target.name, text
+
+
+def _raised(result: FoldedTarget | Exception) -> FoldedTarget:
+    """Return the result of a target, or raise its error."""
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tuple[str, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding.batch import Answer, BatchFolder, BatchSize, Request
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import Network, suitable
@@ -63,6 +63,7 @@ class RunOptions:
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         skip_bad_weights: Leave out invalid weights files instead of ending the run.
         overwrite: Fold everything again, and remove earlier results of the targets.
+        batch: Largest number of targets of similar length in a pass; ``auto`` where it is faster.
         sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
             order.
         output_format: Style of file names and scores files.
@@ -80,6 +81,7 @@ class RunOptions:
     reference: Path | None = None
     skip_bad_weights: bool = False
     overwrite: bool = False
+    batch: BatchSize = 1
     sort: str = "input"
     quiet: bool = False
     output_format: OutputFormat = "fastfold"
@@ -119,6 +121,20 @@ class _Prepared(NamedTuple):
     label: str
 
 
+class TargetWork(NamedTuple):
+    """Target to fold.
+
+    Attributes:
+        target: The target.
+        label: Name of the target in messages.
+        cost: Cost of the target in the progress.
+    """
+
+    target: Target
+    label: str
+    cost: float
+
+
 class FoldedTarget(NamedTuple):
     """Result of a target.
 
@@ -133,9 +149,14 @@ class FoldedTarget(NamedTuple):
     in_progress: int
 
 
+Steps = Generator[Request, Answer, FoldedTarget]
+"""Steps of a target, which wait for predictions."""
+Completed = Generator[Request, Answer, tuple[PredictionRecord | None, bool]]
+
+
 @dataclass
 class TargetRunner:
-    """Runner that folds targets into a results folder, one after the other.
+    """Runner that folds targets into a results folder, alone or several in a pass.
 
     Attributes:
         networks: Networks of the run; an invalid one may be left out.
@@ -158,9 +179,11 @@ class TargetRunner:
     finder: TemplateFinder | None = None
     _checked: bool = field(default=False, init=False)
     _graph: KeptGraph = field(default_factory=KeptGraph, init=False)
+    _batches: BatchFolder = field(init=False)
 
     def __post_init__(self) -> None:
         self.ranking = partial(ranking_scores, self.config.rank)
+        self._batches = BatchFolder(lambda line: self.progress.line(line, important=True))
         if self.config.plots and not is_installed("matplotlib"):
             self.config = replace(self.config, plots=False)
             self.progress.line(
@@ -175,6 +198,45 @@ class TargetRunner:
             label: Name of the target in messages.
             cost: Cost of the target in the progress.
         """
+        (found,) = self.fold_group([TargetWork(target, label, cost)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
+        """Fold and write several targets, with predictions by one network in shared passes.
+
+        Args:
+            group: The targets.
+
+        Returns:
+            Result of each target, or its error.
+        """
+        steps = [self._steps(*work) for work in group]
+        ended: dict[int, FoldedTarget | Exception] = {}
+        waiting: dict[int, Request] = {}
+        answers: dict[int, Answer | Exception | None] = dict.fromkeys(range(len(group)))
+        try:
+            while answers:
+                for index, answer in answers.items():
+                    try:
+                        waiting[index] = _advance(steps[index], answer)
+                    except StopIteration as stop:
+                        ended[index] = stop.value
+                    except Exception as error:
+                        ended[index] = error
+                chosen = min(waiting, default=None)
+                model = None if chosen is None else waiting[chosen].model
+                together = [index for index, request in waiting.items() if request.model is model]
+                predicted = self._batches.predict([waiting.pop(index) for index in together])
+                answers = dict(zip(together, predicted, strict=True))
+        finally:
+            for one in steps:
+                one.close()
+        return [ended[index] for index in range(len(group))]
+
+    def _steps(self, target: Target, label: str, cost: float) -> Steps:
+        """Fold and write one target; yield requests for its predictions."""
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
         alignments = self._alignments(target)
@@ -192,7 +254,8 @@ class TargetRunner:
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
                 if mine:
-                    found, made = self._complete(results, job, self._wanted(target, job), prepare, share)
+                    wanted = self._wanted(target, job)
+                    found, made = yield from self._complete(results, job, wanted, prepare, share)
                     done = done or made
                 else:
                     found, in_progress = None, in_progress + 1
@@ -227,7 +290,7 @@ class TargetRunner:
 
     def _complete(
         self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
-    ) -> tuple[PredictionRecord | None, bool]:
+    ) -> Completed:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
         missing = None if found is None else wanted.missing(found)
@@ -241,7 +304,8 @@ class TargetRunner:
         if job.network not in self.networks:  # left out in the meantime
             self.progress.skip(cost)
             return None, False
-        return self._predict(prepared, results, job, cost), True
+        record = yield from self._predict(prepared, results, job, cost)
+        return record, True
 
     def _conclude(self, records: Sequence[PredictionRecord], label: str) -> None:
         """Report the result of a target; without records, that it was finished before."""
@@ -309,29 +373,30 @@ class TargetRunner:
 
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
-    ) -> PredictionRecord:
+    ) -> Generator[Request, Answer, PredictionRecord]:
         """Make and write one prediction, with the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
         if len(self.config.seeds) > 1:
             work += f" seed {job.seed}"
-        start = time.monotonic()
         num_recycles = prepared.predictor.num_recycles(model)
         with (
             peak_memory(self.device) as peak,
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state)
+            answer = yield Request(prepared.predictor, model, job.seed, on_cycle, state)
             most = peak()
+        prediction = answer.prediction
         if prediction.restraints is not None:
             counts = (prediction.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
             self.progress.line(f"{work}: {{}} of {{}} restraints hold, {{}} before".format(*counts))
         took = {
-            "seconds": round(time.monotonic() - start, 1),
+            "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        record = write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
+        made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+        record = write_prediction(results, made, prediction, took, self.config, more=prepared.coverage)
         state.remove()
         return record
 
@@ -423,6 +488,13 @@ class TargetRunner:
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
+
+
+def _advance(steps: Steps, answer: Answer | Exception | None) -> Request:
+    """Return the next request of a target after the answer to its last one, None for the first."""
+    if isinstance(answer, Exception):
+        return steps.throw(answer)
+    return next(steps) if answer is None else steps.send(answer)
 
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:

@@ -171,7 +171,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
         precision: Precision, policy: ExecutionPolicy, given: Iterator[Tensor] | None = None
     ) -> dict[str, Tensor]:
         model = load_model(folder(name) / "params.npz", config=config)
-        iterate = model._iterate
+        iterate = model.iterate
 
         def cycle(members: Any, previous: dict[str, Tensor]) -> Any:
             if precision == "fp32":
@@ -180,7 +180,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
                 previous = previous | {"prev_pos": next(given)}
             return iterate(members, previous)
 
-        model._iterate = cycle  # type: ignore[method-assign]
+        model.iterate = cycle  # type: ignore[method-assign]
         return _tensors(_run(set_precision(model, precision), source, policy))
 
     def error(found: dict[str, Tensor], key: str) -> float:
@@ -242,7 +242,7 @@ def test_confidences_of_lazy_logits_are_those_of_the_whole() -> None:
 def test_there_is_one_pair_tensor_from_the_first_cycle_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     config = oracle_config()
     model, seen = random_model(config), []
-    iterate = model._iterate
+    iterate = model.iterate
 
     def watched(members: Any, previous: dict[str, Tensor]) -> Any:
         before = previous["prev_pair"].data_ptr()
@@ -254,7 +254,7 @@ def test_there_is_one_pair_tensor_from_the_first_cycle_to_the_last(monkeypatch: 
         )
         return found
 
-    monkeypatch.setattr(model, "_iterate", watched)
+    monkeypatch.setattr(model, "iterate", watched)
     _run(model, oracle_features(), ExecutionPolicy(1000, True))
     assert len(seen) == 2
     assert len({pointer for pair in seen for pointer in pair}) == 1

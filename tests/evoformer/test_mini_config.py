@@ -84,13 +84,13 @@ def test_convolutions_see_neighbours_and_no_further() -> None:
 
     torch.manual_seed(0)
     layer = SequenceConvolution(config, 5).eval()
-    x = torch.randn(60, 5)
+    x, mask = torch.randn(60, 5), torch.ones(60)
     moved = x.clone()
     moved[30] += 1
-    changed = (layer(x) - layer(moved)).abs().amax(-1) > 1e-7
+    changed = (layer(x, mask) - layer(moved, mask)).abs().amax(-1) > 1e-7
     reach = config.num_layer * (config.kernel_size // 2)
     assert changed[30 - reach : 31 + reach].all()
     assert not changed[: 30 - reach].any()
     assert not changed[31 + reach :].any()
-    dropped = layer.train()(x) == 0
+    dropped = layer.train()(x, mask) == 0
     assert 0.5 < dropped.float().mean() / config.dropout_rate < 1.5

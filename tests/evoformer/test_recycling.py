@@ -75,5 +75,5 @@ def test_change_between_cycles_is_the_rms_of_ca_distance_changes() -> None:
     mask = (torch.arange(9) < 7).float()
     old, new = (torch.cdist(x[:7, 1], x[:7, 1]) for x in (before, after))
     expected = ((old - new).square().mean() + 1e-8).sqrt()
-    found = model_module._change({"prev_pos": before}, {"prev_pos": after}, mask)
+    found = model_module.distance_change({"prev_pos": before}, {"prev_pos": after}, mask)
     assert found == pytest.approx(expected.item(), rel=1e-5)

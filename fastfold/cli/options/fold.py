@@ -333,6 +333,13 @@ def _add_machine(group: Any) -> None:
         "wait for the host",
     )
     group.add_argument(
+        "--batch",
+        default="1",
+        metavar="N",
+        help="fold up to N targets of similar length in one pass, for short targets; auto: where it is faster "
+        "(default 1)",
+    )
+    group.add_argument(
         "--checkpoint-after",
         type=float,
         default=InferConfig.checkpoint_after,
@@ -446,6 +453,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
     Raises:
         FastFoldError: A database cannot be used, or options contradict each other.
     """
+    from fastfold.inference.folding.batch import check_batch
     from fastfold.inference.target_runner import RunOptions
 
     return RunOptions(
@@ -460,6 +468,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,
         overwrite=options.overwrite,
+        batch=check_batch(options.batch),
         sort=options.sort,
         quiet=options.quiet,
         output_format=options.output_format,

@@ -56,11 +56,15 @@ class SequenceConvolution(nn.Module):
             for _ in range(config.num_layer)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x [*, N, c_in]`` along the residues into ``[*, N, c]``; chains count as one sequence."""
+    def forward(self, x: Tensor, seq_mask: Tensor) -> Tensor:
+        """Convolve ``x [*, N, c_in]`` along the residues into ``[*, N, c]``; chains count as one sequence.
+
+        Residues of padding, where ``seq_mask [*, N]`` is 0, are zeros to every layer, like the ends of the sequence.
+        """
+        mask = seq_mask.to(x.dtype).unsqueeze(-2)
         x = self.input(x).transpose(-1, -2)
         for layer in self.layers:
-            x = x + layer(F.dropout(F.relu(x), self.dropout_rate, self.training))
+            x = x + layer(F.dropout(F.relu(x), self.dropout_rate, self.training) * mask)
         return F.dropout(x.transpose(-1, -2), self.dropout_rate, self.training)
 
 
@@ -123,8 +127,9 @@ class InputEmbedder(PolicyModule):
 
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
-                ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and the result of
-                :func:`fastfold.data.features.coevolution.features` for a network with coevolution.
+                ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, ``seq_mask [*, N]`` for a
+                network with convolutions, and the result of :func:`fastfold.data.features.coevolution.features` for a
+                network with coevolution.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
                 ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. The memory of ``prev_pair``
                 may be reused for the result.
@@ -144,7 +149,9 @@ class InputEmbedder(PolicyModule):
         target = features["target_feat"].to(dtype)
         if self.coevolution is not None:
             target = torch.cat([target, features["coevolution_single"].to(dtype)], dim=-1)
-        return target if self.sequence_convolution is None else self.sequence_convolution(target)
+        if self.sequence_convolution is None:
+            return target
+        return self.sequence_convolution(target, features["seq_mask"])
 
     def _msa(
         self,

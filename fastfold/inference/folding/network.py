@@ -42,6 +42,7 @@ class NetworkPasses:
         is_complex: True to compute scores of interfaces.
         pae: True to keep the aligned errors of all pairs.
         distogram: Keep the probabilities of distances of all pairs.
+        representations: Keep the representations, where they would be freed otherwise.
         dropout_seed: Seed of dropout; None for no dropout.
         cuda_graph: CUDA graph from which passes are replayed; None for no graph.
     """
@@ -52,8 +53,14 @@ class NetworkPasses:
     is_complex: bool = False
     pae: bool = True
     distogram: bool = False
+    representations: bool = False
     dropout_seed: int | None = None
     cuda_graph: KeptGraph | None = None
+
+    @property
+    def reads_distogram(self) -> bool:
+        """True if scores or files need the distogram."""
+        return self.is_complex or self.distogram
 
 
 def run_network(
@@ -78,17 +85,45 @@ def run_network(
         plan: Plan of the fold; None for the policy of a fold without a memory limit.
         state: Saves the state after each pass; None to save nothing.
     """
+    with prepared_network(model, passes, plan, distogram=passes.reads_distogram):
+        result = model(
+            features,
+            passes.num_recycles,
+            num_ensemble=passes.num_ensemble,
+            recycle_tolerance=passes.recycle_tolerance,
+            on_cycle=on_cycle,
+            state=state,
+            run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
+        )
+        return network_results(result, passes)
+
+
+def network_results(
+    result: dict[str, Any], passes: NetworkPasses
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a network's result tree, and the scores that :func:`run_network` returns."""
+    found = _confidences(result, passes.is_complex, passes.pae)
+    return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
+
+
+@contextmanager
+def prepared_network(
+    model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool
+) -> Iterator[None]:
+    """Prepare a network for folding: policy of the plan, evaluation mode, exact products, dropout.
+
+    Args:
+        model: The network, on its device.
+        passes: Settings of the run.
+        plan: Plan of the fold; None for the default policy.
+        distogram: True to run the head of distances too.
+    """
     if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
-    distogram, heads = model.heads["distogram"], model.policy.heads
-    if (
-        (passes.is_complex or passes.distogram)
-        and heads is not None
-        and isinstance(distogram, DistogramHead)
-        and distogram.has_columns
-    ):
+    head, heads = model.heads["distogram"], model.policy.heads
+    if distogram and heads is not None and isinstance(head, DistogramHead) and head.has_columns:
         # In blocks of rows; with sharded columns the logits would have to be gathered whole.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
@@ -101,17 +136,7 @@ def run_network(
             trim_malloc(model),
             _dropout(model, passes.dropout_seed),
         ):
-            result = model(
-                features,
-                passes.num_recycles,
-                num_ensemble=passes.num_ensemble,
-                recycle_tolerance=passes.recycle_tolerance,
-                on_cycle=on_cycle,
-                state=state,
-                run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
-            )
-            found = _confidences(result, passes.is_complex, passes.pae)
-            return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
+            yield
     finally:
         model.train(training)
         set_policy(model, ExecutionPolicy())  # releases the plan's host memory

@@ -58,82 +58,130 @@ def fold(
     Raises:
         OutputError: The network's results are not finite.
     """
-
-    def features(cycle: int, member: int) -> Mapping[str, Tensor]:
-        return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
-
-    order = input_order(sampler)
-    recycles: list[Recycle] = []
+    one = TargetFold(model, sampler, target, config, seed, on_cycle, graph)
     if state is not None:
-        state.recycles = recycles
-
-    def watch(cycle: int, found: dict[str, Any]) -> None:
-        if cycle == 0:
-            recycles.clear()  # of a run that ran out of memory
-        if config.save_recycles:
-            kept = (found[key].detach().float().cpu().numpy()[order] for key in ("atom_positions", "plddt"))
-            recycles.append(Recycle(*kept))
-        if on_cycle is not None:
-            on_cycle(cycle, found)
-
-    applied = apply_settings(config, model.config)
-    passes = NetworkPasses(
-        num_recycles=applied.model.num_recycle,
-        num_ensemble=ensemble_size(applied),
-        recycle_tolerance=recycle_tolerance(applied),
-        is_complex=target.is_complex,
-        pae=keeps_pae(target.num_residues, config.pae),
-        distogram=config.save_distogram,
-        dropout_seed=seed if config.dropout else None,
-        cuda_graph=graph,
-    )
+        state.recycles = one.recycles
     result, arrays = (run or run_network)(
-        model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
+        model, one.features, one.passes, one.watch, plan=plan, **({} if state is None else {"state": state})
     )
-    if not passes.pae:
-        for key in ("pae", "max_pae"):
-            arrays.pop(key, None)
-    structure = result["structure_module"]
-    arrays["atom_positions"] = structure["final_atom_positions"]
-    distogram = arrays.pop("distogram", None)
-    values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
-    if not all(np.isfinite(value).all() for value in values.values()):
-        raise OutputError(
-            f"{target.name}: the network's results are not finite; try --precision fp32 and check the weights"
+    return one.prediction(result, arrays)
+
+
+class TargetFold:
+    """Input of a network for one target, and the prediction from its results.
+
+    Args:
+        model: The network.
+        sampler: Features of the target.
+        target: The target.
+        config: Settings of the fold.
+        seed: See :func:`fold`.
+        on_cycle: See :func:`fold`.
+        graph: See :func:`fold`.
+
+    Attributes:
+        passes: Settings of the network's run.
+        recycles: Structures of the passes so far, if the settings keep them.
+    """
+
+    def __init__(
+        self,
+        model: AlphaFold,
+        sampler: FeatureSampler,
+        target: Target,
+        config: InferConfig,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        graph: KeptGraph | None = None,
+    ) -> None:
+        self.model, self.sampler, self.target, self.config, self.seed = model, sampler, target, config, seed
+        self._on_cycle, self._order = on_cycle, input_order(sampler)
+        self.recycles: list[Recycle] = []
+        applied = apply_settings(config, model.config)
+        self.passes = NetworkPasses(
+            num_recycles=applied.model.num_recycle,
+            num_ensemble=ensemble_size(applied),
+            recycle_tolerance=recycle_tolerance(applied),
+            is_complex=target.is_complex,
+            pae=keeps_pae(target.num_residues, config.pae),
+            distogram=config.save_distogram,
+            representations=config.save_representations,
+            dropout_seed=seed if config.dropout else None,
+            cuda_graph=graph,
         )
-    scored = not target.is_complex or is_trained_on_complexes(model.config)
-    errors = values.get("pae")
-    sequences = tuple(chain.sequence for chain in target.chains)
-    lengths = [len(sequence) for sequence in sequences]
-    return Prediction(
-        name=target.name,
-        sequences=sequences,
-        model_name=model.name,
-        seed=seed,
-        num_recycles=result["num_recycles"],
-        aatype=sampler.static["aatype"][order],
-        residue_index=np.concatenate([np.array(chain.numbers) - 1 for chain in target.chains]),
-        chain_index=np.repeat(np.arange(len(lengths)), lengths),
-        atom_positions=values["atom_positions"][order],
-        atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
-        plddt=values["plddt"][order],
-        pae=None if errors is None else _ordered(errors, order),
-        max_pae=float(values["max_pae"]) if "max_pae" in values else None,
-        ptm=float(values["ptm"]) if "ptm" in values else None,
-        iptm=float(values["iptm"]) if scored and "iptm" in values else None,
-        representations=_representations(result["representations"], order)
-        if config.save_representations
-        else None,
-        distogram=None
-        if distogram is None
-        else {
-            "probabilities": _ordered(distogram.numpy(), order),
-            "bin_edges": values["distogram_edges"],
-        },
-        recycles=tuple(recycles),
-        chain_confidence=_of_chains(values, sampler) if scored else None,
-        no_interface_scores=None if scored else f"{model.name} was trained on single chains only",
-    )
+
+    def features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
+        """Return the features of one pass."""
+        return {key: torch.from_numpy(np.asarray(v)) for key, v in self.sampler.sample(cycle, member).items()}
+
+    def watch(self, cycle: int, found: dict[str, Any]) -> None:
+        """Keep the structure of a pass if the settings say so, and report it."""
+        if cycle == 0:
+            self.recycles.clear()  # of a run that ran out of memory
+        if self.config.save_recycles:
+            kept = (
+                found[key].detach().float().cpu().numpy()[self._order] for key in ("atom_positions", "plddt")
+            )
+            self.recycles.append(Recycle(*kept))
+        if self._on_cycle is not None:
+            self._on_cycle(cycle, found)
+
+    def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
+        """Return the prediction.
+
+        Args:
+            result: Result tree of the network.
+            arrays: Its scores, see :func:`~fastfold.inference.folding.network.run_network`.
+
+        Raises:
+            OutputError: The network's results are not finite.
+        """
+        model, sampler, target, config = self.model, self.sampler, self.target, self.config
+        passes, order = self.passes, self._order
+        if not passes.pae:
+            for key in ("pae", "max_pae"):
+                arrays.pop(key, None)
+        structure = result["structure_module"]
+        arrays["atom_positions"] = structure["final_atom_positions"]
+        distogram = arrays.pop("distogram", None)
+        values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
+        if not all(np.isfinite(value).all() for value in values.values()):
+            raise OutputError(
+                f"{target.name}: the network's results are not finite; try --precision fp32 and check the weights"
+            )
+        scored = not target.is_complex or is_trained_on_complexes(model.config)
+        errors = values.get("pae")
+        sequences = tuple(chain.sequence for chain in target.chains)
+        lengths = [len(sequence) for sequence in sequences]
+        return Prediction(
+            name=target.name,
+            sequences=sequences,
+            model_name=model.name,
+            seed=self.seed,
+            num_recycles=result["num_recycles"],
+            aatype=sampler.static["aatype"][order],
+            residue_index=np.concatenate([np.array(chain.numbers) - 1 for chain in target.chains]),
+            chain_index=np.repeat(np.arange(len(lengths)), lengths),
+            atom_positions=values["atom_positions"][order],
+            atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
+            plddt=values["plddt"][order],
+            pae=None if errors is None else _ordered(errors, order),
+            max_pae=float(values["max_pae"]) if "max_pae" in values else None,
+            ptm=float(values["ptm"]) if "ptm" in values else None,
+            iptm=float(values["iptm"]) if scored and "iptm" in values else None,
+            representations=_representations(result["representations"], order)
+            if config.save_representations
+            else None,
+            distogram=None
+            if distogram is None
+            else {
+                "probabilities": _ordered(distogram.numpy(), order),
+                "bin_edges": values["distogram_edges"],
+            },
+            recycles=tuple(self.recycles),
+            chain_confidence=_of_chains(values, sampler) if scored else None,
+            no_interface_scores=None if scored else f"{model.name} was trained on single chains only",
+        )
 
 
 def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:

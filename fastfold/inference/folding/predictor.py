@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastfold.data.features.pipeline import featurize
+from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
@@ -20,7 +20,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.features import add_settings, initial_positions
 from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
-from fastfold.inference.folding.prediction import fold
+from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
@@ -91,7 +91,7 @@ class TargetPredictor:
         if self._graph is not None:
             self._graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
-        self.device, self._say = device, say
+        self.device, self.say, self._is_distributed = device, say, distributed is not None
         self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
@@ -159,34 +159,84 @@ class TargetPredictor:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
             OutputError: The network's results are not finite.
         """
-        target, config, templates = self.target, self.config, self.templates
-        if templates is not None and not takes_templates(model.config, target):
-            templates = None
-        with current_device(self.device), _moved(model, self.device, stays=self._stays):
-            sampler = featurize(
-                target.chains,
-                self.alignments,
-                self._configs[id(model)],
-                seed=seed,
-                templates=None if templates is None else templates.features,
-                join=target.is_complex and not model.multimer,
-            )
-            add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
+        with self.moved(model):
+            sampler = self._sampler(model, seed)
             restrained = None
             if self._restraints:
-                restrained = fit_restraints(model, sampler, self._restraints, steps=config.restraint_steps)
+                steps = self.config.restraint_steps
+                restrained = fit_restraints(model, sampler, self._restraints, steps=steps)
                 sampler = restrained.sampler
-            by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            by = partial(
+                fold, model, sampler, self.target, self.config, seed=seed, on_cycle=on_cycle, run=self._run
+            )
             if self._graph is not None:
                 by = partial(by, graph=self._graph)
             if state is not None:
                 by = partial(by, state=state)
-            prediction = self._fits[id(model)].run(by, self._say)
-        report = None if templates is None or not templates.report else templates.report
+            prediction = self.fit(model).run(by, self.say)
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
+        templates = self._templates_of(model)
+        report = None if templates is None or not templates.report else templates.report
         return replace(prediction, templates=report)
+
+    def reason_alone(self, model: AlphaFold) -> str:
+        """Return why the target cannot share a pass with other targets; empty if it can.
+
+        Args:
+            model: One of the networks.
+        """
+        config = self.config
+        settings = (
+            (self._is_distributed, "parallel"),
+            (config.cuda_graphs, "cuda_graphs"),
+            (config.dropout, "dropout"),
+            (config.restraints is not None, "restraints"),
+            (config.initial_guess is not None, "initial_guess"),
+        )
+        for is_set, name in settings:
+            if is_set:
+                return f"{name} folds targets one by one"
+        if self._templates_of(model) is not None:
+            return "targets with templates are folded one by one"
+        return "its fold runs in blocks" if self.fit(model).plan.blocks else ""
+
+    def target_fold(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> TargetFold:
+        """Return the input of a network for this target, for a batch; arguments as in :meth:`predict`.
+
+        Raises:
+            InputError: An alignment is invalid.
+        """
+        return TargetFold(model, self._sampler(model, seed), self.target, self.config, seed, on_cycle)
+
+    def fit(self, model: AlphaFold) -> Fit:
+        """Return the plan of the target's fold by one of the networks."""
+        return self._fits[id(model)]
+
+    @contextmanager
+    def moved(self, model: AlphaFold) -> Iterator[None]:
+        """Move a network to the device of the fold, and back afterwards."""
+        with current_device(self.device), _moved(model, self.device, stays=self._stays):
+            yield
+
+    def _templates_of(self, model: AlphaFold) -> TargetTemplates | None:
+        """Return the templates for a network; None if it uses none."""
+        return self.templates if takes_templates(model.config, self.target) else None
+
+    def _sampler(self, model: AlphaFold, seed: int) -> FeatureSampler:
+        """Return the features of the target for a network."""
+        target, templates = self.target, self._templates_of(model)
+        sampler = featurize(
+            target.chains,
+            self.alignments,
+            self._configs[id(model)],
+            seed=seed,
+            templates=None if templates is None else templates.features,
+            join=target.is_complex and not model.multimer,
+        )
+        add_settings(sampler, target, cyclic=self.config.cyclic, guess=self._guess)
+        return sampler
 
 
 @contextmanager

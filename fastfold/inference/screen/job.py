@@ -28,6 +28,7 @@ class Job:
         cost: Work in arbitrary units; more expensive jobs start first.
         smallest: Smallest sufficient host memory in bytes; 0 if it is unknown or no host memory is used.
         needs: Jobs that must be finished first.
+        members: Jobs that are done together as this one, with the same ``needs``; empty for a job of its own.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Job:
     cost: float
     smallest: int = 0
     needs: frozenset[int] = frozenset()
+    members: tuple[Job, ...] = ()
 
 
 class Task(NamedTuple):
@@ -62,12 +64,14 @@ class JobResult:
         text: Result in words, or the reason, which names a failed job.
         lines: Further lines for users, in order.
         seconds: Duration in seconds.
+        members: Results of the members of a job; empty for a job of its own.
     """
 
     status: Status
     text: str = ""
     lines: Sequence[str] = ()
     seconds: float = 0.0
+    members: tuple[JobResult, ...] = ()
 
 
 @dataclass(frozen=True)

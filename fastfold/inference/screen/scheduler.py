@@ -6,12 +6,11 @@ import heapq
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastfold.inference.screen.job import (
     Event,
     Executor,
-    Finished,
     Gone,
     Job,
     JobResult,
@@ -163,13 +162,14 @@ class Scheduler:
             if task is not None:
                 self._lost(task.job, JobResult("lost", event.reason))
         else:
-            self._finished(self._running.pop(event.worker).job, event)
+            self._finished(self._running.pop(event.worker).job, event.result)
 
-    def _finished(self, job: Job, event: Finished) -> None:
-        result = event.result
-        if result.status == "fatal":
+    def _finished(self, job: Job, result: JobResult) -> None:
+        if job.members and result.status != "fatal":
+            self._finished_together(job, result)
+        elif result.status == "fatal":
             raise ScreenError(f"{result.text}. The run ends here; finished results are kept")
-        if result.status == "lost":
+        elif result.status == "lost":
             self._lost(job, result)
         elif result.status == "in_progress":
             delay = self._delays.get(job.id, FIRST_DELAY_S)
@@ -178,7 +178,30 @@ class Scheduler:
         else:
             self._close(job, result)
 
+    def _finished_together(self, job: Job, result: JobResult) -> None:
+        """Finish the members of a job; without their results, each becomes a job of its own."""
+        members = self._split(job)
+        if not result.members:
+            for one in members:
+                self._push(one)
+            return
+        seconds = result.seconds / len(members)
+        for one, found in zip(members, result.members, strict=True):
+            self._finished(one, replace(found, seconds=seconds))
+
+    def _split(self, job: Job) -> Sequence[Job]:
+        """Replace a job by its members, and return them; a job of its own is kept."""
+        if not job.members:
+            return [job]
+        del self._open[job.id]
+        for one in job.members:
+            self._open[one.id], self._needs[one.id] = one, set()
+        return job.members
+
     def _lost(self, job: Job, result: JobResult) -> None:
+        if job.members:
+            self._finished_together(job, result)
+            return
         self._losses[job.id] += 1
         if self._losses[job.id] < self._rules.max_losses:
             self._push(job)
@@ -195,7 +218,8 @@ class Scheduler:
             if dependent.id not in self._open:
                 continue
             if result.status == "failed":
-                self._close(dependent, JobResult("failed", f"{dependent.name}: {job.name}: {result.text}"))
+                for one in self._split(dependent):
+                    self._close(one, JobResult("failed", f"{one.name}: {job.name}: {result.text}"))
                 continue
             self._needs[dependent.id].discard(job.id)
             if not self._needs[dependent.id]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import Network
 from fastfold.inference.screen.job import Executor, Job, JobResult, Worker
 from fastfold.inference.screen.local import LocalExecutor
@@ -98,7 +100,24 @@ class Setup:
             )
             for i, target in enumerate(targets)
         ]
-        return [*searches, *folds]
+        return [*searches, *self._grouped(folds, on_cpu=on_cpu)]
+
+    def _grouped(self, folds: Sequence[Job], *, on_cpu: bool) -> list[Job]:
+        """Return jobs of targets of similar length that wait for the same searches."""
+        batch = self.options.batch
+        if batch != 1 and (self.where.time_limit is not None or self.where.memory_limit is not None):
+            self.say("warning: not batched: --time-limit and --memory-limit are limits of single targets")
+            batch = 1
+        waiting: dict[frozenset[int], list[Job]] = defaultdict(list)
+        for job in folds:
+            waiting[job.needs].append(job)
+        device = torch.device("cpu" if on_cpu else "cuda")
+        found: list[Job] = []
+        for jobs in waiting.values():
+            for group in group_by_length([job.payload.num_residues for job in jobs], batch, device):
+                members = tuple(jobs[index] for index in group)
+                found.append(members[0] if len(members) == 1 else _together(members, len(folds)))
+        return found
 
     def rules(self) -> Rules:
         """Return the distribution of memory.
@@ -201,6 +220,21 @@ class Setup:
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
         )
         return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text)
+
+
+def _together(members: tuple[Job, ...], folds: int) -> Job:
+    """Return one job for several targets, whose number follows those of all ``folds`` targets."""
+    first = members[0]
+    return Job(
+        folds + first.id,
+        f"{first.name} and {len(members) - 1} more",
+        "fold",
+        None,
+        sum(job.cost for job in members),
+        smallest=max(job.smallest for job in members),
+        needs=first.needs,
+        members=members,
+    )
 
 
 def _resolved(path: Path | None) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.screen.job import JobResult, Status, Task
+from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.screen.search import ChainSearch
-from fastfold.inference.target_runner import RunOptions, TargetRunner, conclusion
+from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork, conclusion
 
 if TYPE_CHECKING:
     from fastfold.data.targets import Target
@@ -43,54 +44,72 @@ class FoldWorker:
     _runner: TargetRunner | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
-        """Fold a target.
+        """Fold a target, or several in shared passes.
 
         Args:
             number: Number of the job.
-            task: Task whose payload is a :class:`~fastfold.data.targets.Target`.
+            task: Task whose payload, or the payload of its members, is a :class:`~fastfold.data.targets.Target`.
 
         Returns:
             Result, ``fatal`` if no other target could be folded or written either.
         """
         said = io.StringIO()
-        target: Target = task.job.payload
-        status: Status
+        jobs = task.job.members or (task.job,)
         try:
             runner = self._opened()
         except FastFoldError as error:
             return JobResult("fatal", str(error))
-        try:
-            status, text = self._fold(runner, target, task.memory, said)
-        except PlaceError as error:  # other targets can be written
-            status, text = "failed", reason(error, target)
-        except (WriteError, WeightsError) as error:
-            status, text = "fatal", str(error)
-        except Exception as error:  # also a bug that one target triggers: the others continue
-            status, text = "failed", reason(error, target)
-            if debugging():
-                said.write(traceback.format_exc())
-        return JobResult(status, text, tuple(said.getvalue().splitlines()))
+        results = self._fold(runner, [job.payload for job in jobs], task.memory, said)
+        for result in results:
+            if result.status == "fatal":
+                return result
+        results[0] = replace(results[0], lines=tuple(said.getvalue().splitlines()))
+        return JobResult("done", members=tuple(results)) if task.job.members else results[0]
 
     def _fold(
-        self, runner: TargetRunner, target: Target, memory: int | None, said: io.StringIO
-    ) -> tuple[Status, str]:
+        self, runner: TargetRunner, targets: Sequence[Target], memory: int | None, said: io.StringIO
+    ) -> list[JobResult]:
+        """Fold targets in shared passes, and return the result of each."""
         runner.progress = replace(runner.progress, stream=said)
-        if self.search is not None and target.alignments is None:
-            self.search.publish(target)
         runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
+        results: dict[int, JobResult] = {}
+        works: dict[int, TargetWork] = {}
+        for index, target in enumerate(targets):
+            try:
+                if self.search is not None and target.alignments is None:
+                    self.search.publish(target)
+                works[index] = TargetWork(target, target.name, 1.0)
+            except Exception as error:
+                results[index] = self._failed(target, error, said)
         with runner.progress:
-            results, made, in_progress = runner.fold(target, target.name, 1.0)
-            if in_progress:
-                return "in_progress", ""
-            if runner.options.reference is not None:
-                runner.compare(results, target, target.name, runner.options.reference)
+            for index, found in zip(works, runner.fold_group(list(works.values())), strict=True):
+                try:
+                    results[index] = self._ended(runner, targets[index], found)
+                except Exception as error:  # also a bug that one target triggers: the others continue
+                    results[index] = self._failed(targets[index], error, said)
+        return [results[index] for index in range(len(targets))]
+
+    def _ended(self, runner: TargetRunner, target: Target, found: FoldedTarget | Exception) -> JobResult:
+        """Return the result of a target, or raise its error."""
+        if isinstance(found, Exception):
+            raise found
+        results, made, in_progress = found
+        if in_progress:
+            return JobResult("in_progress")
+        if runner.options.reference is not None:
+            runner.compare(results, target, target.name, runner.options.reference)
         records = results.records()
         if not records:  # with --skip-bad-weights
-            return (
-                "failed",
-                f"{target.name}: its suitable networks were left out, because their files are invalid",
-            )
-        return "done" if made else "finished", conclusion(records)
+            text = f"{target.name}: its suitable networks were left out, because their files are invalid"
+            return JobResult("failed", text)
+        return JobResult("done" if made else "finished", conclusion(records))
+
+    def _failed(self, target: Target, error: Exception, said: io.StringIO) -> JobResult:
+        if isinstance(error, WriteError | WeightsError) and not isinstance(error, PlaceError):
+            return JobResult("fatal", str(error))
+        if debugging():
+            said.write("".join(traceback.format_exception(error)))
+        return JobResult("failed", reason(error, target))
 
     def _opened(self) -> TargetRunner:
         """Return the runner with its networks, opened once."""

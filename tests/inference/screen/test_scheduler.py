@@ -329,3 +329,60 @@ def test_whatever_happens_every_job_ends_once(seed: int):
         jobs, FakeExecutor(team, do), Rules(MemoryPlan(per_worker=GIB), ahead=rng.randrange(1, 9))
     )
     assert {result.status for result in results.values()} <= {"done", "finished", "failed"}
+
+
+def group(number: int, *members: Job) -> Job:
+    """One job for several, with the prerequisites of the first."""
+    cost = sum(job.cost for job in members)
+    return Job(number, f"group {number}", "fold", None, cost, needs=members[0].needs, members=members)
+
+
+def results_of_group(job: Job, do: Do, jobs: tuple[Job, ...], needs: list[Job]) -> dict[int, JobResult]:
+    """Every member's result, with another job that is done alone."""
+    results: dict[int, JobResult] = {}
+
+    def report(one: Job, result: JobResult) -> None:
+        assert one.id not in results, "reported twice"
+        results[one.id] = result
+
+    kinds = [*workers(2), Worker("s", "search")]
+    Scheduler([job, *needs, fold(9, 1.0)], FakeExecutor(kinds, do), report, Rules(PLAN)).run()
+    assert set(results) == {9, *(one.id for one in (*jobs, *needs))}
+    return results
+
+
+def test_members_of_a_group_have_results_of_their_own() -> None:
+    def do(task: Task) -> JobResult:
+        if not task.job.members:
+            return JobResult("done")
+        return JobResult("done", seconds=6.0, members=(JobResult("done", "a"), JobResult("failed", "b")))
+
+    members = (fold(1, 2.0), fold(2, 2.0))
+    results = results_of_group(group(5, *members), do, members, [])
+    assert results[1] == JobResult("done", "a", seconds=3.0)
+    assert results[2] == JobResult("failed", "b", seconds=3.0)
+
+
+@pytest.mark.parametrize("outcome", [Gone("", "killed"), JobResult("lost"), JobResult("failed", "limit")])
+def test_members_of_a_group_without_results_are_done_alone(outcome: JobResult | Gone) -> None:
+    members = (fold(1, 2.0), fold(2, 2.0))
+    tried: list[int] = []
+
+    def do(task: Task) -> JobResult | Gone:
+        tried.append(task.job.id)
+        return outcome if task.job.members else JobResult("done")
+
+    results = results_of_group(group(5, *members), do, members, [])
+    assert {result.status for result in results.values()} == {"done"}
+    assert sorted(tried) == [1, 2, 5, 9]
+
+
+def test_a_failed_search_fails_each_member_of_a_group_by_name() -> None:
+    members = (fold(1, 2.0, needs=(-1,)), fold(2, 2.0, needs=(-1,)))
+
+    def do(task: Task) -> JobResult:
+        return JobResult("failed", "no database") if task.job.kind == "search" else JobResult("done")
+
+    results = results_of_group(group(5, *members), do, members, [search(-1)])
+    assert results[2].text == "target 2: search -1: no database"
+    assert results[1].text == "target 1: search -1: no database"

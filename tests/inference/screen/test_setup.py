@@ -64,3 +64,20 @@ def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> No
         _setup("cuda", workers=3).start()
     with pytest.raises(ConfigError, match="available: 1"):
         _setup("cuda:1", workers=2).start()
+
+
+def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job() -> None:
+    targets = [
+        Target(name, (Chain("A", "M" * length),), "", name, ())
+        for name, length in (("a", 20), ("b", 40), ("c", 21), ("d", 20))
+    ]
+    batched = replace(_setup(), options=RunOptions(batch=4))
+    jobs = batched.jobs(targets, [1.0, 2.0, 3.0, 4.0], on_cpu=False)
+    assert [(job.id, job.cost, [one.id for one in job.members]) for job in jobs] == [
+        (4, 8.0, [0, 2, 3]),
+        (1, 2.0, []),
+    ]
+    said: list[str] = []
+    limited = replace(batched, where=ScreenOptions(time_limit=5.0), say=said.append)
+    assert [job.id for job in limited.jobs(targets, [1.0] * 4, on_cpu=False)] == [0, 1, 2, 3]
+    assert said == ["warning: not batched: --time-limit and --memory-limit are limits of single targets"]

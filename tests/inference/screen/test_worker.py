@@ -144,3 +144,25 @@ def test_a_worker_of_the_second_gpu_makes_it_current_first(
     found = worker(cli, config=replace(CONFIG, device="cuda:1"))._opened()
     assert chosen == [torch.device("cuda:1")]
     assert found.device == torch.device("cuda:1")
+
+
+def test_targets_of_a_group_share_passes_and_one_fails_alone(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastfold.inference.folding.predictor import TargetPredictor
+
+    made = TargetPredictor.target_fold
+
+    def broken(self: TargetPredictor, *arguments: object) -> object:
+        if self.target.name == "bad":
+            raise ValueError("broken features")
+        return made(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TargetPredictor, "target_fold", broken)
+    targets = [target_from_sequence("MKTAYIAKQR", name) for name in ("T1", "bad", "T2")]
+    members = tuple(Job(i, target.name, "fold", target, 1.0) for i, target in enumerate(targets))
+    one = worker(cli)
+    found = one(0, Task(Job(3, "group", "fold", None, 3.0, members=members), None))
+    assert [result.status for result in found.members] == ["done", "failed", "done"]
+    assert "broken features" in found.members[1].text
+    assert {cli.config(name)["batch"] for name in ("T1", "T2")} == {2}
