@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+
+from fastfold._version import __version__
 
 
 def prepare_environment() -> None:
@@ -46,6 +49,18 @@ def open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def announce(options: argparse.Namespace) -> None:
+    """Print the first line of a command before PyTorch is loaded, unless it is quiet or another process prints.
+
+    Args:
+        options: Options of a command that folds.
+    """
+    if options.quiet or int(os.environ.get("RANK", "0")) > 0:
+        return
+    with contextlib.suppress(OSError):
+        print(f"fastfold {__version__}, results go to {options.out}", file=sys.stderr, flush=True)
 
 
 def silence_stdout() -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +29,11 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import HostBuffers
-from fastfold.parallel import (
-    DistributedContext,
-    ParallelPlan,
-    alphafold,
-    init_distributed,
-    started_processes,
-)
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.slurm import started_processes
+
+if TYPE_CHECKING:
+    from fastfold.parallel.distributed import DistributedContext
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
 
@@ -227,6 +225,8 @@ class DistributedFolder:
 
     def _add(self, model: AlphaFold) -> None:
         """Load the first process's weights into a network and parallelise it."""
+        from fastfold.parallel import alphafold
+
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
@@ -280,6 +280,10 @@ def distributed_folder(text: str | None, device: torch.device) -> Iterator[Distr
     if plan.ranks == 1:
         yield None
         return
+    from fastfold.parallel.distributed import (
+        init_distributed,
+    )  # tensors of several processes are slow to import
+
     # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
         yield DistributedFolder(context)

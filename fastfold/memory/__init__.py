@@ -5,16 +5,23 @@ a model in chunks, so that its peak stays under a budget. :class:`HostBuffers` h
 to the host.
 """
 
-from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
-from fastfold.memory.devices.caching_allocator import CachingAllocator
-from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
-from fastfold.memory.devices.simulated import SimulatedDevice
-from fastfold.memory.devices.tiers import NvmeTier, Tier
-from fastfold.memory.gemini.manager import Gemini
-from fastfold.memory.offload import HostBuffers, disk_buffers
-from fastfold.memory.planner.planner import choose_spans, plan, with_spans
-from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
-from fastfold.utils.units import parse_bytes
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastfold.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
+    from fastfold.memory.devices.caching_allocator import CachingAllocator
+    from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
+    from fastfold.memory.devices.simulated import SimulatedDevice
+    from fastfold.memory.devices.tiers import NvmeTier, Tier
+    from fastfold.memory.gemini.manager import Gemini
+    from fastfold.memory.offload import HostBuffers, disk_buffers
+    from fastfold.memory.planner.planner import choose_spans, plan, with_spans
+    from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
+    from fastfold.utils.units import parse_bytes
 
 __all__ = [
     "Access",
@@ -40,3 +47,31 @@ __all__ = [
     "smallest_budget",
     "with_spans",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Access": "fastfold.memory.planner.schedule",
+        "BudgetError": "fastfold.memory.planner.schedule",
+        "CachingAllocator": "fastfold.memory.devices.caching_allocator",
+        "ChunkPlan": "fastfold.memory.chunking",
+        "ChunkedModule": "fastfold.memory.chunking",
+        "CudaDevice": "fastfold.memory.devices.device",
+        "Device": "fastfold.memory.devices.device",
+        "DeviceFull": "fastfold.memory.devices.device",
+        "Gemini": "fastfold.memory.gemini.manager",
+        "HostBuffers": "fastfold.memory.offload",
+        "NvmeTier": "fastfold.memory.devices.tiers",
+        "Plan": "fastfold.memory.planner.schedule",
+        "SimulatedDevice": "fastfold.memory.devices.simulated",
+        "Span": "fastfold.memory.planner.schedule",
+        "Tier": "fastfold.memory.devices.tiers",
+        "autochunk": "fastfold.memory.chunking",
+        "choose_spans": "fastfold.memory.planner.planner",
+        "disk_buffers": "fastfold.memory.offload",
+        "parse_bytes": "fastfold.utils.units",
+        "plan": "fastfold.memory.planner.planner",
+        "smallest_budget": "fastfold.memory.planner.schedule",
+        "with_spans": "fastfold.memory.planner.planner",
+    },
+)

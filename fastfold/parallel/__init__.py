@@ -12,31 +12,24 @@ plans: ``best_plans(workload, gpus=512, gpu="h200")``.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastfold.parallel.apply_plan import parallelize
-from fastfold.parallel.comm.groups import CommunicationLog, Group, shard_sizes
-from fastfold.parallel.data_parallel.full_state import ShardFn
-from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
-from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
-from fastfold.parallel.distributed import DistributedContext, init_distributed, started_processes
-from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.parallel_model import Parallel
-from fastfold.parallel.plan import ParallelPlan
+from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from fastfold.parallel.apply_plan import parallelize
+    from fastfold.parallel.comm.groups import CommunicationLog, Group, shard_sizes
+    from fastfold.parallel.data_parallel.full_state import ShardFn
+    from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
+    from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+    from fastfold.parallel.distributed import DistributedContext, init_distributed
+    from fastfold.parallel.mesh import ParallelMesh
+    from fastfold.parallel.parallel_model import Parallel
     from fastfold.parallel.pipeline import Pipeline, split_blocks
+    from fastfold.parallel.plan import ParallelPlan
     from fastfold.parallel.planner.search import best_plans
     from fastfold.parallel.sequence_parallel.module import SequenceParallel
-
-# Pipelines, operators, and tracing on tensors without data import much that most runs do not need.
-_LAZY = {
-    "Pipeline": "fastfold.parallel.pipeline",
-    "SequenceParallel": "fastfold.parallel.sequence_parallel.module",
-    "best_plans": "fastfold.parallel.planner.search",
-    "split_blocks": "fastfold.parallel.pipeline",
-}
+    from fastfold.parallel.slurm import started_processes
 
 __all__ = [
     "CommunicationLog",
@@ -59,8 +52,27 @@ __all__ = [
     "started_processes",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Tensors of several processes, pipelines and tracing import much that most runs do not need.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "CommunicationLog": "fastfold.parallel.comm.groups",
+        "DistributedContext": "fastfold.parallel.distributed",
+        "Group": "fastfold.parallel.comm.groups",
+        "Lamb": "fastfold.parallel.data_parallel.large_batch",
+        "Lars": "fastfold.parallel.data_parallel.large_batch",
+        "Parallel": "fastfold.parallel.parallel_model",
+        "ParallelMesh": "fastfold.parallel.mesh",
+        "ParallelOptimizer": "fastfold.parallel.data_parallel.optimizer",
+        "ParallelPlan": "fastfold.parallel.plan",
+        "Pipeline": "fastfold.parallel.pipeline",
+        "SequenceParallel": "fastfold.parallel.sequence_parallel.module",
+        "ShardFn": "fastfold.parallel.data_parallel.full_state",
+        "best_plans": "fastfold.parallel.planner.search",
+        "init_distributed": "fastfold.parallel.distributed",
+        "parallelize": "fastfold.parallel.apply_plan",
+        "shard_sizes": "fastfold.parallel.comm.groups",
+        "split_blocks": "fastfold.parallel.pipeline",
+        "started_processes": "fastfold.parallel.slurm",
+    },
+)

@@ -21,7 +21,7 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.slurm import adopt_srun
+from fastfold.parallel.slurm import started_processes
 
 T = TypeVar("T")
 
@@ -221,16 +221,6 @@ class DistributedContext:
         self.meeting.begin()
         self.mesh.take(ParallelMesh(self.mesh.plan, self.mesh.device_type))
         self.cpu_group = self.meeting.messages()
-
-
-def started_processes() -> int:
-    """Return the number of processes that torchrun or srun started; 1 without them.
-
-    Raises:
-        ConfigError: See :func:`fastfold.parallel.slurm.adopt_srun`.
-    """
-    adopt_srun(os.environ)
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager

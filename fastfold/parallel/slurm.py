@@ -1,13 +1,24 @@
-"""Environment of torchrun for processes that ``srun`` started."""
+"""Number of started processes, and the environment of torchrun for those of ``srun``."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, MutableMapping
 
 from fastfold.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20_000, 20_000
+
+
+def started_processes() -> int:
+    """Return the number of processes that torchrun or srun started; 1 without them.
+
+    Raises:
+        ConfigError: See :func:`adopt_srun`.
+    """
+    adopt_srun(os.environ)
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def adopt_srun(environment: MutableMapping[str, str]) -> None:

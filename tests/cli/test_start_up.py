@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,23 @@ def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user
         "main(['infer', 'a.fasta', '--out', 'x'])"
     )
     assert python(code, **given).strip() == f"False {expected}"
+
+
+@pytest.mark.slow
+def test_a_fold_prints_before_pytorch_is_loaded_and_loads_no_compiler(tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n")
+    code = f"""
+import io, sys
+
+class Stream(io.StringIO):
+    def write(self, text):
+        first.append("torch" in sys.modules)
+        return len(text)
+
+first, sys.stderr = [], Stream()
+from fastfold.cli import main
+main(["infer", r"{tmp_path / "a.fasta"}", "--out", r"{tmp_path / "out"}", "--no-plots"])
+heavy = ("torch._dynamo", "torch.distributed.tensor", "sympy", "matplotlib", "openmm")
+print(first[0], [name for name in heavy if name in sys.modules])
+"""
+    assert python(code).splitlines()[-1] == "False []"

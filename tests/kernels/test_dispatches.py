@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses import FakeTensorMode
 
 from benchmarks.kernels.dispatches import count, counts, read
 from fastfold import kernels
+from fastfold.kernels.common.backend import runs_directly
 
 
 def test_a_block_dispatches_no_more_operators_than_the_table_says() -> None:
@@ -22,3 +24,15 @@ def test_views_and_operators_are_counted_and_so_is_what_they_call() -> None:
     found, launches = count(lambda: kernels.layer_norm(x, None, None))
     assert found == {"fastfold::layer_norm": 1, "aten.empty.memory_format": 1}
     assert launches == 1
+
+
+def test_folds_on_a_cpu_run_operators_without_the_dispatcher() -> None:
+    x, weight = torch.randn(3, 5, 8), torch.randn(8)
+    with torch.inference_mode():
+        assert runs_directly(x)
+        assert not runs_directly(weight.to("meta"))
+        with FakeTensorMode():
+            assert not runs_directly(torch.empty(3))
+        direct = kernels.layer_norm(x, weight, None)
+    assert not runs_directly(x)
+    torch.testing.assert_close(direct, kernels.layer_norm(x, weight, None), rtol=0, atol=0)

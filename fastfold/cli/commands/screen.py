@@ -11,7 +11,7 @@ from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import announce, orderly_termination
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
@@ -115,6 +115,7 @@ def run_screen(options: argparse.Namespace) -> int:
     """
     complete_options(options)
     options.db = [_absolute(database) for database in options.db]
+    announce(options)
 
     from fastfold.inference.screen.options import ScreenOptions, TargetLists
     from fastfold.inference.screen.run import screen

@@ -69,6 +69,22 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     return "torch"
 
 
+def is_traced() -> bool:
+    """Return True if operators are counted, faked or compiled in this thread."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def runs_directly(x: Tensor) -> bool:
+    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU.
+
+    The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
+    """
+    # The compiler cannot trace the other questions.
+    if is_traced():
+        return False
+    return x.device.type == "cpu" and type(x) is Tensor and torch.is_inference_mode_enabled()
+
+
 def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:
     """Choose the implementation of an operator whose programs hold whole rows of ``x``.
 

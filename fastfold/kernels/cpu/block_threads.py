@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu.products import small_products
 
@@ -45,7 +46,7 @@ def for_blocks(
         Exception: Any exception of ``work`` or ``blocks``; no block is started after it.
     """
     threads = torch.get_num_threads()
-    alone = scratch.device.type != "cpu" or _is_traced() or getattr(_thread, "is_lane", False)
+    alone = scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False)
     lanes = 1 if alone else min(lanes, threads)
     blocks = iter(blocks)
     first = list(itertools.islice(blocks, lanes))
@@ -110,14 +111,6 @@ def _drop_pools() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_drop_pools)
-
-
-def _is_traced() -> bool:
-    """Return True if operators are counted, faked or compiled in this thread.
-
-    Operators of other threads would be missed.
-    """
-    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 
 def _pool(lanes: int, threads: int) -> ThreadPoolExecutor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.distributed import started_processes
+from fastfold.parallel.slurm import started_processes
 from fastfold.training.compose import compose_config
 
 _OUT = "trainer.out"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.backend import choose_backend, runs_directly
 from fastfold.kernels.common.constants import MASKED_LOGIT
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
 from fastfold.kernels.common.layout import batched, innermost
@@ -48,13 +48,8 @@ _MAX_CHANNELS = 128
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
 
 
-@torch.library.custom_op(
-    "fastfold::attention",
-    mutates_args=(),
-    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
-)
 @without_autocast
-def _attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, scale: float, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Compute the output ``[*, R, Nq, H, D]``, and the sums of exponentials for Triton's backward pass.
@@ -74,6 +69,13 @@ def _attention(
     for i in itertools.product(*map(range, q.shape[:-4])):
         attend(out[i], operands.batch(i), scale, scratch)
     return out, _empty(q)
+
+
+_attention = torch.library.custom_op(
+    "fastfold::attention",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
+)(_forward)
 
 
 @_attention.register_fake
@@ -263,4 +265,6 @@ def attention(
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     chosen = attention_backend(q, q.shape[-1], backend)
-    return _attention(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]
+    run = _forward if runs_directly(q) else _attention
+    found: Tensor = run(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]
+    return found

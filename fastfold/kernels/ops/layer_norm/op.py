@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.backend import rows_backend, runs_directly
 from fastfold.kernels.common.cost import declares_cost, no_products
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -33,9 +33,8 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     return out.to(x.dtype)
 
 
-@torch.library.custom_op("fastfold::layer_norm", mutates_args=())
 @without_autocast
-def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
+def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 
@@ -50,6 +49,9 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
 
     for_blocks(block, position_blocks(block_positions(x.shape[-1]), x, out), Scratch().of(x))
     return out
+
+
+_layer_norm = torch.library.custom_op("fastfold::layer_norm", mutates_args=())(_forward)
 
 
 @_layer_norm.register_fake
@@ -146,4 +148,6 @@ def layer_norm(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
     """
-    return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))
+    run = _forward if runs_directly(x) else _layer_norm
+    found: Tensor = run(x, weight, bias, eps, rows_backend(x, backend))
+    return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import products_backend, runs_directly
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
@@ -45,9 +45,8 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
         start += len(parts[0])
 
 
-@torch.library.custom_op("fastfold::pair_bias", mutates_args=())
 @without_autocast
-def _pair_bias(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     norm_weight, norm_bias, weight = parameters
     weight = weight.to(z.dtype)
     if backend == "triton":
@@ -65,6 +64,9 @@ def _pair_bias(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     for i in itertools.product(*map(range, z.shape[:-3])):
         for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))
     return out
+
+
+_pair_bias = torch.library.custom_op("fastfold::pair_bias", mutates_args=())(_forward)
 
 
 @_pair_bias.register_fake
@@ -170,7 +172,9 @@ def pair_bias(
     parameters = PairBiasParams(norm_weight, norm_bias, weight)
     if aligned and chosen == "triton" and not torch.is_grad_enabled():
         return _aligned(z, parameters)
-    return _pair_bias(z, parameters, chosen)
+    run = _forward if runs_directly(z) else _pair_bias
+    found: Tensor = run(z, parameters, chosen)
+    return found
 
 
 @without_autocast
