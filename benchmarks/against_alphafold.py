@@ -1,0 +1,227 @@
+"""Evoformer blocks and a small monomer of FastFold against DeepMind's AlphaFold program, on this machine's processor.
+
+Usage: python benchmarks/against_alphafold.py --alphafold DIR --python PROGRAM [--cases 64x64 ...] [--rounds N]
+
+DIR is a checkout of AlphaFold (https://github.com/google-deepmind/alphafold), PROGRAM a Python with jax, dm-haiku and
+ml_collections, in an environment of its own. Nothing of them is installed or copied. Both programs run in separate
+processes on the same number of cores and take turns; the best of all rounds counts. ``--processor-time`` counts the
+time that each process computes on all its threads, which other programs disturb less.
+
+AlphaFold's forward passes run with each size of sub-batches, of which the fastest counts; its training has none.
+Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.process import prepare_environment
+
+prepare_environment()  # must precede the import of PyTorch
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from fastfold.data.features.pipeline import featurize  # noqa: E402
+from fastfold.data.msa.msa import parse_a3m  # noqa: E402
+from fastfold.data.targets import target_from_sequence  # noqa: E402
+from fastfold.evoformer.config import model_config  # noqa: E402
+from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
+from fastfold.evoformer.model import AlphaFold  # noqa: E402
+from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
+from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
+from fastfold.kernels.cpu.products import exact_products  # noqa: E402
+from fastfold.protein.residue_constants import restypes  # noqa: E402
+
+C_M, C_Z = 256, 128
+SUBBATCHES = (None, 4, 16, 64)
+PRECISIONS: dict[str, Products | None] = {"float32": None, "bf16-products": "bf16", "int8": "int8"}
+MONOMER_BLOCKS, MONOMER_RESIDUES, MONOMER_ROWS = 4, 100, 64
+Run = Callable[[], float]
+clock = time.perf_counter
+
+
+def our_block(sequences: int, residues: int, products: Products | None, *, backward: bool) -> Run:
+    """Return a timed pass of one block."""
+    torch.manual_seed(0)
+    block = EvoformerBlock(
+        model_config("model_3").model.embeddings_and_evoformer.evoformer, C_M, C_Z, zero_init=False
+    ).eval()
+    msa, pair = torch.randn(sequences, residues, C_M), torch.randn(residues, residues, C_Z)
+    masks = torch.ones(sequences, residues), torch.ones(residues, residues)
+
+    def forward() -> float:
+        set_policy(block, ExecutionPolicy(inplace=True))
+        own = msa.clone(), pair.clone()
+        reduced = nullcontext() if products is None else reduced_products(products)
+        with torch.inference_mode(), exact_products(torch.device("cpu")), reduced:
+            start = clock()
+            block(*own, *masks)
+            return clock() - start
+
+    def both() -> float:
+        leaves = [x.clone().requires_grad_() for x in (msa, pair)]
+        set_policy(block, ExecutionPolicy())
+        block.zero_grad(set_to_none=True)
+        start = clock()
+        sum(x.sum() for x in block(*leaves, *masks)).backward()
+        return clock() - start
+
+    return both if backward else forward
+
+
+def monomer_features() -> dict[str, np.ndarray]:
+    """Return the features of a random alignment, with a leading axis of one pass."""
+    random = np.random.default_rng(0)
+    rows = ["".join(random.choice(restypes, MONOMER_RESIDUES)) for _ in range(MONOMER_ROWS)]
+    msa = parse_a3m("".join(f">{number}\n{row}\n" for number, row in enumerate(rows)))
+    target = target_from_sequence(rows[0], "random")
+    return featurize(target.chains, [([msa], [])], model_config("model_3")).stack(1)
+
+
+def our_monomer(features: dict[str, np.ndarray], products: Products | None) -> Run:
+    """Return a timed pass of a monomer network with few blocks."""
+    config = model_config("model_3")
+    config.model.embeddings_and_evoformer.evoformer_num_block = MONOMER_BLOCKS
+    config.model.embeddings_and_evoformer.extra_msa_stack_num_block = 1
+    torch.manual_seed(0)
+    network = AlphaFold(config).eval()
+    tensors = {name: torch.from_numpy(value) for name, value in features.items()}
+
+    def run() -> float:
+        set_policy(network, FOLDING_POLICY)
+        reduced = nullcontext() if products is None else reduced_products(products)
+        with torch.inference_mode(), exact_products(torch.device("cpu")), reduced:
+            start = clock()
+            network(tensors, 0)
+            return clock() - start
+
+    return run
+
+
+class TheirProgram:
+    """Process with AlphaFold's program.
+
+    Raises:
+        RuntimeError: The process ended.
+    """
+
+    def __init__(self, options: argparse.Namespace, features: Path) -> None:
+        cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[: options.threads])
+        program = Path(__file__).with_name("alphafold_program.py")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [
+                *("taskset", "-c", cores, options.python, program, options.alphafold.resolve(), features),
+                "processor" if options.processor_time else "wall",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment | {"JAX_PLATFORMS": "cpu"},
+        )
+        self.versions = self._answer()
+
+    def seconds(self, **request: Any) -> float:
+        """Run a pass, and return its time."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"AlphaFold's program ended (status {self._process.wait()})")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def compare(
+    theirs: TheirProgram, request: dict[str, Any], ours: dict[str, Run], rounds: int
+) -> dict[str, Any]:
+    """Return the best seconds of each program and the ratios, from rounds in turn."""
+    sizes = SUBBATCHES if request["pass"] == "forward" else (None,)
+    for run in ours.values():
+        run()
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for size in sizes:
+            name = f"AlphaFold, sub-batches {size or 'off'}"
+            best[name] = min(best.get(name, np.inf), theirs.seconds(subbatch=size, **request))
+        for name, run in ours.items():
+            best[name] = min(best.get(name, np.inf), run())
+    their_best = min(seconds for name, seconds in best.items() if name.startswith("AlphaFold"))
+    return {"seconds": best, "times as fast": {name: their_best / best[name] for name in ours}}
+
+
+def main() -> None:
+    """Print a table of all cases."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--alphafold", type=Path, required=True, metavar="DIR", help="checkout of AlphaFold")
+    parser.add_argument("--python", required=True, metavar="PROGRAM", help="Python with jax and dm-haiku")
+    parser.add_argument("--cases", nargs="+", default=["64x64", "128x256", "512x384", "monomer"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--processor-time", action="store_true", help="for machines with other programs")
+    parser.add_argument("--no-backward", action="store_true", help="forward passes only")
+    parser.add_argument("--json", type=Path, help="write the figures")
+    options = parser.parse_args()
+    if not (options.alphafold / "alphafold" / "model" / "modules.py").is_file():
+        parser.error(f"{options.alphafold} is not a checkout of AlphaFold")
+    torch.set_num_threads(options.threads)
+    global clock
+    clock = time.process_time if options.processor_time else time.perf_counter
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        features = monomer_features()
+        archive = Path(folder) / "features.npz"
+        np.savez(archive, **features)  # type: ignore[arg-type]
+        theirs = TheirProgram(options, archive)
+        print(theirs.versions, flush=True)
+        try:
+            for case in options.cases:
+                if case == "monomer":
+                    ours = {name: our_monomer(features, products) for name, products in PRECISIONS.items()}
+                    request = {"blocks": MONOMER_BLOCKS, "sequences": 0, "residues": 0, "pass": "forward"}
+                    results[case] = compare(theirs, request, ours, options.rounds)
+                    print(case, json.dumps(results[case], indent=1), flush=True)
+                    continue
+                sequences, residues = map(int, case.split("x"))
+                for name in ("forward", "forward + backward")[: 1 if options.no_backward else 2]:
+                    backward = name != "forward"
+                    precisions = {"float32": None} if backward else PRECISIONS
+                    ours = {
+                        precision: our_block(sequences, residues, products, backward=backward)
+                        for precision, products in precisions.items()
+                    }
+                    request = {"blocks": 0, "sequences": sequences, "residues": residues, "pass": name}
+                    label = f"{case}, {name}"
+                    results[label] = compare(theirs, request, ours, options.rounds)
+                    print(label, json.dumps(results[label], indent=1), flush=True)
+        finally:
+            theirs.close()
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
