@@ -165,7 +165,7 @@ def test_what_one_process_cannot_write_is_kept_of_none(tmp_path: Path) -> None:
 
 def _killed(arguments: list[str], after: int) -> int:
     """``fastfold`` that is killed in a pass, before it is done."""
-    iterate = AlphaFold._iterate
+    iterate = AlphaFold.iterate
     calls = []
 
     def watched(*given: Any) -> Any:
@@ -174,7 +174,7 @@ def _killed(arguments: list[str], after: int) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return iterate(*given)
 
-    AlphaFold._iterate = watched  # type: ignore[method-assign]
+    AlphaFold.iterate = watched  # type: ignore[method-assign]
     return main(arguments)
 
 
@@ -197,13 +197,13 @@ def test_a_killed_fold_goes_on_and_ends_in_the_same_bytes(
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         assert len(list((out / STATE).rglob("*.state"))) == 1
-    iterate, calls = AlphaFold._iterate, []
+    iterate, calls = AlphaFold.iterate, []
 
     def counted(*given: Any) -> Any:
         calls.append(None)
         return iterate(*given)
 
-    monkeypatch.setattr(AlphaFold, "_iterate", counted)
+    monkeypatch.setattr(AlphaFold, "iterate", counted)
     assert main(_arguments(cli, out, *more)) == 0
     assert len(calls) == 1  # of five
     assert not list((out / STATE).rglob("*.state"))
@@ -217,7 +217,7 @@ def test_a_killed_fold_goes_on_and_ends_in_the_same_bytes(
 def test_a_fold_that_ran_out_of_memory_goes_on_in_smaller_pieces_where_it_was(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    iterate, calls = AlphaFold._iterate, []
+    iterate, calls = AlphaFold.iterate, []
 
     def ends_once(*given: Any) -> Any:
         calls.append(None)
@@ -225,7 +225,7 @@ def test_a_fold_that_ran_out_of_memory_goes_on_in_smaller_pieces_where_it_was(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return iterate(*given)
 
-    monkeypatch.setattr(AlphaFold, "_iterate", ends_once)
+    monkeypatch.setattr(AlphaFold, "iterate", ends_once)
     assert main(_arguments(cli, cli.out)) == 0
     assert len(calls) == 6  # five, and the one that failed
     said = capsys.readouterr().err
@@ -235,14 +235,14 @@ def test_a_fold_that_ran_out_of_memory_goes_on_in_smaller_pieces_where_it_was(
 
 def _passes_made(arguments: list[str]) -> int:
     """``fastfold`` that says how many passes it makes."""
-    iterate = AlphaFold._iterate
+    iterate = AlphaFold.iterate
     calls = []
 
     def counted(*given: Any) -> Any:
         calls.append(None)
         return iterate(*given)
 
-    AlphaFold._iterate = counted  # type: ignore[method-assign]
+    AlphaFold.iterate = counted  # type: ignore[method-assign]
     code = main(arguments)
     print(f"{len(calls)} passes", file=sys.stderr)
     return code

@@ -286,13 +286,13 @@ def test_a_pass_takes_nothing_from_the_host(name: str, placeholder: bool) -> Non
             key: value.to("meta", torch.float32 if value.is_floating_point() else value.dtype)
             for key, value in features(0, 0).items()
         }
-        return [member], model._first_previous(member)
+        return [member], model.first_previous(member)
 
     with torch.inference_mode(), without_launches():
-        model._iterate(*inputs())  # the first pass runs without a graph, and takes tables to the device
+        model.iterate(*inputs())  # the first pass runs without a graph, and takes tables to the device
         given = inputs()
         with _NoConstants(), _FromTheHost():
-            model._iterate(*given)
+            model.iterate(*given)
 
 
 @pytest.mark.parametrize(
