@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.folding.background import PLOTS, Background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
@@ -158,7 +159,8 @@ def run(
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
-                summary = _FoldingRun(runner).run(targets, costs)
+                with _background(config) as runner.background:
+                    summary = _FoldingRun(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
 
@@ -258,6 +260,19 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
         distributed.stop()
 
 
+@contextmanager
+def _background(config: InferConfig) -> Iterator[Background | None]:
+    """Start a process for plots and relaxation; None if there are none."""
+    if not config.plots and config.relax == "none":
+        yield None
+        return
+    background = Background(PLOTS if config.plots else ())
+    try:
+        yield background
+    finally:
+        background.close()
+
+
 class _FoldingRun:
     """Run over all targets, with the folder's table and page."""
 
@@ -286,11 +301,12 @@ class _FoldingRun:
         failed: list[tuple[str, str]] = []
         runner = self.runner
         lengths = [target.num_residues for target in targets]
-        for group in group_by_length(lengths, runner.options.batch, runner.device):
-            works = [
-                TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group
-            ]
-            for work, result in zip(works, runner.fold_group(works), strict=True):
+        groups = (
+            [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
+            for group in group_by_length(lengths, runner.options.batch, runner.device)
+        )
+        with closing(runner.fold_groups(groups)) as ended:
+            for work, result in ended:
                 target = work.target
                 try:
                     found = _raised(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,19 +20,24 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, BatchSize, Request
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
+from fastfold.inference.folding.schedule import Awaited, Schedule
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
 from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.json_files import lines_json
+from fastfold.inference.output.plots import confidence_png, coverage_png
+from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
-    coverage_files,
     draw_plot,
+    find_coverage,
     ranking_scores,
     run_record,
     stops,
@@ -112,16 +117,19 @@ class _Prepared(NamedTuple):
 
     Attributes:
         predictor: Predictor of the target.
-        coverage: Files about the coverage by its alignments.
+        coverage: Its coverage by alignments; None without alignments.
+        pictures: Plots of all predictions by ending, once they are drawn.
         label: Name of the target in messages.
     """
 
     predictor: TargetPredictor
-    coverage: dict[str, str | bytes]
+    coverage: dict[str, Any] | None
+    pictures: dict[str, str | bytes]
     label: str
 
 
-class TargetWork(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TargetWork:
     """Target to fold.
 
     Attributes:
@@ -149,9 +157,9 @@ class FoldedTarget(NamedTuple):
     in_progress: int
 
 
-Steps = Generator[Request, Answer, FoldedTarget]
-"""Steps of a target, which wait for predictions."""
-Completed = Generator[Request, Answer, tuple[PredictionRecord | None, bool]]
+Ended = tuple[TargetWork, FoldedTarget | Exception]
+MAX_AHEAD = 4
+"""Largest number of targets that wait for work in the background while others fold."""
 
 
 @dataclass
@@ -167,6 +175,7 @@ class TargetRunner:
         progress: Progress shown to the user.
         distributed: Processes that fold together, if there are several.
         finder: Finder of templates; None if none were requested.
+        background: Process that draws and relaxes; None to do so between folds.
     """
 
     networks: list[Network]
@@ -177,6 +186,7 @@ class TargetRunner:
     progress: Progress
     distributed: DistributedFolder | None = None
     finder: TemplateFinder | None = None
+    background: Background | None = None
     _checked: bool = field(default=False, init=False)
     _graph: KeptGraph = field(default_factory=KeptGraph, init=False)
     _batches: BatchFolder = field(init=False)
@@ -212,30 +222,30 @@ class TargetRunner:
         Returns:
             Result of each target, or its error.
         """
-        steps = [self._steps(*work) for work in group]
-        ended: dict[int, FoldedTarget | Exception] = {}
-        waiting: dict[int, Request] = {}
-        answers: dict[int, Answer | Exception | None] = dict.fromkeys(range(len(group)))
-        try:
-            while answers:
-                for index, answer in answers.items():
-                    try:
-                        waiting[index] = _advance(steps[index], answer)
-                    except StopIteration as stop:
-                        ended[index] = stop.value
-                    except Exception as error:
-                        ended[index] = error
-                chosen = min(waiting, default=None)
-                model = None if chosen is None else waiting[chosen].model
-                together = [index for index, request in waiting.items() if request.model is model]
-                predicted = self._batches.predict([waiting.pop(index) for index in together])
-                answers = dict(zip(together, predicted, strict=True))
-        finally:
-            for one in steps:
-                one.close()
-        return [ended[index] for index in range(len(group))]
+        found = dict(self.fold_groups([group]))
+        return [found[work] for work in group]
 
-    def _steps(self, target: Target, label: str, cost: float) -> Steps:
+    def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
+        """Fold and write groups of targets, and draw and relax them while the next groups fold.
+
+        Args:
+            groups: Groups of targets with predictions in shared passes.
+
+        Yields:
+            Each target with its result or its error, in the order in which they are finished.
+        """
+        schedule: Schedule[TargetWork, FoldedTarget] = Schedule(self._batches, self.background)
+        try:
+            for group in groups:
+                yield from schedule.wait(MAX_AHEAD)
+                yield from schedule.fold(
+                    [(work, self._steps(work.target, work.label, work.cost)) for work in group]
+                )
+            yield from schedule.wait(1)
+        finally:
+            schedule.close()
+
+    def _steps(self, target: Target, label: str, cost: float) -> Generator[Awaited, Any, FoldedTarget]:
         """Fold and write one target; yield requests for its predictions."""
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
@@ -266,7 +276,7 @@ class TargetRunner:
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
-        done = self._relax(results, label) or done
+        done = (yield from self._relax(results, label)) or done
         if self.options.overwrite:
             kept = {job.id for job in jobs}
             results.remove(record.id for record in results.records() if record.id not in kept)
@@ -290,7 +300,7 @@ class TargetRunner:
 
     def _complete(
         self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
-    ) -> Completed:
+    ) -> Generator[Awaited, Any, tuple[PredictionRecord | None, bool]]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
         missing = None if found is None else wanted.missing(found)
@@ -369,11 +379,11 @@ class TargetRunner:
             distributed=self.distributed,
             graph=self._graph,
         )
-        return _Prepared(predictor, coverage_files(alignments, target, plots=self.config.plots), label)
+        return _Prepared(predictor, find_coverage(alignments, target), {}, label)
 
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
-    ) -> Generator[Request, Answer, PredictionRecord]:
+    ) -> Generator[Awaited, Any, PredictionRecord]:
         """Make and write one prediction, with the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
@@ -385,7 +395,7 @@ class TargetRunner:
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            answer = yield Request(prepared.predictor, model, job.seed, on_cycle, state)
+            answer: Answer = yield Request(prepared.predictor, model, job.seed, on_cycle, state)
             most = peak()
         prediction = answer.prediction
         if prediction.restraints is not None:
@@ -396,9 +406,27 @@ class TargetRunner:
             "peak_memory": None if most is None else round(most / 2**20),
         }
         made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-        record = write_prediction(results, made, prediction, took, self.config, more=prepared.coverage)
+        files = yield from self._more_files(prepared, prediction)
+        record = write_prediction(results, made, prediction, took, self.config, more=files)
         state.remove()
         return record
+
+    def _more_files(
+        self, prepared: _Prepared, prediction: Prediction
+    ) -> Generator[Awaited, Any, dict[str, str | bytes]]:
+        """Return the files of the target's coverage, and the plots, drawn in the background."""
+        files: dict[str, str | bytes] = {}
+        coverage = prepared.coverage
+        if coverage is not None:
+            files["_coverage.json"] = lines_json(coverage)
+        if not self.config.plots:
+            return files
+        if coverage is not None and not prepared.pictures:
+            title = f"Alignments of {prepared.predictor.target.name[:100]}"
+            drawn = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
+            prepared.pictures["_coverage.png"] = drawn
+        plot = yield BackgroundWork(confidence_png, (), prediction.plot_arguments())
+        return files | prepared.pictures | {".png": plot}
 
     def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
         """Return the saved state of a prediction's passes."""
@@ -425,24 +453,23 @@ class TargetRunner:
                 self.networks.remove(network)
         self._checked = True
 
-    def _relax(self, results: TargetResults, label: str) -> bool:
+    def _relax(self, results: TargetResults, label: str) -> Generator[Awaited, Any, bool]:
         """Relax the requested predictions; return True if one was relaxed."""
         if self.config.relax == "none":
             return False
-        from fastfold.inference.relax.written import relax_results
+        from fastfold.inference.relax.written import relax_in_folder
 
         number = self.config.num_relax or (1 if self.config.relax == "best" else None)
-        chosen = results.records()[:number]
+        chosen = [record.id for record in results.records()[:number] if "relaxation" not in record.scores]
+        if not chosen:
+            return False
+        self.progress.note(f"{label}: relaxing")
         relaxation = RelaxConfig(platform=self.config.relax_platform, threads=torch.get_num_threads())
-        done = False
-
-        def say(line: str) -> None:
-            self.progress.note(f"{label} {line}")
-
-        for record, outcome, relaxed in relax_results(results, chosen, self.ranking, relaxation, say):
-            self.progress.line(f"{label} {record.key}: {outcome}", important=not relaxed)
-            done = True
-        return done
+        where = (results.parent.path, results.parent.output_format, (results.stem, results.state))
+        relaxed = yield BackgroundWork(relax_in_folder, (*where, chosen, self.ranking, relaxation), {})
+        for key, outcome, is_relaxed in relaxed:
+            self.progress.line(f"{label} {key}: {outcome}", important=not is_relaxed)
+        return bool(relaxed)
 
     def compare(self, results: TargetResults, target: Target, label: str, reference: Path) -> None:
         """Compare a finished target with its experimental structure, if there is one."""
@@ -488,13 +515,6 @@ class TargetRunner:
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
-
-
-def _advance(steps: Steps, answer: Answer | Exception | None) -> Request:
-    """Return the next request of a target after the answer to its last one, None for the first."""
-    if isinstance(answer, Exception):
-        return steps.throw(answer)
-    return next(steps) if answer is None else steps.send(answer)
 
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:

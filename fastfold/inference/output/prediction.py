@@ -182,7 +182,7 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """Return the HTML for a notebook: the three lines and the plot."""
-        png = base64.b64encode(self._plot()).decode("ascii")
+        png = base64.b64encode(confidence_png(**self.plot_arguments())).decode("ascii")
         return (
             f"<pre>{html.escape(repr(self))}</pre>"
             f'<img alt="pLDDT and aligned error" style="max-width: 100%" src="data:image/png;base64,{png}">'
@@ -409,7 +409,7 @@ class Prediction:
                 self.plddt, pae=self.pae, ptm=self.ptm, iptm=self.iptm
             )
         if plots:
-            contents[".png"] = self._plot()
+            contents[".png"] = confidence_png(**self.plot_arguments())
         if self.representations is not None:
             contents["_representations.npz"] = _npz(self.representations)
         if self.distogram is not None:
@@ -419,17 +419,18 @@ class Prediction:
                 contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
         return contents
 
-    def _plot(self) -> bytes:
-        return confidence_png(
-            self.plddt,
-            self.chain_index,
-            numbers=self.protein.residue_index,
-            pae=self.pae,
-            max_pae=self.max_pae,
-            title=self.title,
-            ptm=self.ptm,
-            iptm=self.iptm,
-        )
+    def plot_arguments(self) -> dict[str, Any]:
+        """Return the arguments of :func:`fastfold.inference.output.plots.confidence_png` for the plot."""
+        return {
+            "plddt": self.plddt,
+            "chain_index": self.chain_index,
+            "numbers": self.protein.residue_index,
+            "pae": self.pae,
+            "max_pae": self.max_pae,
+            "title": self.title,
+            "ptm": self.ptm,
+            "iptm": self.iptm,
+        }
 
     def _check_finite(self) -> None:
         """Refuse values that are not finite or out of range, also of residues without atoms."""

@@ -23,7 +23,7 @@ from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.file_names import COLABFOLD_SCORES, prediction_key
 from fastfold.inference.output.json_files import lines_json
-from fastfold.inference.output.plots import confidence_png, coverage_png
+from fastfold.inference.output.plots import confidence_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.inference.output.written_scores import read_pae, read_scores, residue_numbers
@@ -199,13 +199,13 @@ def write_prediction(
         prediction: The prediction.
         scores: Further listed scores: ``seconds`` and ``peak_memory``.
         config: Settings of the fold.
-        more: Further files by ending.
+        more: Further files by ending, with the plot.
 
     Raises:
         OutputError: The prediction cannot be written; earlier files are unchanged.
     """
     output_format = results.parent.output_format
-    files = {**prediction.files(plots=config.plots, output_format=output_format), **more}
+    files = {**prediction.files(plots=False, output_format=output_format), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(
         record["input_hash"],
@@ -263,20 +263,16 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
     )
 
 
-def coverage_files(alignments: Sequence[ChainMsas], target: Target, *, plots: bool) -> dict[str, str | bytes]:
-    """Return files about the coverage of a target by its alignments, by ending; none without alignments.
+def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, Any] | None:
+    """Return the coverage of a target by its alignments, in JSON's types; None without alignments.
 
     Args:
         alignments: Alignments per chain.
         target: The target.
-        plots: Draw the coverage.
     """
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
-        return {}
+        return None
     found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
     if target.is_cut:
         found["residue_ranges"] = [residue_ranges(np.array(chain.numbers)) for chain in target.chains]
-    files: dict[str, str | bytes] = {"_coverage.json": lines_json(found)}
-    if plots:
-        files["_coverage.png"] = coverage_png(found, title=f"Alignments of {target.name[:100]}")
-    return files
+    return found

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastfold.errors import InputError
+from fastfold.inference.config import OutputFormat
 from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.prediction import prediction_title
-from fastfold.inference.output.results_folder import PredictionRecord, Ranking, TargetResults
+from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
 from fastfold.inference.output.written_scores import read_scores, residue_numbers
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
@@ -110,6 +112,38 @@ def relax_results(
             scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": _energy(found)}
             added = results.add(record.id, record.key, files, scores, ranking)
         yield added, _in_words(found), found["relaxed"]
+
+
+def relax_in_folder(
+    folder: Path,
+    output_format: OutputFormat,
+    target: tuple[str, Path],
+    predictions: Sequence[str],
+    ranking: Ranking,
+    config: RelaxConfig,
+) -> list[tuple[str, str, bool]]:
+    """Relax some predictions of a target, in any process; arguments and result can be pickled.
+
+    Args:
+        folder: The results folder.
+        output_format: Style of its file names.
+        target: Stem of the target's files, and the folder of its records.
+        predictions: Identifiers of the predictions.
+        ranking: Ranks the target's predictions.
+        config: Settings.
+
+    Returns:
+        Key, outcome in words, and True if relaxed, of each processed prediction.
+
+    Raises:
+        FastFoldError: See :func:`relax_results`.
+    """
+    results = TargetResults(ResultsFolder(folder, output_format=output_format), *target)
+    records = [record for record in results.records() if record.id in predictions]
+    return [
+        (record.key, outcome, is_relaxed)
+        for record, outcome, is_relaxed in relax_results(results, records, ranking, config)
+    ]
 
 
 def _say(on_progress: Callable[[str], None], key: str, line: str) -> None:

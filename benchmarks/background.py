@@ -1,0 +1,111 @@
+"""Share of a run in which its slowest stage idles, with plots and relaxation in the background and between the folds.
+
+Usage: python benchmarks/background.py [--targets 20] [--residues 40] [--relax] [--inline] [--json FILE]
+
+``fastfold infer`` folds random sequences by ``mini``. The stages are folds, and plots with relaxation. The slower one
+would be busy from the first fold to the end of the last target, if nothing waited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.process import prepare_environment
+
+prepare_environment()  # must precede the import of PyTorch
+
+import numpy as np  # noqa: E402
+
+from fastfold.inference.config import InferConfig  # noqa: E402
+from fastfold.inference.folding.background import Background, BackgroundWork  # noqa: E402
+from fastfold.inference.folding.batch import BatchFolder  # noqa: E402
+from fastfold.inference.runner import run  # noqa: E402
+from fastfold.inference.target_runner import RunOptions, TargetRunner  # noqa: E402
+from fastfold.protein.residue_constants import restypes  # noqa: E402
+
+
+def measure(options: argparse.Namespace, *, inline: bool) -> dict[str, float]:
+    """Return the seconds of each stage, those from the first fold to the end, and the slowest stage's idle share."""
+    folds: list[tuple[float, float]] = []
+    predict, fold_groups, start = BatchFolder.predict, TargetRunner.fold_groups, Background._start
+    call, other, ended = BackgroundWork.run, 0.0, 0.0
+    submitted = Background._call
+
+    def timed(self: BatchFolder, requests: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return predict(self, requests)
+        finally:
+            folds.append((began, time.perf_counter()))
+
+    def worked(run: Any, *arguments: Any) -> Any:
+        nonlocal other
+        began = time.perf_counter()
+        try:
+            return run(*arguments)
+        finally:
+            other += time.perf_counter() - began
+
+    def watched(self: TargetRunner, groups: Any) -> Any:
+        nonlocal ended
+        if inline:
+            self.background = None
+        yield from fold_groups(self, groups)
+        ended = time.perf_counter()
+
+    BatchFolder.predict, TargetRunner.fold_groups = timed, watched  # type: ignore[method-assign]
+    if inline:
+        Background._start = lambda self: None  # type: ignore[method-assign]
+        BackgroundWork.run = lambda self: worked(call, self)  # type: ignore[method-assign]
+    else:
+        Background._call = lambda self, work: worked(submitted, self, work)  # type: ignore[method-assign]
+    random = np.random.default_rng(0)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fasta = Path(folder) / "targets.fasta"
+            fasta.write_text(
+                "".join(
+                    f">t{number}\n{''.join(random.choice(restypes, options.residues))}\n"
+                    for number in range(options.targets)
+                )
+            )
+            config = InferConfig(device="cpu", relax="best" if options.relax else "none")
+            found = run([fasta], Path(folder) / "out", [], config, RunOptions(quiet=True))
+            assert len(found.folded) == options.targets, found.failed
+    finally:
+        BatchFolder.predict, TargetRunner.fold_groups = predict, fold_groups  # type: ignore[method-assign]
+        Background._start, Background._call = start, submitted  # type: ignore[method-assign]
+        BackgroundWork.run = call  # type: ignore[method-assign]
+    whole = ended - folds[0][0]
+    folding = sum(end - begin for begin, end in folds)
+    return {"folds": folding, "other": other, "whole": whole, "idle": 1 - max(folding, other) / whole}
+
+
+def main() -> None:
+    """Print the shares of both ways."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--targets", type=int, default=20)
+    parser.add_argument("--residues", type=int, default=40)
+    parser.add_argument("--relax", action="store_true", help="relax every target too")
+    parser.add_argument("--inline", action="store_true", help="measure the run without a background too")
+    parser.add_argument("--json", type=Path, help="write the figures")
+    options = parser.parse_args()
+    results = {}
+    for inline in (False, True)[: 1 + options.inline]:
+        name = "between the folds" if inline else "in the background"
+        results[name] = measure(options, inline=inline)
+        line = "{folds:.1f} s of folds, {other:.1f} s of other work, {whole:.1f} s in all, {idle:.1%} idle"
+        print(f"{name}: {line.format(**results[name])}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

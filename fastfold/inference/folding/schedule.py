@@ -1,0 +1,97 @@
+"""Run the steps of several targets: predictions here, other work in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Generic, TypeVar
+
+from fastfold.inference.folding.background import Background, BackgroundWork
+from fastfold.inference.folding.batch import BatchFolder, Request
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+Awaited = Request | BackgroundWork
+Steps = Generator[Awaited, Any, Result]
+"""Steps of a target, which wait for predictions and for work in the background."""
+
+
+class Schedule(Generic[Key, Result]):
+    """Started targets that wait for predictions or for work in the background.
+
+    Args:
+        batches: Makes the predictions.
+        background: Process for other work; None to do it here.
+    """
+
+    def __init__(self, batches: BatchFolder, background: Background | None) -> None:
+        self._batches, self._background = batches, background
+        self._started: dict[Key, Steps[Result]] = {}
+        self._requests: dict[Key, Request] = {}
+        self._futures: dict[Future[Any], Key] = {}
+
+    def fold(self, group: Sequence[tuple[Key, Steps[Result]]]) -> Iterator[tuple[Key, Result | Exception]]:
+        """Start targets, and fold until no target waits for a prediction.
+
+        Args:
+            group: Targets with their steps.
+
+        Yields:
+            Each target that ends, with its result or its error.
+        """
+        for work, steps in group:
+            self._started[work] = steps
+            yield from self._advance(work, None)
+        while self._requests:
+            model = next(iter(self._requests.values())).model
+            together = {work: one for work, one in self._requests.items() if one.model is model}
+            for work in together:
+                del self._requests[work]
+            answers = self._batches.predict(list(together.values()))
+            for work, answer in zip(together, answers, strict=True):
+                yield from self._advance(work, answer)
+            yield from self._take_finished()
+
+    def wait(self, limit: int) -> Iterator[tuple[Key, Result | Exception]]:
+        """Wait until fewer than ``limit`` targets are in the background; yields as :meth:`fold` does."""
+        yield from self._take_finished()
+        while len(self._futures) >= limit:
+            wait(self._futures, return_when=FIRST_COMPLETED)
+            yield from self._take_finished()
+            yield from self.fold([])
+
+    def close(self) -> None:
+        """Stop all targets."""
+        for steps in self._started.values():
+            steps.close()
+
+    def _take_finished(self) -> Iterator[tuple[Key, Result | Exception]]:
+        for future in [future for future in self._futures if future.done()]:
+            error = future.exception()
+            answer = future.result() if error is None else error
+            yield from self._advance(self._futures.pop(future), answer)
+
+    def _advance(self, work: Key, answer: Any) -> Iterator[tuple[Key, Result | Exception]]:
+        """Run a target until it waits or ends; ``answer`` is the awaited result, or an exception."""
+        steps = self._started[work]
+        while True:
+            try:
+                awaited = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+            except StopIteration as stop:
+                del self._started[work]
+                yield work, stop.value
+                return
+            except Exception as error:
+                del self._started[work]
+                yield work, error
+                return
+            if isinstance(awaited, Request):
+                self._requests[work] = awaited
+                return
+            if self._background is not None:
+                self._futures[self._background.submit(awaited)] = work
+                return
+            try:
+                answer = awaited.run()
+            except Exception as error:
+                answer = error

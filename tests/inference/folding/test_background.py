@@ -1,0 +1,100 @@
+"""Work of finished folds in another process: same files, errors of the right target, overlap."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from fastfold.errors import FastFoldError, InputError
+from fastfold.inference.folding.background import Background, BackgroundWork
+from fastfold.inference.folding.schedule import Schedule
+from fastfold.inference.output import plots
+from tests.helpers.command_line import CommandLine
+
+
+def fail(kind: str) -> None:
+    if kind == "input":
+        raise InputError("too long", record="a")
+    if kind == "exit":
+        os._exit(3)
+    raise RuntimeError("bug")
+
+
+def test_calls_run_in_another_process_and_raise_their_errors() -> None:
+    background = Background()
+    try:
+        assert background.submit(BackgroundWork(os.getpid, (), {})).result() != os.getpid()
+        with pytest.raises(InputError, match="record 'a': too long"):
+            background.submit(BackgroundWork(fail, ("input",), {})).result()
+        with pytest.raises(RuntimeError, match="bug"):
+            background.submit(BackgroundWork(fail, (), {"kind": "bug"})).result()
+        with pytest.raises(FastFoldError, match="ended: exit code 3"):
+            background.submit(BackgroundWork(fail, ("exit",), {})).result()
+        assert background.submit(BackgroundWork(os.getpid, (), {})).result() == os.getpid()
+    finally:
+        background.close()
+
+
+class Inline:
+    """A background in a thread of this process."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def submit(self, call: BackgroundWork) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(self.run(call))
+            except Exception as error:
+                future.set_exception(error)
+
+        threading.Thread(target=answer).start()
+        return future
+
+
+def test_targets_end_while_others_wait_and_errors_belong_to_them() -> None:
+    def run(call: BackgroundWork) -> Any:
+        time.sleep(call.arguments[0])
+        if call.arguments[0] > 0.1:
+            raise InputError("late")
+        return "drawn"
+
+    def steps(seconds: float) -> Any:
+        found = yield BackgroundWork(time.sleep, (seconds,), {})
+        return found
+
+    schedule: Schedule[str, str] = Schedule(None, Inline(run))  # type: ignore[arg-type]
+    works = ["slow", "fast"]
+    assert list(schedule.fold([(works[0], steps(0.3)), (works[1], steps(0.05))])) == []
+    first, second = schedule.wait(1)
+    assert first == ("fast", "drawn")
+    assert second[0] == "slow"
+    assert isinstance(second[1], InputError)
+
+
+def test_pictures_are_those_of_one_process(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fasta = cli.fasta({"a": "MKTAYIAKQR", "b": "GSHMAWLPE"})
+    settings = ("--num-recycles", "0")
+    assert cli.infer(fasta, settings=settings).code == 0
+    found = cli.contents()
+    assert sum(name.endswith(".png") for name in found) == 2
+    record = cli.scores("a")
+    monkeypatch.setattr(Background, "_start", lambda self: None)
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        "fastfold.inference.target_runner.confidence_png",
+        lambda **options: drawn.append(options["title"]) or plots.confidence_png(**options),
+    )
+    assert cli.infer(fasta, "--overwrite", settings=settings).code == 0
+    assert len(drawn) == 2
+    assert {k: v for k, v in cli.contents().items() if k.endswith(".png")} == {
+        k: v for k, v in found.items() if k.endswith(".png")
+    }
+    assert cli.scores("a") == record
