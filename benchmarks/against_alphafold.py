@@ -86,7 +86,8 @@ def monomer_features() -> dict[str, np.ndarray]:
     rows = ["".join(random.choice(restypes, MONOMER_RESIDUES)) for _ in range(MONOMER_ROWS)]
     msa = parse_a3m("".join(f">{number}\n{row}\n" for number, row in enumerate(rows)))
     target = target_from_sequence(rows[0], "random")
-    return featurize(target.chains, [([msa], [])], model_config("model_3")).stack(1)
+    found = featurize(target.chains, [([msa], [])], model_config("model_3")).stack(1)
+    return {**found, "seq_length": np.array([MONOMER_RESIDUES], np.int32)}
 
 
 def our_monomer(features: dict[str, np.ndarray], products: Products | None) -> Run:
