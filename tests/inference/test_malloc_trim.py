@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.inference import malloc_trim
+from fastfold.inference.folding.network import NetworkPasses, prepared_network
 from fastfold.inference.malloc_trim import trim_malloc
+from fastfold.inference.planning.planner import Planner
 from tests.helpers.networks import oracle_config, oracle_features, random_model
 
 MIB = 1 << 20
@@ -75,3 +77,15 @@ def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.
             torch.zeros(1, model.single_projection.in_features, device="meta")
         )
     assert found.is_meta
+
+
+def test_a_fold_with_room_does_not_trim(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(malloc_trim, "_trim", lambda: trimmed.append)
+    model = random_model(oracle_config())
+    peak = Planner(model.config, 4).plan(10, 1 << 40).peak
+    for budget, is_trimmed in ((2 * peak, False), (2 * peak - 1, True)):
+        plan = Planner(model.config, 4).plan(10, budget)
+        with prepared_network(model, NetworkPasses(num_recycles=0), plan, distogram=False):
+            model(oracle_features(), num_recycles=0)
+        assert bool(trimmed) == is_trimmed

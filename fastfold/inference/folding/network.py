@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,7 +133,7 @@ def prepared_network(
         with (
             torch.inference_mode(),
             exact_products(device),
-            trim_malloc(model),
+            nullcontext() if plan is not None and plan.is_roomy else trim_malloc(model),
             _dropout(model, passes.dropout_seed),
         ):
             yield

@@ -41,6 +41,10 @@ FOLDING_POLICY = ExecutionPolicy(
 )
 
 
+SMALL_PAIR = 8 << 20
+"""Bytes of a pair tensor below which a fold may keep its freed memory."""
+
+
 @dataclass(frozen=True)
 class FoldRequest:
     """Request for a plan: equal requests give equal plans, in every process.
@@ -110,6 +114,11 @@ class FoldPlan:
     def peak(self) -> int:
         """Predicted peak in bytes."""
         return self.chunks.peak
+
+    @property
+    def is_roomy(self) -> bool:
+        """True if a small pair and a large budget allow freed memory to stay in the process."""
+        return self.unit < SMALL_PAIR and 2 * self.peak <= self.request.budget
 
     @property
     def streams(self) -> bool:
