@@ -8,7 +8,8 @@ processes on the same number of cores and take turns; the best of all rounds cou
 time that each process computes on all its threads, which other programs disturb less.
 
 AlphaFold's forward passes run with each size of sub-batches, of which the fastest counts; its training has none.
-Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results.
+Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results. AlphaFold's
+monomer needs a jax from before ``jnp.clip`` lost ``a_max``; its blocks run with later ones.
 """
 
 from __future__ import annotations
