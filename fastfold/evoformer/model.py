@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from fastfold.evoformer.embedders.multimer_templates import (
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import PolicyModule, of_sample
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -26,6 +27,7 @@ from fastfold.evoformer.heads import (
     PredictedLDDTHead,
 )
 from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.structure.distogram_descent import descend
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
@@ -207,6 +209,7 @@ class AlphaFold(PolicyModule):
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
+        structure = self._descended(structure, representations, result.get("distogram"), members[0])
         if "asym_id" in members[0] and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
         return result | {
@@ -214,6 +217,41 @@ class AlphaFold(PolicyModule):
             "representations": representations,
             "num_recycles": cycle,
         }
+
+    def _descended(
+        self,
+        structure: dict[str, Any],
+        representations: Features,
+        distogram: dict[str, Any] | None,
+        features: Features,
+    ) -> dict[str, Any]:
+        """Return the structure after the descent on the distogram, if the configuration has one.
+
+        Structures that gradients are recorded for are the structure module's own.
+        """
+        config = self.config.model.heads.structure_module.get("distogram_descent")
+        if config is None or torch.is_grad_enabled():
+            return structure
+        head = self.heads["distogram"](representations) if distogram is None else distogram
+        found, aatype = structure["final_affines"], features["aatype"]
+        moved = torch.empty_like(found)
+        for sample in itertools.product(*map(range, aatype.shape[:-1])):
+            moved[sample] = descend(
+                found[sample],
+                of_sample(head["logits"], sample),
+                head["bin_edges"],
+                aatype=aatype[sample],
+                residue_index=features["residue_index"][sample],
+                seq_mask=features["seq_mask"][sample],
+                config=config,
+                first_row=self._own_rows(aatype.shape[-1]).start,
+                sum_over_ranks=self._sum_over_ranks,
+            )
+        return self.structure_module.moved(structure, moved, aatype)
+
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the processes that hold other rows of the pair; one process holds all."""
+        return x
 
     def _wants(self, head: str) -> bool:
         return self.policy.heads is None or head in self.policy.heads

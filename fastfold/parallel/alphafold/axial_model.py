@@ -15,7 +15,7 @@ from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptSta
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
-from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
+from fastfold.parallel.comm.collectives import all_reduce, broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
 
 
@@ -126,6 +126,9 @@ class AxialAlphaFold(AlphaFold):
 
     def _own_rows(self, residues: int) -> slice:
         return self.shards.own(residues)
+
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        return all_reduce(x, self.shards.group)
 
     def _own_sequences(self, sequences: int, templates: int) -> tuple[slice, slice]:
         """Return slices of this rank's rows of the MSA and of the templates.
