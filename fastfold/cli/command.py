@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.commands.completion import add_completion_command
 from fastfold.cli.commands.databases import add_databases_command
 from fastfold.cli.commands.design import add_design_command
 from fastfold.cli.commands.infer import add_infer_command
@@ -21,7 +22,7 @@ from fastfold.cli.commands.verify import add_environment_command, add_verify_com
 from fastfold.cli.commands.weights import add_weights_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
-from fastfold.errors import FastFoldError
+from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
 
 _EPILOG = """\
@@ -42,7 +43,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code.
+    """Run the command line; return the exit code: 2 for wrong use, 1 for another error.
 
     Errors that a user can cause are printed as one message, without a traceback.
     """
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = run(options)
         return _flush_stdout() or code
+    except ConfigError as error:
+        return _fail(str(error), 2)
     except FastFoldError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -112,4 +115,5 @@ def _parser() -> argparse.ArgumentParser:
     add_weights_command(commands)
     add_databases_command(commands)
     add_cite_command(commands)
+    add_completion_command(commands, parser)
     return parser

@@ -18,7 +18,7 @@ from tests.helpers.command_line import CommandLine
 )
 def test_plan_asks_for_what_it_lacks(cli: CommandLine, given: list[str], missing: str) -> None:
     done = cli.run("plan", *given)
-    assert done.code == 1
+    assert done.code == 2
     assert f"fastfold plan needs {missing}" in done.err
 
 

@@ -187,7 +187,7 @@ def test_bad_records_do_not_keep_the_others_from_being_searched(cli: CommandLine
 
 def test_msa_only_needs_a_place_to_search(cli: CommandLine) -> None:
     done = cli.run("infer", cli.fasta({"T1": "MKV"}), "--msa-only", "--out", cli.out)
-    assert (done.code, "say where to search: --db FASTA" in done.err) == (1, True)
+    assert (done.code, "say where to search: --db FASTA" in done.err) == (2, True)
 
 
 def test_search_in_python_feeds_predict(cli: CommandLine, database: Path) -> None:
@@ -222,6 +222,6 @@ def test_a_sequence_that_the_server_cannot_do_fails_its_target_alone_on_every_ru
         assert asked == [[records[name]] for name in ("good1", "poly", "good2", "poly")]
         stand_in.states = ["ERROR"]
         found = cli.run("search", fasta, "--msa-server", server.url, "--out", cli.out / "alignments")
-        assert found.code == 1
+        assert found.code == 2
         assert "error: record 'poly': http://" in found.err
         assert "alignments of 2 targets" in found.out
