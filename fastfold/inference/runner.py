@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
-from fastfold.data.queries.read import read_targets
+from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
@@ -72,7 +72,7 @@ class Summary:
 
 
 def run(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path] | TargetReader,
     output: Path,
     weights: Sequence[Path],
     config: InferConfig | None = None,
@@ -84,7 +84,7 @@ def run(
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
-        inputs: Files of sequences.
+        inputs: Files of sequences, or a function that reads the targets.
         output: Folder for the results.
         weights: Weights files or names of published networks; empty for the small network that ships with the package.
         config: Settings of the fold.
@@ -117,7 +117,7 @@ def run(
         networks = limit_networks(networks, options.num_models)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        targets, errors = read_targets(inputs, complex_=options.complex_)
+        targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
         if not weights:
             targets, refused = refuse_complexes(targets)
             errors = [*errors, *refused]

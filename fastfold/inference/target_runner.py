@@ -427,7 +427,7 @@ class TargetRunner:
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
-    return templates if takes_templates(network.info.config, target) else None
+    return templates if takes_templates(network.info.config, target, templates) else None
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:

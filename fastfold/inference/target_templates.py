@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.data.features.assembly import share_frames
 from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.targets import Target
@@ -48,20 +49,27 @@ class TargetTemplates:
         return replace(self, features=tuple(cut))
 
     @property
+    def is_in_one_frame(self) -> bool:
+        """True if every template spans all chains of the target."""
+        return share_frames(self.features)
+
+    @property
     def number(self) -> int:
         """Largest number of templates of a chain."""
         return max((len(one.get("template_aatype", ())) for one in self.features if one), default=0)
 
 
-def takes_templates(config: Any, target: Target) -> bool:
+def takes_templates(config: Any, target: Target, templates: TargetTemplates | None = None) -> bool:
     """Return True if a network uses templates of a target, also of a complex if it is one.
 
     Args:
         config: Configuration tree of the network.
         target: The target.
+        templates: Its templates; those of whole complexes are used by monomer networks, too.
     """
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
-    return enabled and (is_multimer(config) or not target.is_complex)
+    is_whole = templates is not None and templates.is_in_one_frame
+    return enabled and (is_multimer(config) or not target.is_complex or is_whole)
 
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
@@ -105,8 +113,10 @@ def find_templates(
         The templates, or only lines if none are used; None without either.
 
     Raises:
-        InputError: Hits, a database, or a user's alignment are invalid.
+        InputError: Hits, a database, a user's alignment, or the target's own structure are invalid.
     """
+    if (own := _own_templates(target)) is not None:
+        return own
     takers = [network for network in networks if takes_templates(network.info.config, target)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
     unused = _unused_hits(finder, target, msa_dir) if takers else []
@@ -122,6 +132,12 @@ def find_templates(
     others = [network.name for network in networks if network not in takers]
     notes = [f"without templates, which these networks do not use: {', '.join(others)}"] if others else []
     return _found_templates(target, found, [*unused, *notes])
+
+
+def _own_templates(target: Target) -> TargetTemplates | None:
+    """Return the templates that a target brings, without a search; None for a search."""
+    own = target.templates if target.given is None else target.given.templates()
+    return None if own is None else given_features(target, own)
 
 
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:

@@ -76,7 +76,7 @@ def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], li
     unusable: list[Outcome] = []
     files: dict[str, Path] = {}
     for path in map(Path, paths):
-        inside = _structures_inside(path) if path.is_dir() else [path]
+        inside = structures_inside(path) if path.is_dir() else [path]
         before = len(chains)
         for file in inside:
             try:
@@ -109,8 +109,12 @@ def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
     ]
 
 
-def _structures_inside(folder: Path) -> list[Path]:
-    """Return the structures of a folder, sorted by name."""
+def structures_inside(folder: Path) -> list[Path]:
+    """Return the structures of a folder, sorted by name.
+
+    Raises:
+        InputError: The folder has none.
+    """
     found = sorted(
         file
         for file in folder.iterdir()

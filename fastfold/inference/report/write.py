@@ -231,6 +231,9 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
     if isinstance(interfaces, dict):
         numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    given = scores.get("given_structure")
+    if isinstance(given, dict):
+        numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
     return {
         "target": prediction.target,
