@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,11 +64,13 @@ class Summary:
         folded: Names of the targets folded in this run.
         skipped: Names of the targets that were finished before, or that another process is folding.
         failed: Name (or file) and reason of each failure.
+        predictions: For each of these targets without failure, the ``id`` of the requested predictions in the folder.
     """
 
     folded: tuple[str, ...]
     skipped: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
+    predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def run(
@@ -283,6 +285,7 @@ class _FoldingRun:
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
         for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
             label = f"{number}/{len(targets)} {target.name}"
             try:
@@ -305,7 +308,8 @@ class _FoldingRun:
                 failed.append(self._failed(target, cost, error))
                 continue
             (folded if found.made else skipped).append(target.name)
-        return Summary(tuple(folded), tuple(skipped), tuple(failed))
+            predictions[target.name] = found.predictions
+        return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
 
     def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
         text = reason(error, target)

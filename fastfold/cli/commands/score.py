@@ -101,6 +101,6 @@ def run_score(options: argparse.Namespace) -> int:
             workers=worker_options(options) if has_workers(options) else None,
         )
     code = print_summary(summary, options.out, done="scored")
-    if summary.folded or summary.skipped:
+    if summary.predictions:
         print(f"Table: {options.out / TABLE}", flush=True)
     return code

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fastfold.data.targets import Target
+from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.whole.given import Use
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
@@ -94,6 +94,8 @@ def run_scores(
     searches = options.msa_dir is not None or bool(options.engines)
     read = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)
     targets, errors = read()
+    if options.name_prefix is not None:
+        targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)
 
     def targets_read() -> tuple[list[Target], list[InputError]]:
         return targets, errors
@@ -102,8 +104,8 @@ def run_scores(
         summary = run(targets_read, output, weights, config, options)
     else:
         summary = screen(targets_read, output, weights, config, options, workers)
-    if summary.folded or summary.skipped:
-        write_table(targets, output)
+    if summary.predictions:
+        write_table(targets, summary.predictions, output)
     return summary
 
 
@@ -135,11 +137,12 @@ def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
             )
 
 
-def write_table(targets: Iterable[Target], output: Path) -> Path:
+def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[str]], output: Path) -> Path:
     """Write the table of scored structures, the best composite score first.
 
     Args:
-        targets: Scored targets; those without results are left out.
+        targets: Scored targets; those without predictions are left out.
+        predictions: The ``id`` of the predictions of each target, by its name.
         output: Folder of the results.
 
     Raises:
@@ -147,7 +150,8 @@ def write_table(targets: Iterable[Target], output: Path) -> Path:
         WriteError: The table cannot be written.
     """
     folder = ResultsFolder(output)
-    rows = [row for target in targets if (row := _row(folder, target)) is not None]
+    found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
+    rows = [row for row in found if row is not None]
     rows.sort(key=lambda row: (-_number(row["composite"]), row["name"]))
     lines = [COLUMNS, *([_cell(row[column]) for column in COLUMNS] for row in rows)]
     path = output / TABLE
@@ -155,16 +159,15 @@ def write_table(targets: Iterable[Target], output: Path) -> Path:
     return path
 
 
-def _row(folder: ResultsFolder, target: Target) -> dict[str, Any] | None:
-    """Return the mean scores of a structure; None without results."""
+def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:
+    """Return the mean scores of a structure; None without predictions."""
     results = folder.target(target)
     found = []
     for record in results.records():
-        scores = read_scores(results.path(record, "_scores.json"))
-        given = scores.get("given_structure")
-        if target.given is None or not isinstance(given, dict) or given.get("use") != target.given.use:
+        if record.id not in predictions:
             continue
-        interfaces = scores.get("interfaces") or {}
+        scores = read_scores(results.path(record, "_scores.json"))
+        given, interfaces = scores["given_structure"], scores.get("interfaces") or {}
         found.append(
             {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
             | {"ipsae_max": interfaces.get("ipsae_max")}

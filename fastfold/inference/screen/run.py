@@ -147,6 +147,7 @@ class _Screen:
         self._folded: list[str] = []
         self._skipped: list[str] = []
         self._failed: list[tuple[str, str]] = []
+        self._predictions: dict[str, tuple[str, ...]] = {}
 
     def run(self, setup: Setup) -> Summary:
         """Fold all targets."""
@@ -172,7 +173,8 @@ class _Screen:
             with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self._folder.path, say=self._progress.line)
                 failed += finish_tables(self._progress, page)
-        return Summary(tuple(self._folded), tuple(self._skipped), (*self._failed, *failed))
+        everything_failed = (*self._failed, *failed)
+        return Summary(tuple(self._folded), tuple(self._skipped), everything_failed, self._predictions)
 
     def _report(self, job: Job, result: JobResult) -> None:
         """Report a finished job."""
@@ -192,6 +194,7 @@ class _Screen:
             self._failures.add(target.name, result.text)
             return
         self._failures.remove(target.name)
+        self._predictions[target.name] = result.predictions
         self._table.update(self._folder.target(target))
         if result.status == "finished":
             self._skipped.append(target.name)

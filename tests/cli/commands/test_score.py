@@ -23,7 +23,7 @@ def test_options_arrive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> No
 
     def scores(*arguments: Any, **more: Any) -> Summary:
         calls.append((arguments, more))
-        return Summary(("a",), (), ())
+        return Summary(("a",), (), (), {"a": ("1",)})
 
     monkeypatch.setattr(run, "run_scores", scores)
     done = cli.run("score", "a.pdb", "--initial-guess", "--show-target", "--out", cli.out, "--seeds", "0-1")
