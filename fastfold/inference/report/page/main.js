@@ -363,6 +363,7 @@ for (const radio of document.getElementsByName('colour')) {
 window.addEventListener('resize', redraw);
 explain();
 drawFailures();
+drawScan();
 drawHead();
 drawRows();
 choose(meta.rows[0]);

@@ -32,6 +32,12 @@ function drawFailures() {
   byId('failures').replaceChildren(make('summary', `${failures.length} failed target${failures.length === 1 ? '' : 's'}`), list);
 }
 
+function drawScan() {
+  if (!meta.scan) return;
+  byId('scan').append(make('img', undefined, { src: meta.scan, alt: 'heat maps of the mutants', style: 'max-width: 100%' }));
+  byId('scan').hidden = false;
+}
+
 // Letters of all chains, coloured by pLDDT; pointing and keys work as in the charts.
 const LONGEST_TRACK = 5000;
 
