@@ -429,7 +429,8 @@ class TargetRunner:
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
-    return templates if takes_templates(network.info.config, target, templates) else None
+    are_whole = templates is not None and templates.is_in_one_frame
+    return templates if takes_templates(network.info.config, target, are_whole=are_whole) else None
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:

@@ -205,7 +205,7 @@ def custom_templates(
     outcomes: dict[int, Outcome] = {}
     for i, one in enumerate(chains):
         try:
-            places = given[i] if i in given else _own_places(profiles[i], query, one)
+            places = given[i] if i in given else aligned_residues(profiles[i], query, one)
             letters = {mine: one.chain.sequence[place] for mine, place in places.items()}
             template = place_template(one.chain, places, letters, len(query), name=one.name)
         except TemplateSkipped as skipped:
@@ -247,8 +247,17 @@ def _by_structure(
     return [candidate for _, candidate in ranked]
 
 
-def _own_places(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar."""
+def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar.
+
+    Args:
+        places: Residue of the chain for each residue of the query, by the profile; may be empty.
+        query: Sequence of the query.
+        one: The chain.
+
+    Raises:
+        TemplateSkipped: No part of its sequence aligns with the query.
+    """
     if places:
         return places
     try:

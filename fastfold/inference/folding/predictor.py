@@ -96,7 +96,7 @@ class TargetPredictor:
         self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
-        if shown and not any(takes_templates(model.config, target, templates) for model in models):
+        if shown and not any(self._shows(model) for model in models):
             names = ", ".join(model.name for model in models)
             raise ConfigError(
                 f"{target.name}: templates are given, but {names} does not use "
@@ -139,6 +139,11 @@ class TargetPredictor:
             for model in models
         }
 
+    def _shows(self, model: AlphaFold) -> bool:
+        """Return True if a network uses the target's templates."""
+        are_whole = self.templates is not None and self.templates.is_in_one_frame
+        return takes_templates(model.config, self.target, are_whole=are_whole)
+
     def num_recycles(self, model: AlphaFold) -> int:
         """Return the largest number of recycles of a network."""
         return int(self._configs[id(model)].model.num_recycle)
@@ -164,7 +169,7 @@ class TargetPredictor:
             OutputError: The network's results are not finite.
         """
         target, config, templates = self.target, self.config, self.templates
-        if templates is not None and not takes_templates(model.config, target, templates):
+        if templates is not None and not self._shows(model):
             templates = None
         with current_device(self.device), _moved(model, self.device, stays=self._stays):
             sampler = featurize(

@@ -231,10 +231,7 @@ def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Tar
     """Return the scores of a mutant, from pairs of a prediction of the wild type and one of the mutant."""
     each = [_difference(old, new, sites) for old, new in pairs]
     strain = effective_strain(np.stack([old.ca for old, _ in pairs]), np.stack([new.ca for _, new in pairs]))
-    found: dict[str, Any] = {
-        name: fmean(values) if (values := [one[name] for one in each if one.get(name) is not None]) else None
-        for name in _MEANS
-    }
+    found: dict[str, Any] = {name: _mean(one.get(name) for one in each) for name in _MEANS}
     found |= {
         "strain": _finite_mean(strain),
         "strain_site": _finite_mean(strain[sites]),
@@ -299,6 +296,11 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
     names = [f"{prefix}{old}{number}" for _, number, old, prefix in places]
     wild = [letters.index(old) for _, _, old, _ in places]
     return scan_png(panels, names, letters, wild, title=f"Mutants of {target.name[:100]}")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def _finite_mean(values: np.ndarray) -> float | None:

@@ -134,6 +134,8 @@ class Setup:
                 templates,
                 structures=tuple(path.resolve() for path in templates.structures),
                 alignments=tuple(path.resolve() for path in templates.alignments),
+                complexes=tuple(path.resolve() for path in templates.complexes),
+                chains=tuple(path.resolve() for path in templates.chains),
                 database=_resolved(templates.database),
                 mmcif_dir=_resolved(templates.mmcif_dir),
                 obsolete=_resolved(templates.obsolete),
