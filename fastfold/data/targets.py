@@ -92,7 +92,7 @@ class Target:
     source: str
     record: str
     warnings: tuple[str, ...]
-    alignments: tuple[ChainMsas, ...] | None = field(default=None, compare=False, repr=False)
+    alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
     given: GivenStructure | None = None
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -184,6 +185,39 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class MutantAlignments(Sequence[ChainMsas]):
+    """Alignments of a mutant's whole chains, made when they are read, because a scan has thousands of mutants.
+
+    Attributes:
+        alignments: Alignments of the wild type's whole chains.
+        old: Chains of the wild type.
+        new: Chains of the mutant.
+    """
+
+    alignments: Sequence[ChainMsas]
+    old: tuple[Chain, ...]
+    new: tuple[Chain, ...]
+
+    def __len__(self) -> int:
+        """Return the number of chains."""
+        return len(self.new)
+
+    @overload
+    def __getitem__(self, index: int) -> ChainMsas: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ChainMsas]: ...
+
+    def __getitem__(self, index: int | slice) -> ChainMsas | Sequence[ChainMsas]:
+        """Return the alignments of a chain, with the mutant in the query's row."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        old, new = self.old[index].uncut, self.new[index].uncut
+        own, paired = self.alignments[index]
+        return [_with_query(msa, old, new) for msa in own], [_with_query(msa, old, new) for msa in paired]
+
+
 def mutant_targets(
     target: Target, alignments: Sequence[ChainMsas], variants: Sequence[Variant]
 ) -> list[Target]:
@@ -200,13 +234,7 @@ def mutant_targets(
     found = []
     for variant, record, stem in zip(variants, records, stems, strict=True):
         chains = [_mutant_chain(chain, index, variant) for index, chain in enumerate(target.chains)]
-        own = tuple(
-            (
-                [_with_query(msa, old.uncut, new.uncut) for msa in unpaired],
-                [_with_query(msa, old.uncut, new.uncut) for msa in paired],
-            )
-            for (unpaired, paired), old, new in zip(alignments, target.chains, chains, strict=True)
-        )
+        own = MutantAlignments(alignments, target.chains, tuple(chains))
         found.append(
             replace(target, name=stem, record=record, chains=tuple(chains), alignments=own, warnings=())
         )

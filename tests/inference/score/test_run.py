@@ -59,6 +59,7 @@ def test_structures_are_scored_and_sorted(cli: CommandLine):
         assert float(row["composite"]) == pytest.approx(product, abs=2e-4)
     assert cli.scores("a")["templates"][0]["used"] == [{"name": "a"}]
     assert cli.config("a")["given_structure"] == {"file": "a.pdb", "use": "template", "shows_targets": False}
+    assert '"given_tm"' in (cli.out / "report.html").read_text()
     assert cli.run(*arguments).out.startswith("0 scored, 2 finished before")
     write_helix(folder / "b.pdb", 20, noise=2.0)
     assert cli.run(*arguments).out.startswith("1 scored, 1 finished before")

@@ -81,12 +81,20 @@ def complex_templates(
     """
     replacing = _assign(sequences, profiles, chains)
     found = [ChainTemplates() for _ in sequences]
+    used = {id(placed.one) for placed in replacing.values()}
+    for one in chains:
+        if id(one) not in used:
+            found[0] += _left_out(
+                one.name, "it aligns with no chain of the target that another one does not replace"
+            )
     for frame, structure in enumerate(complexes, start=1):
         placed = _assign(sequences, profiles, structure)
         name = structure[0].file
         for index, other in replacing.items():
             if index in placed:
                 placed[index] = _superposed(other, placed[index])
+            else:
+                found[index] += _left_out(other.one.name, f"{name} lacks the chain to superpose it on")
         if not keep_clashes:
             placed = _without_clashes(placed)
         for index, sequence in enumerate(sequences):
@@ -216,4 +224,9 @@ def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTe
         mapping={},
         frame=frame,
     )
-    return ChainTemplates((template,), (Outcome(name, "used", why),), 1, (f"whole complex {source}",))
+    outcomes = (Outcome(name, "used"), Outcome(name, "other sequence", why))
+    return ChainTemplates((template,), outcomes, 1, (f"whole complex {source}",))
+
+
+def _left_out(name: str, why: str) -> ChainTemplates:
+    return ChainTemplates((), (Outcome(name, "other sequence", why),), 1)

@@ -55,7 +55,8 @@ def test_chains_are_assigned_by_sequence() -> None:
     assert names == ["x_30", "x_60", "x_0", "x"]
     assert found[2].templates[0].sequence == HOMOLOGUE
     assert not found[3].templates[0].mask.any()
-    assert "left free" in found[3].outcomes[0].message
+    assert "none of its chains aligns with this one" in found[3].describe()
+    assert [one["name"] for one in found[3].report()["used"]] == ["x", "x"]
     apart = ca(found[1].templates[0]) - ca(found[0].templates[0])
     np.testing.assert_allclose(apart, np.broadcast_to([30.0, 0.0, 0.0], apart.shape), atol=1e-4)
     features = found[0].features()
@@ -77,6 +78,15 @@ def test_chains_of_other_files_are_superposed() -> None:
     assert first.outcomes[0].message == "superposed on x_0"
     np.testing.assert_allclose(ca(template), file[0].chain.positions[:, 1], atol=1e-4)
     np.testing.assert_allclose(ca(second.templates[0]), file[1].chain.positions[:, 1], atol=1e-4)
+
+
+def test_chains_that_cannot_be_superposed_are_named() -> None:
+    """One without a chain of the target, and one whose place the complex lacks."""
+    sequences, file = [QUERY, OTHER], [chain("x", QUERY)]
+    others = [chain("m", "WWWWHHHHWWWWHHHHWWWW"), chain("n", OTHER)]
+    first, second = complex_templates(sequences, [alone(one) for one in sequences], [file], others)
+    assert "left out: m_0 (it aligns with no chain of the target" in first.describe()
+    assert "n_0 (x lacks the chain to superpose it on)" in second.describe()
 
 
 def test_clashing_residues_are_those_of_af_unmasked() -> None:
