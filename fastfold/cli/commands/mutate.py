@@ -71,7 +71,8 @@ def run_mutate(options: argparse.Namespace) -> int:
     if not options.inputs:
         raise ConfigError("no target given; fastfold mutate TARGET --mutations FILE --out DIR")
 
-    from fastfold.inference.mutate.run import TABLE, run_mutations
+    from fastfold.inference.mutate.run import run_mutations
+    from fastfold.inference.mutate.table import TABLE
 
     with orderly_termination():
         summary = run_mutations(

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from fastfold.inference.mutate.table import COLUMNS
 from fastfold.inference.output.plots import scan_png
 from tests.helpers.command_line import CommandLine
 
@@ -66,6 +67,16 @@ def test_wrong_requests_are_refused(cli: CommandLine, flags: list[str], message:
     assert done.code == 1
     assert message in done.err
     assert not cli.out.exists()
+
+
+def test_missing_evidence_is_reported(cli: CommandLine):
+    """A folder without an alignment of the target, as in ``infer``."""
+    (cli.folder / "msas").mkdir()
+    flags = ("--mutations", "A4G", "--num-recycles", "0", "--no-plots", "--msa-dir", cli.folder / "msas")
+    done = cli.run("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, *flags)
+    assert "T1: no alignment of chain A in" in done.err
+    assert {row["mutations"]: row["name"] for row in table(cli).values()} == {"A4G": "T1_A4G"}
+    assert COLUMNS[0] == "mutations"
 
 
 def test_one_target_is_expected(cli: CommandLine):
