@@ -49,7 +49,7 @@ def resolved(chain: ChainStructure) -> Protein:
 
 
 def turned(positions: np.ndarray, turns: int, degrees: float, rng: np.random.Generator) -> np.ndarray:
-    """Return positions ``[N, 37, 3]`` with the parts behind random residues turned about their bonds N-CA."""
+    """Return positions ``[N, 37, 3]`` with all atoms behind random bonds N-CA turned about these."""
     found = positions.copy()
     n, ca = rc.atom_order["N"], rc.atom_order["CA"]
     for at in rng.choice(len(found) - 1, size=turns, replace=False):
@@ -58,7 +58,9 @@ def turned(positions: np.ndarray, turns: int, degrees: float, rng: np.random.Gen
         angle = np.radians(degrees) * rng.choice([-1.0, 1.0])
         cross = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
         turn = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
-        found[at + 1 :] = (found[at + 1 :] - start) @ turn.T + start
+        fixed = found[at, [n, ca]].copy()
+        found[at:] = (found[at:] - start) @ turn.T + start
+        found[at, [n, ca]] = fixed
     return found
 
 
@@ -113,7 +115,7 @@ def main() -> None:
             row[f"{score}_rank"] = 1 + sum(value > values[NATIVE] for value in values.values())
             row[f"{score}_spearman"] = spearman([truth[name] for name in table], list(values.values()))
         rows.append(row)
-        print(row, flush=True)
+        print({key: round(x, 3) if isinstance(x, float) else x for key, x in row.items()}, flush=True)
     for score in SCORES:
         first = sum(row[f"{score}_rank"] == 1 for row in rows)
         mean = np.mean([float(row[f"{score}_spearman"]) for row in rows])

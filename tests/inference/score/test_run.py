@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastfold.data.templates.whole.given import GivenStructure
+from fastfold.inference.score.run import TEMPLATE_RECYCLES
 from fastfold.inference.score.targets import StructureTargets
 from fastfold.protein.io.pdb_writer import to_pdb
 from tests.helpers.command_line import CommandLine
@@ -36,17 +37,7 @@ def test_structures_are_scored_and_sorted(cli: CommandLine):
     folder.mkdir()
     write_helix(folder / "a.pdb", 20)
     write_helix(folder / "b.pdb", 20, noise=3.0)
-    arguments = (
-        "score",
-        folder,
-        "--out",
-        cli.out,
-        "--weights",
-        cli.weights(),
-        "--no-plots",
-        "--num-recycles",
-        "0",
-    )
+    arguments = ("score", folder, "--out", cli.out, "--weights", cli.weights(), "--no-plots")
     done = cli.run(*arguments)
     assert done.code == 0, done.err
     assert done.out.startswith("2 scored; results in")
@@ -58,11 +49,25 @@ def test_structures_are_scored_and_sorted(cli: CommandLine):
         product = float(row["plddt"]) / 100 * float(row["ptm"]) * float(row["tm_score"])
         assert float(row["composite"]) == pytest.approx(product, abs=2e-4)
     assert cli.scores("a")["templates"][0]["used"] == [{"name": "a"}]
+    assert cli.config("a")["settings"]["num_recycles"] == TEMPLATE_RECYCLES == 1
     assert cli.config("a")["given_structure"] == {"file": "a.pdb", "use": "template", "shows_targets": False}
     assert '"given_tm"' in (cli.out / "report.html").read_text()
     assert cli.run(*arguments).out.startswith("0 scored, 2 finished before")
     write_helix(folder / "b.pdb", 20, noise=2.0)
     assert cli.run(*arguments).out.startswith("1 scored, 1 finished before")
+
+
+@pytest.mark.slow
+def test_workers_score_like_one_process(cli: CommandLine):
+    files = [
+        write_helix(cli.folder / f"{name}.pdb", 10, noise=noise) for name, noise in (("a", 0.0), ("b", 2.0))
+    ]
+    arguments = ("score", *files, "--weights", cli.weights(), "--no-plots", "--num-recycles", "0", "--out")
+    assert cli.run(*arguments, cli.out).code == 0
+    alone = (cli.out / "scores.tsv").read_text()
+    done = cli.run(*arguments, cli.folder / "other", "--workers", "1")
+    assert done.code == 0, done.err
+    assert (cli.folder / "other" / "scores.tsv").read_text() == alone
 
 
 @pytest.mark.parametrize("name", ["model_1_ptm", "model_1_multimer_v3"])
