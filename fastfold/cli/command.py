@@ -12,9 +12,11 @@ from fastfold.cli.commands.completion import add_completion_command
 from fastfold.cli.commands.databases import add_databases_command
 from fastfold.cli.commands.design import add_design_command
 from fastfold.cli.commands.infer import add_infer_command
+from fastfold.cli.commands.mutate import add_mutate_command
 from fastfold.cli.commands.plan import add_plan_command
 from fastfold.cli.commands.relax import add_relax_command
 from fastfold.cli.commands.report import add_cite_command, add_report_command
+from fastfold.cli.commands.score import add_score_command
 from fastfold.cli.commands.screen import add_screen_command
 from fastfold.cli.commands.search import add_search_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
@@ -36,6 +38,8 @@ examples:
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
+  fastfold score decoys/ --out scores --weights model_1_ptm
+  fastfold mutate protein.fasta --mutations all --positions 10-30 --out mutants --weights monomer_ptm
   fastfold design hallucinate --length 60 --out designs
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
@@ -103,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
     add_screen_command(commands)
+    add_score_command(commands)
+    add_mutate_command(commands)
     add_design_command(commands)
     add_search_command(commands)
     add_train_command(commands)

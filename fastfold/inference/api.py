@@ -15,6 +15,7 @@ import torch
 from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
@@ -45,9 +46,9 @@ _NOT_FOR_PYTHON = {
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of the command that Python does not take, each with its replacement."""
-Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
-"""Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, or raw features as in
-:func:`fastfold.data.features.raw.template_features`."""
+Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path] | TemplateOptions
+"""Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, raw features as in
+:func:`fastfold.data.features.raw.template_features`, or options with the structures of whole complexes."""
 
 
 def load_model(
@@ -101,8 +102,8 @@ def predict(
             folder of alignments, for example of ``fastfold.search``, with some under ``name``. Without it, the network
             sees only the sequence.
         templates: Structure files or folders of them, which are aligned with each chain by sequence; or raw features
-            (``template_aatype`` and others). For a complex, files for all chains, or a list of one of these per chain,
-            with None for none.
+            (``template_aatype`` and others). For a complex, files for all chains, a list of one of these per chain,
+            with None for none, or ``TemplateOptions(complexes=(file, ...))`` for templates that span the chains.
         num_recycles: Passes after the first; None for the network's default.
         seed: Random seed; equal seeds give equal predictions.
         name: Name for files and scores.

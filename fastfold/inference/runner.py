@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
-from fastfold.data.queries.read import read_targets
+from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
@@ -64,15 +64,17 @@ class Summary:
         folded: Names of the targets folded in this run.
         skipped: Names of the targets that were finished before, or that another process is folding.
         failed: Name (or file) and reason of each failure.
+        predictions: For each of these targets without failure, the ``id`` of the requested predictions in the folder.
     """
 
     folded: tuple[str, ...]
     skipped: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
+    predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def run(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path] | TargetReader,
     output: Path,
     weights: Sequence[Path],
     config: InferConfig | None = None,
@@ -84,7 +86,7 @@ def run(
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
-        inputs: Files of sequences.
+        inputs: Files of sequences, or a function that reads the targets.
         output: Folder for the results.
         weights: Weights files or names of published networks; empty for the small network that ships with the package.
         config: Settings of the fold.
@@ -117,7 +119,7 @@ def run(
         networks = limit_networks(networks, options.num_models)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        targets, errors = read_targets(inputs, complex_=options.complex_)
+        targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
         if not weights:
             targets, refused = refuse_complexes(targets)
             errors = [*errors, *refused]
@@ -283,6 +285,7 @@ class _FoldingRun:
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
         for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
             label = f"{number}/{len(targets)} {target.name}"
             try:
@@ -305,7 +308,8 @@ class _FoldingRun:
                 failed.append(self._failed(target, cost, error))
                 continue
             (folded if found.made else skipped).append(target.name)
-        return Summary(tuple(folded), tuple(skipped), tuple(failed))
+            predictions[target.name] = found.predictions
+        return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
 
     def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
         text = reason(error, target)

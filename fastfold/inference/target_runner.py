@@ -126,11 +126,13 @@ class FoldedTarget(NamedTuple):
         results: Its results in the folder.
         made: True if a file was added.
         in_progress: Number of predictions that other processes are working on.
+        predictions: The ``id`` of each requested prediction, also of those that were finished before.
     """
 
     results: TargetResults
     made: bool
     in_progress: int
+    predictions: tuple[str, ...] = ()
 
 
 @dataclass
@@ -213,7 +215,7 @@ class TargetRunner:
         if self.options.zip_results and (done or not archive_path(results).is_file()):
             write_result_archive(results)
         self._conclude(results.records() if done else [], label)
-        return FoldedTarget(results, done, in_progress)
+        return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
@@ -427,7 +429,8 @@ class TargetRunner:
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
-    return templates if takes_templates(network.info.config, target) else None
+    are_whole = templates is not None and templates.is_in_one_frame
+    return templates if takes_templates(network.info.config, target, are_whole=are_whole) else None
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:

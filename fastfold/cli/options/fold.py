@@ -83,6 +83,29 @@ def _add_templates(group: Any) -> None:
         "server's template hits (needs hhsearch)",
     )
     group.add_argument(
+        "--cross-chain-templates",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="structures of whole complexes as templates, with the distances between their chains",
+    )
+    group.add_argument(
+        "--superpose-chains",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
+    )
+    group.add_argument(
+        "--keep-clashes",
+        action="store_true",
+        help="keep clashing residues of --cross-chain-templates, which are left free by default",
+    )
+    group.add_argument(
         "--template-alignment",
         nargs="+",
         action="extend",
@@ -140,6 +163,9 @@ def _template_options(options: argparse.Namespace) -> TemplateOptions:
         is_optional=getattr(options, "has_optional_templates", False),
         structures=tuple(options.templates or ()),
         alignments=tuple(options.template_alignment),
+        complexes=tuple(options.cross_chain_templates),
+        chains=tuple(options.superpose_chains),
+        keep_clashes=options.keep_clashes,
         database=options.template_db,
         mmcif_dir=options.template_mmcif_dir,
         obsolete=options.obsolete_pdbs,

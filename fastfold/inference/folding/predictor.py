@@ -28,6 +28,7 @@ from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.restraints import fit_restraints, read_restraints
+from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
 
@@ -95,7 +96,7 @@ class TargetPredictor:
         self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
-        if shown and not any(takes_templates(model.config, target) for model in models):
+        if shown and not any(self._shows(model) for model in models):
             names = ", ".join(model.name for model in models)
             raise ConfigError(
                 f"{target.name}: templates are given, but {names} does not use "
@@ -103,8 +104,11 @@ class TargetPredictor:
                 "chains) or a multimer network"
             )
         self._guess: np.ndarray | None = None
-        if config.initial_guess is not None:
-            self._guess = initial_positions(config.initial_guess, target)
+        guess = config.initial_guess
+        if target.given is not None and target.given.use == "initial_guess":
+            guess = target.given.path
+        if guess is not None:
+            self._guess = initial_positions(guess, target)
         if config.cyclic and target.is_cut:
             raise ConfigError(
                 f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
@@ -135,6 +139,11 @@ class TargetPredictor:
             for model in models
         }
 
+    def _shows(self, model: AlphaFold) -> bool:
+        """Return True if a network uses the target's templates."""
+        are_whole = self.templates is not None and self.templates.is_in_one_frame
+        return takes_templates(model.config, self.target, are_whole=are_whole)
+
     def num_recycles(self, model: AlphaFold) -> int:
         """Return the largest number of recycles of a network."""
         return int(self._configs[id(model)].model.num_recycle)
@@ -160,7 +169,7 @@ class TargetPredictor:
             OutputError: The network's results are not finite.
         """
         target, config, templates = self.target, self.config, self.templates
-        if templates is not None and not takes_templates(model.config, target):
+        if templates is not None and not self._shows(model):
             templates = None
         with current_device(self.device), _moved(model, self.device, stays=self._stays):
             sampler = featurize(
@@ -186,7 +195,8 @@ class TargetPredictor:
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
-        return replace(prediction, templates=report)
+        given = None if target.given is None else compare_with_given(prediction, target.given)
+        return replace(prediction, templates=report, given_structure=given)
 
 
 @contextmanager

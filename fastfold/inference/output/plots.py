@@ -124,11 +124,50 @@ def trajectory_png(
         return _png(figure)
 
 
+def scan_png(
+    panels: Mapping[str, np.ndarray],
+    residues: Sequence[str],
+    letters: Sequence[str],
+    wild_type: Sequence[int],
+    *,
+    title: str = "",
+) -> bytes:
+    """Draw heat maps of single mutants: a row for each new letter, a column for each residue.
+
+    Args:
+        panels: ``[L, M]`` values by label; NaN for mutants that were not folded. Labels with Δ have colours around 0.
+        residues: ``M`` names of the residues.
+        letters: ``L`` new letters.
+        wild_type: ``M`` rows of the wild type's letters, which are marked.
+        title: Text above the plot.
+
+    Returns:
+        A PNG file, the same bytes for the same input and matplotlib version.
+    """
+    width = min(40.0, max(6.0, 2.0 + 0.16 * len(residues)))
+    with _figure(width, 3.6 * len(panels), [title], [1], rows=len(panels)) as (figure, axes):
+        step = max(1, -(-len(residues) // 200))
+        for axis, (label, values) in zip(axes, panels.items(), strict=True):
+            known = values[np.isfinite(values)]
+            top = float(np.abs(known).max()) if len(known) and np.abs(known).max() > 0 else 1.0
+            low, colours = (-top, "RdBu") if "Δ" in label else (0.0, "viridis")
+            image = axis.imshow(
+                values, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest"
+            )
+            axis.set_facecolor("#e8e8e8")
+            axis.plot(range(len(residues)), wild_type, ".", color=INK, markersize=2.5)
+            axis.set_yticks(range(len(letters)), letters, fontsize=6)
+            axis.set_xticks(range(0, len(residues), step), residues[::step], rotation=90, fontsize=6)
+            axis.set_title(label, fontsize=9)
+            figure.colorbar(image, ax=axis, shrink=0.8)
+        return _png(figure)
+
+
 @contextmanager
 def _figure(
-    width: float, height: float, title: Sequence[str], panels: Sequence[int]
+    width: float, height: float, title: Sequence[str], panels: Sequence[int], *, rows: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure in the style of all plots, and its axes from left to right."""
+    """Yield a figure in the style of all plots, and its axes from left to right, or from top to bottom."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -150,7 +189,7 @@ def _figure(
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle("\n".join(title), fontsize=10)
-        yield figure, figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)[0]
+        yield figure, figure.subplots(rows, len(panels), squeeze=False, width_ratios=panels).ravel()
 
 
 def _png(figure: Any) -> bytes:

@@ -96,6 +96,8 @@ class Prediction:
             (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any.
         chain_confidence: Confidences of the chains of a complex; None for single chains and networks without aligned
             errors.
+        given_structure: Scores against the structure that was scored
+            (:func:`fastfold.inference.score.compare.compare_with_given`); None if the target was folded.
         no_interface_scores: Reason why a complex has no interface scores; None if it has them.
 
     Raises:
@@ -123,6 +125,7 @@ class Prediction:
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
     restraints: Mapping[str, Any] | None = None
+    given_structure: Mapping[str, Any] | None = None
     no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:
@@ -319,6 +322,11 @@ class Prediction:
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
+            **(
+                {}
+                if self.given_structure is None
+                else {"given_structure": score_files.rounded_tree(dict(self.given_structure), 4)}
+            ),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 

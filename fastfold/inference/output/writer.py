@@ -18,6 +18,7 @@ from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
+from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
@@ -53,6 +54,9 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
     files = [
         None if path is None else file_digest(path) for path in (config.initial_guess, config.restraints)
     ]
+    given = target.given
+    if given is not None:
+        chains.append((given.use, given.shows_targets, file_digest(given.path)))
     # Without restraints the hash is that of results from before there were any.
     return input_hash(chains, rows, *(files if files[1] else files[:1]))
 
@@ -95,6 +99,7 @@ def run_record(
         **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **({} if templates is None else {"templates": _template_names(templates)}),
+        **({} if target.given is None else {"given_structure": _given(target.given)}),
         "weights": weights,
         "settings": settings,
         "device": device,
@@ -108,6 +113,10 @@ def run_record(
     }
 
 
+def _given(given: GivenStructure) -> dict[str, Any]:
+    return {"file": given.path.name, "use": given.use, "shows_targets": given.shows_targets}
+
+
 def _template_names(templates: TargetTemplates) -> dict[str, list[str]]:
     return {chain["chain"]: [one["name"] for one in chain["used"]] for chain in templates.report}
 
@@ -116,8 +125,12 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
     """Return the template arrays of the network, which its results depend on; empty without templates."""
     if templates is None or not templates.number:
         return []
+    names = (*TEMPLATE_LAYOUT, "template_frame")
     return [
-        [None if one is None else {name: one[name] for name in TEMPLATE_LAYOUT} for one in templates.features]
+        [
+            None if one is None else {name: one[name] for name in names if name in one}
+            for one in templates.features
+        ]
     ]
 
 

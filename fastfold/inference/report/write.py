@@ -42,6 +42,9 @@ _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
+_LARGEST_SCAN = 2**23
+SCAN = "mutations.png"
+"""Picture of a scan of mutants in a folder of results, which the page shows."""
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
 _SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
@@ -144,6 +147,7 @@ def _page(
     meta = {
         "rows": rows,
         "failures": _failures(folder),
+        "scan": _scan(folder),
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -231,6 +235,9 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
     if isinstance(interfaces, dict):
         numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    given = scores.get("given_structure")
+    if isinstance(given, dict):
+        numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
     return {
         "target": prediction.target,
@@ -319,6 +326,19 @@ def _failures(folder: Path) -> list[list[str]]:
         [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
         for line in lines[1 : 1 + _MOST_FAILURES]
     ]
+
+
+def _scan(folder: Path) -> str | None:
+    """Return the picture of a scan of mutants as a data URI, if the folder has one of moderate size."""
+    path = folder / SCAN
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        data = check_size(path, _LARGEST_SCAN).read_bytes()
+    except (OSError, ValueError):
+        return None
+    is_png = data.startswith(b"\x89PNG\r\n\x1a\n")
+    return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}" if is_png else None
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:

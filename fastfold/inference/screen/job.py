@@ -62,12 +62,14 @@ class JobResult:
         text: Result in words, or the reason, which names a failed job.
         lines: Further lines for users, in order.
         seconds: Duration in seconds.
+        predictions: See :class:`fastfold.inference.target_runner.FoldedTarget`.
     """
 
     status: Status
     text: str = ""
     lines: Sequence[str] = ()
     seconds: float = 0.0
+    predictions: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class Setup:
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
             searches, needs = search_jobs(targets, costs)
-        templates = None if self.options.templates.wanted else 0
+        has_templates = self.options.templates.wanted or any(target.brings_templates for target in targets)
+        templates = None if has_templates else 0
         memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
         folds = [
             Job(
@@ -133,6 +134,8 @@ class Setup:
                 templates,
                 structures=tuple(path.resolve() for path in templates.structures),
                 alignments=tuple(path.resolve() for path in templates.alignments),
+                complexes=tuple(path.resolve() for path in templates.complexes),
+                chains=tuple(path.resolve() for path in templates.chains),
                 database=_resolved(templates.database),
                 mmcif_dir=_resolved(templates.mmcif_dir),
                 obsolete=_resolved(templates.obsolete),

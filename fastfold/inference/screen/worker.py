@@ -59,8 +59,9 @@ class FoldWorker:
             runner = self._opened()
         except FastFoldError as error:
             return JobResult("fatal", str(error))
+        predictions: tuple[str, ...] = ()
         try:
-            status, text = self._fold(runner, target, task.memory, said)
+            status, text, predictions = self._fold(runner, target, task.memory, said)
         except PlaceError as error:  # other targets can be written
             status, text = "failed", reason(error, target)
         except (WriteError, WeightsError) as error:
@@ -69,19 +70,19 @@ class FoldWorker:
             status, text = "failed", reason(error, target)
             if debugging():
                 said.write(traceback.format_exc())
-        return JobResult(status, text, tuple(said.getvalue().splitlines()))
+        return JobResult(status, text, tuple(said.getvalue().splitlines()), predictions=predictions)
 
     def _fold(
         self, runner: TargetRunner, target: Target, memory: int | None, said: io.StringIO
-    ) -> tuple[Status, str]:
+    ) -> tuple[Status, str, tuple[str, ...]]:
         runner.progress = replace(runner.progress, stream=said)
         if self.search is not None and target.alignments is None:
             self.search.publish(target)
         runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
         with runner.progress:
-            results, made, in_progress = runner.fold(target, target.name, 1.0)
+            results, made, in_progress, predictions = runner.fold(target, target.name, 1.0)
             if in_progress:
-                return "in_progress", ""
+                return "in_progress", "", ()
             if runner.options.reference is not None:
                 runner.compare(results, target, target.name, runner.options.reference)
         records = results.records()
@@ -89,8 +90,9 @@ class FoldWorker:
             return (
                 "failed",
                 f"{target.name}: its suitable networks were left out, because their files are invalid",
+                (),
             )
-        return "done" if made else "finished", conclusion(records)
+        return "done" if made else "finished", conclusion(records), predictions
 
     def _opened(self) -> TargetRunner:
         """Return the runner with its networks, opened once."""

@@ -6,7 +6,7 @@ const state = { prediction: null, hover: null, pin: null, block: null, colour: '
 const COLUMNS_OF_TABLE = [
   ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0],
   ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
-  ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
+  ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
   ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
   ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
@@ -363,6 +363,7 @@ for (const radio of document.getElementsByName('colour')) {
 window.addEventListener('resize', redraw);
 explain();
 drawFailures();
+drawScan();
 drawHead();
 drawRows();
 choose(meta.rows[0]);
