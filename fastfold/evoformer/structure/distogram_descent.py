@@ -26,7 +26,7 @@ _POINTS = {"N": 0, "CA": 1, "C": 2, "CB": 3}
 _CLASSES = 40
 """Separations in the chain above this share one reference distribution."""
 _NEAREST = 3
-"""Residues nearer in the chain have no potential and may not overlap: the chain holds them."""
+"""Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
 _TURN = 0.2
 """Rate of rotations over that of moves, in 1/Å²: atoms are about 1.5 Å from the origin of their frame."""
 _EPSILON = 1e-6

@@ -53,18 +53,18 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "code", "message"),
     [
-        (["--mutations", "A4G", "--initial-guess", "x.pdb"], "leave it out"),
-        (["--mutations", "A4G", "--pae", "no"], "differences of the aligned error need it"),
-        (["--mutations", "W4G"], "residue 4 is A, not W"),
-        (["--mutations", "A4G", "--templates", "none.cif"], "mini does not use any"),
-        (["--mutations", "A4G", "--msa-dir", "none"], "no such folder"),
+        (["--mutations", "A4G", "--initial-guess", "x.pdb"], 2, "leave it out"),
+        (["--mutations", "A4G", "--pae", "no"], 2, "differences of the aligned error need it"),
+        (["--mutations", "W4G"], 1, "residue 4 is A, not W"),
+        (["--mutations", "A4G", "--templates", "none.cif"], 2, "mini does not use any"),
+        (["--mutations", "A4G", "--msa-dir", "none"], 1, "no such folder"),
     ],
 )
-def test_wrong_requests_are_refused(cli: CommandLine, flags: list[str], message: str):
+def test_wrong_requests_are_refused(cli: CommandLine, flags: list[str], code: int, message: str):
     done = cli.run("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, *flags)
-    assert done.code == 1
+    assert done.code == code
     assert message in done.err
     assert not cli.out.exists()
 

@@ -120,7 +120,7 @@ def test_an_initial_guess_needs_no_templates(cli: CommandLine):
 )
 def test_wrong_requests_are_refused(cli: CommandLine, arguments: list[str], message: str):
     done = cli.run("score", write_helix(cli.folder / "a.pdb", 10), "--out", cli.out, *arguments)
-    assert done.code == 1
+    assert done.code == 2
     assert message in done.err
 
 
