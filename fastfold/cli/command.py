@@ -16,6 +16,8 @@ from fastfold.cli.commands.relax import add_relax_command
 from fastfold.cli.commands.report import add_cite_command, add_report_command
 from fastfold.cli.commands.screen import add_screen_command
 from fastfold.cli.commands.search import add_search_command
+from fastfold.cli.commands.serve import add_serve_command
+from fastfold.cli.commands.submit import add_submit_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
 from fastfold.cli.commands.verify import add_environment_command, add_verify_command
 from fastfold.cli.commands.weights import add_weights_command
@@ -36,6 +38,8 @@ examples:
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
   fastfold design hallucinate --length 60 --out designs
+  fastfold serve --data /data/fastfold --weights monomer_ptm
+  fastfold submit protein.fasta --out results
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
@@ -102,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     add_screen_command(commands)
     add_design_command(commands)
     add_search_command(commands)
+    add_serve_command(commands)
+    add_submit_command(commands)
     add_train_command(commands)
     add_data_command(commands)
     add_relax_command(commands)
