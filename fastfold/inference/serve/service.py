@@ -25,6 +25,7 @@ from fastfold.utils.atomic_files import prepare_output_directory
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
 _DAY_S = 24 * 3600.0
+_SWEEP_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Service:
     ) -> None:
         self.options, self._check = options, backend.check
         self.tokens: Tokens | None = None if options.tokens is None else read_tokens(options.tokens)
+        self._next_sweep = 0.0
         self._jobs = prepare_output_directory(prepare_output_directory(options.data) / "jobs")
         self.queue = JobQueue(options.data / "queue.sqlite")
         self.metrics = Metrics(self.queue, lambda: self.dispatcher.num_workers)
@@ -100,6 +102,8 @@ class Service:
             ConfigError: A setting is invalid.
             WriteError: The disk is full.
         """
+        if time.monotonic() >= self._next_sweep:
+            self.remove_old()
         if key is not None and (known := self.queue.known(user, key)) is not None:
             return known
         request = submission.request()
@@ -139,6 +143,7 @@ class Service:
 
     def remove_old(self) -> None:
         """Remove jobs that were finished longer ago than the server keeps them."""
+        self._next_sweep = time.monotonic() + _SWEEP_S
         if self.options.keep_days is not None:
             for job in self.queue.finished_before(time.time() - self.options.keep_days * _DAY_S):
                 self.remove(job)

@@ -214,6 +214,18 @@ def test_clients_that_send_slowly_are_given_up(guarded: tuple[str, Service]):
     assert 0.4 < time.monotonic() - start < 15
 
 
+def test_old_answers_and_folders_of_cut_off_submissions_are_removed(tmp_path: Path):
+    with serving(tmp_path) as (server, service):
+        job = Client(server).wait(Client(server).submit("MKV")["id"])
+        (tmp_path / "jobs" / "cut_off").mkdir()
+    with serving(tmp_path, keep_days=1.0) as (server, _):
+        assert [path.name for path in (tmp_path / "jobs").iterdir()] == [job["id"]]
+        assert Client(server).jobs() == [job]
+    with serving(tmp_path, keep_days=0.0) as (server, service):
+        assert not list((tmp_path / "jobs").iterdir())
+        assert service.queue.counts() == {}
+
+
 def test_health_names_the_problem_and_metrics_count(guarded: tuple[str, Service]):
     server, service = guarded
     Client(server, ADA).submit("MKV")
