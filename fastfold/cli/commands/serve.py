@@ -110,6 +110,14 @@ def add_serve_command(commands: Any) -> None:
         help="fold on a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one; its machines "
         "need the folder --data, too",
     )
+    machine.add_argument(
+        "--time-limit", metavar="TIME", help="give a job up after this time: 90s, 15m, 2h (default: none)"
+    )
+    machine.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="give a job up when its process holds more of the host's memory: 16GiB (default: none)",
+    )
     machine.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     machine.add_argument("--precision", choices=PRECISIONS, help="as for fastfold infer")
     machine.add_argument("--memory-budget", metavar="SIZE", help="memory of each fold, 24GiB for example")
