@@ -19,14 +19,13 @@ from fastfold.errors import FastFoldError, WriteError
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.serve.limits import RequestLimits
 from fastfold.inference.serve.queue import FINAL, QueuedJob, QueueFullError
-from fastfold.inference.serve.service import Service
+from fastfold.inference.serve.service import ID, Service
 from fastfold.inference.serve.submission import JobView, Problem, Submission
 from fastfold.inference.serve.tokens import LOCAL_USER
 
 POLL_S = 0.2
 """Seconds between two looks at a job whose progress is streamed."""
 _HEARTBEAT_S = 15.0
-_ID = re.compile(r"[0-9a-f]{32}")
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,128}")
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
@@ -76,7 +75,7 @@ def create_app(service: Service) -> FastAPI:
         return service.tokens is None or service.tokens.user(given) is not None
 
     def own_job(job: str, owner: User) -> QueuedJob:
-        found = service.queue.get(job, owner) if _ID.fullmatch(job) else None
+        found = service.queue.get(job, owner) if ID.fullmatch(job) else None
         if found is None:
             raise HTTPException(404, "no such job of this user; GET /v1/jobs lists them")
         return found
@@ -87,10 +86,14 @@ def create_app(service: Service) -> FastAPI:
     def submit(
         submission: Submission,
         owner: User,
+        request: Request,
         response: Response,
         idempotency_key: Annotated[str | None, Header(description="repeats of a key are one job")] = None,
     ) -> JobView:
         """Submit a target; a repeated request with the same key returns the same job."""
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            # A page of another site can send other types, or none, without asking.
+            raise HTTPException(415, "expected the header Content-Type: application/json")
         if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
             raise HTTPException(400, "Idempotency-Key: expected 8 to 128 letters, digits and ._-")
         job = service.submit(submission, owner, idempotency_key)
@@ -156,9 +159,9 @@ def create_app(service: Service) -> FastAPI:
     options = service.options
     if service.tokens is None:
         # Otherwise a page of another site could reach the server under a name that it resolves to this machine.
-        app.add_middleware(
-            TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", options.host]
-        )
+        # Starlette before 1.0 cuts an IPv6 address at its first colon.
+        hosts = ["localhost", "127.0.0.1", "::1", "[::1]", "[", options.host]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(
         RequestLimits,
         max_body=options.max_body,

@@ -147,6 +147,8 @@ class Client:
                             yield "state", data
                         fields = {}
             except (*BROKEN, ValueError):
+                pass  # the connection broke: the next one continues
+            if state not in FINAL:
                 time.sleep(_FIRST_DELAY_S)
 
     def wait(self, job: str, on_line: Callable[[str], None] = lambda _: None) -> Job:

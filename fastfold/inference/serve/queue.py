@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -224,9 +224,10 @@ class JobQueue:
                 )
             else:
                 group = first
+            now = time.time()
             for job in group:
-                execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (time.time(), job.id))
-        return group
+                execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (now, job.id))
+        return [replace(job, state="running", started=now) for job in group]
 
     def finish(self, job: str, state: State, text: str, result: str = "{}") -> bool:
         """Answer a running job; return False if it was answered before.

@@ -24,7 +24,7 @@ from fastfold.inference.screen.setup import Setup
 from fastfold.inference.serve.admission import Admission
 from fastfold.inference.serve.app import create_app
 from fastfold.inference.serve.limits import patient_protocol
-from fastfold.inference.serve.options import ServeOptions
+from fastfold.inference.serve.options import ServeOptions, is_loopback
 from fastfold.inference.serve.service import Backend, Service
 from fastfold.inference.serve.tokens import read_tokens
 from fastfold.inference.serve.worker import GroupWorker
@@ -85,6 +85,8 @@ def run_server(options: ServeOptions, backend: Backend, listener: socket.socket,
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         say(f"serving on http://{shown}:{port}, results in {options.data}; Ctrl-C ends")
+        if not is_loopback(options.host):
+            say("requests are not encrypted: let clients reach the server by a proxy with TLS only")
         server.run(sockets=[listener])
     finally:
         service.stop()

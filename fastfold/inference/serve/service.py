@@ -24,6 +24,8 @@ from fastfold.utils.atomic_files import prepare_output_directory
 
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
+ID = re.compile(r"[0-9a-f]{32}")
+"""Form of the names of jobs, which are those of their folders."""
 _DAY_S = 24 * 3600.0
 _SWEEP_S = 3600.0
 
@@ -78,7 +80,7 @@ class Service:
     def start(self) -> None:
         """Remove folders of submissions that were not admitted, recover jobs, and start the workers."""
         for folder in self._jobs.iterdir():
-            if self.queue.get(folder.name) is None:
+            if ID.fullmatch(folder.name) and self.queue.get(folder.name) is None:
                 shutil.rmtree(folder, ignore_errors=True)
         self.remove_old()
         self.dispatcher.start()

@@ -72,10 +72,15 @@ def test_jobs_of_a_killed_server_are_answered_by_their_files_or_start_again(tmp_
     assert b"fastfold_group_jobs_sum 2.0" in queued.metrics.text()
 
 
-def test_a_job_that_ends_its_workers_is_given_up_and_the_others_are_folded(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("status", "how"), [("lost", "killed by SIGKILL"), ("failed", "was not finished after 0:10")]
+)
+def test_a_job_that_ends_its_workers_is_given_up_and_the_others_are_folded(
+    tmp_path: Path, status: Any, how: str
+):
     def deadly(number: int, task: Task) -> JobResult:
         if any(job.id == "b" for job in task.job.payload):
-            return JobResult("lost", "killed by SIGKILL")
+            return JobResult(status, how)
         return fold(number, task)
 
     queued = Queued(tmp_path, "abc")
@@ -83,7 +88,16 @@ def test_a_job_that_ends_its_workers_is_given_up_and_the_others_are_folded(tmp_p
     assert queued.seen == [["a", "b", "c"], ["a"], ["b"], ["c"]]
     lost = queued.queue.get("b")
     assert lost is not None
-    assert lost.text == "b: its worker ended 2 times, the last time: killed by SIGKILL"
+    assert lost.text == f"b: its worker ended 2 times, the last time: {how}"
+
+
+def test_metrics_have_the_time_of_waits_and_folds(tmp_path: Path):
+    queued = Queued(tmp_path, "a")
+    time.sleep(0.05)
+    queued.run(partial(fold, seconds=0.05))
+    values = dict(line.split() for line in queued.metrics.text().decode().splitlines() if "_sum" in line)
+    assert 0.05 <= float(values["fastfold_fold_seconds_sum"]) < 5
+    assert 0.05 <= float(values["fastfold_wait_seconds_sum"]) < 5
 
 
 def test_after_an_error_that_is_not_a_jobs_all_wait_and_nothing_is_lost(
