@@ -17,6 +17,7 @@ from fastfold.evoformer.precision import in_trunk, multiply_with_fewer_bits, set
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.quantization.report import QuantizationReport, stored_bytes
 from fastfold.kernels.cpu.int8_layers import (
+    Int8Conv1D,
     Int8Embedding,
     Int8Linear,
     Int8Weight,
@@ -130,7 +131,7 @@ def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, Any], dict
             refused[name] = "structure module and heads stay in float32"
         elif not name:
             refused["(the module)"] = "its own parameters are not a layer's"
-        elif type(module) in _KNOWN:
+        elif type(module) in _KNOWN or _is_conv1d(module):
             if reason := refusal(module):
                 refused[name] = reason
             else:
@@ -145,6 +146,12 @@ def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, Any], dict
 
 _KNOWN = (nn.Linear, nn.Embedding, Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
 """Types of layers whose computation is known. The last one is a part of :class:`torch.nn.MultiheadAttention`."""
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Return True for the linear layer of transformers' GPT-2, whose weight is ``[K, N]``."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 def _base(module: nn.Module) -> str:
@@ -179,14 +186,18 @@ def _drop_partly_shared(layers: Mapping[str, Any], refused: dict[str, str]) -> N
 
 def _store(layers: Mapping[int, Any]) -> dict[int, Int8Weight]:
     """Return the stored weight of each weight, by identity."""
-    return {key: Int8Weight(one.weight, 2 if type(one) is Linear else 1) for key, one in layers.items()}
+    return {
+        key: Int8Weight(one.weight.t() if _is_conv1d(one) else one.weight, 2 if type(one) is Linear else 1)
+        for key, one in layers.items()
+    }
 
 
 def _replacement(layer: Any, stored: Mapping[int, Int8Weight]) -> nn.Module:
     weight = stored[id(layer.weight)]
     if isinstance(layer, nn.Embedding):
         return Int8Embedding(weight)
-    return (StoredLinear if type(layer) is Linear else Int8Linear)(weight, layer.bias)
+    kind = StoredLinear if type(layer) is Linear else Int8Conv1D if _is_conv1d(layer) else Int8Linear
+    return kind(weight, layer.bias)
 
 
 def _multiply_in_int8(model: nn.Module) -> None:

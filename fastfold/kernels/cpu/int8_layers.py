@@ -110,6 +110,15 @@ class Int8Linear(_Int8Layer):
         )
 
 
+class Int8Conv1D(Int8Linear):
+    """Linear layer whose ``weight`` is ``[K, N]``, as that of ``Conv1D`` of the package transformers."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight ``[K, N]`` in its original dtype, made at each use."""
+        return self.stored.matrix().t()
+
+
 class StoredLinear(Int8Linear):
     """Linear layer that multiplies its input in the input's own dtype by the stored weight."""
 
@@ -150,7 +159,7 @@ def refusal(layer: Any) -> str:
     """Return the reason why a layer cannot be stored in 8 bits; empty if it can.
 
     Args:
-        layer: An :class:`torch.nn.Linear` or :class:`torch.nn.Embedding`.
+        layer: An :class:`torch.nn.Linear`, an :class:`torch.nn.Embedding`, or a ``Conv1D`` of transformers.
     """
     weight = layer.weight
     if not isinstance(weight, nn.Parameter):
@@ -163,8 +172,9 @@ def refusal(layer: Any) -> str:
         return f"its weight is on {weight.device.type}, and 8 bits are for CPUs"
     if not bool(torch.isfinite(weight).all()):
         return "its weight has values that are not finite"
-    if isinstance(layer, nn.Linear) and layer.in_features > max_inputs():
-        return f"{layer.in_features:,} inputs; sums of more than {max_inputs():,} overflow"
+    inputs = 0 if isinstance(layer, nn.Embedding) else weight.shape[1 if isinstance(layer, nn.Linear) else 0]
+    if inputs > max_inputs():
+        return f"{inputs:,} inputs; sums of more than {max_inputs():,} overflow"
     if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
         return "it changes its rows by max_norm"
     return ""

@@ -89,6 +89,43 @@ def test_a_language_model_predicts_the_same_and_shared_weights_stay_shared(tied:
     assert model.training
 
 
+@pytest.mark.slow
+def test_models_of_transformers_are_stored() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 128, "n_layer": 2, "n_head": 4}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
+    report = quantize(gpt, batches=[{"input_ids": torch.randint(0, 512, (2, 32)), "use_cache": False}])
+    assert report.bytes_after < 0.3 * report.bytes_before
+    assert 0 < report.errors["['logits']"] < 0.05
+    assert gpt.transformer.h[0].attn.c_attn.weight.shape == (128, 384)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
+    vit = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
+    ).eval()
+    report = quantize(vit, batches=[{"pixel_values": torch.randn(2, 3, 32, 32)}])
+    assert report.bytes_after < 0.35 * report.bytes_before
+    assert 0 < report.errors["['logits']"] < 0.05
+
+
+def test_a_layer_with_a_transposed_weight_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(64, 16)), nn.Parameter(torch.randn(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight + self.bias
+
+    monkeypatch.setattr(Conv1D, "__module__", "transformers.pytorch_utils")
+    model = nn.Sequential(Conv1D())
+    report = quantize(model, batches=[torch.randn(5, 64)])
+    assert report.quantized == ("0",)
+    assert report.errors[""] < 0.02
+    assert model[0].weight.shape == (64, 16)
+
+
 def test_an_evoformer_block_multiplies_in_the_existing_8_bits() -> None:
     torch.manual_seed(0)
     config = model_config("model_1").model.embeddings_and_evoformer.evoformer
