@@ -11,18 +11,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from filelock import FileLock
+
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.locks import held
 
 if TYPE_CHECKING:
     import torch
 
     from fastfold.data.targets import Target
     from fastfold.inference.models import Network
+
+_LOCK = ".lock"
 
 
 class JobFolder(NamedTuple):
@@ -68,8 +73,10 @@ class GroupWorker:
                     network.load(self.base.config.precision)
                 self._opened = networks, device
             for job in group:
-                if not (job.path / ANSWER).exists():
-                    self._fold(job, task.memory)
+                # The worker of a killed server may end a moment later than its server.
+                with held(FileLock(job.path / _LOCK)):
+                    if not (job.path / ANSWER).exists():
+                        self._fold(job, task.memory)
         except FastFoldError as error:
             return JobResult("fatal", str(error))
         return JobResult("done")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from fastfold.inference.config import InferConfig
 from fastfold.inference.screen.job import Job, JobResult, Task
@@ -53,6 +55,20 @@ def test_a_job_that_was_answered_is_not_folded_again(worker: GroupWorker, tmp_pa
     folder = request(tmp_path / "a", "MKV")
     (folder / ANSWER).write_text("{}")
     assert run(worker, folder).status == "done"
+    assert not (folder / RESULTS).exists()
+
+
+def test_a_job_waits_for_the_worker_of_a_killed_server(worker: GroupWorker, tmp_path: Path):
+    folder = request(tmp_path / "a", "MKV")
+    earlier = FileLock(folder / ".lock", thread_local=False)
+    with earlier:
+        thread = threading.Thread(target=run, args=(worker, folder))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        (folder / ANSWER).write_text("{}")
+    thread.join(30)
+    assert not thread.is_alive()
     assert not (folder / RESULTS).exists()
 
 
