@@ -64,7 +64,7 @@ def create_app(service: Service) -> FastAPI:
             raise HTTPException(
                 401,
                 "missing or unknown token; send it as 'Authorization: Bearer TOKEN'",
-                {"WWW-Authenticate": "Bearer"},
+                {"WWW-Authenticate": 'Bearer, Basic realm="FastFold"'},
             )
         return found
 

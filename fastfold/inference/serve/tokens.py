@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
@@ -34,10 +35,13 @@ class Tokens:
     def user(self, header: str | None) -> str | None:
         """Return the user of a header ``Authorization``; None for a missing or unknown token.
 
-        All tokens are compared, each in constant time, so that the time tells nothing about them.
+        The token is a bearer's, or the password that a browser asks for, with any name. All tokens are compared, each
+        in constant time, so that the time tells nothing about them.
         """
         scheme, _, token = (header or "").partition(" ")
-        if scheme.lower() != "bearer":
+        if scheme.lower() == "basic":
+            token = _password(token)
+        elif scheme.lower() != "bearer":
             return None
         digest = _digest(token.strip())
         found = None
@@ -86,6 +90,14 @@ def read_tokens(path: str | os.PathLike[str]) -> Tokens:
     if not users:
         raise InputError("expected a line with a user and a token, found none", path=path)
     return Tokens(users)
+
+
+def _password(text: str) -> str:
+    """Return the password of credentials in base64; empty if they are invalid."""
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _digest(token: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def test_users_are_found_by_token_or_its_hash(tmp_path: Path):
     tokens = read_tokens(write(tmp_path, f"# lab\nada {ADA}\nbob sha256:{digest}  # hashed\n"))
     assert tokens.user(f"Bearer {ADA}") == "ada"
     assert tokens.user(f"bearer {BOB}") == "bob"
+    assert tokens.user(f"Basic {base64.b64encode(f'any:{BOB}'.encode()).decode()}") == "bob"
+    assert tokens.user(f"Basic {base64.b64encode(b'any:wrong').decode()}") is None
+    assert tokens.user("Basic \u00e9") is None
     for header in (None, "", ADA, f"Basic {ADA}", f"Bearer {ADA}x", "Bearer ", f"Bearer sha256:{digest}"):
         assert tokens.user(header) is None
 
