@@ -130,15 +130,13 @@ class GroupWorker:
             )
             summary = fold_targets(runner, [target], [cost])
         records = results.target(target).records()
-        if summary.failed and not records:
-            return {"state": "failed", "text": summary.failed[0][1]}
-        best = {name: value for name, value in records[0].scores.items() if name != "model"}
-        return {
-            "state": "done",
-            "text": conclusion(records),
-            "scores": best | {"model": records[0].key},
-            "files": result_files(folder),
-        }
+        answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(folder)}
+        if records:
+            best = {name: value for name, value in records[0].scores.items() if name != "model"}
+            answer |= {"text": conclusion(records), "scores": best | {"model": records[0].key}}
+        if summary.failed:  # predictions that were finished before can be fetched
+            answer |= {"state": "failed", "text": summary.failed[0][1]}
+        return answer
 
 
 def write_answer(folder: Path, answer: dict[str, Any]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
@@ -77,6 +80,20 @@ def test_a_job_that_fails_is_answered_and_the_others_are_folded(worker: GroupWor
     assert run(worker, bad, good).status == "done"
     assert answer(bad) == {"state": "failed", "text": "x: num_recycles must be from 0 to 1000, found -1"}
     assert answer(good)["state"] == "done"
+
+
+def test_a_job_that_fails_in_part_is_not_done_and_keeps_its_files(
+    worker: GroupWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(*arguments: Any) -> Summary:
+        return replace(fold_targets(*arguments), failed=(("x", "x: out of memory"),))
+
+    monkeypatch.setattr("fastfold.inference.runner.fold_targets", failing)
+    folder = request(tmp_path / "a", "MKV")
+    assert run(worker, folder).status == "done"
+    found = answer(folder)
+    assert (found["state"], found["text"]) == ("failed", "x: out of memory")
+    assert "x_rank_001_mini_seed_0.pdb" in found["files"]  # type: ignore[operator]
 
 
 def test_networks_that_cannot_be_opened_are_not_a_jobs_fault(tmp_path: Path):
