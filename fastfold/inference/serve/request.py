@@ -90,6 +90,8 @@ class JobRequest:
             ConfigError: A value is invalid.
         """
         given = {name: value for name, value in self.settings.items() if name in SETTINGS}
+        if given.get("num_relax") is not None:
+            given.setdefault("relax", "best")  # as --num-relax does
         found = replace(base, **given)
         if len(found.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: expected at most {MAX_SEEDS}, found {len(found.seeds)}")
@@ -101,8 +103,14 @@ class JobRequest:
         Args:
             base: Options of the server.
             folder: Folder of the job, which has the templates.
+
+        Raises:
+            ConfigError: A value is invalid.
         """
         given = {name: value for name, value in self.settings.items() if name in RUN_SETTINGS}
+        number = given.get("num_models")
+        if number is not None and number < 1:
+            raise ConfigError(f"num_models must be at least 1, found {number}")
         structures = tuple(folder / name for name in self._template_files())
         return replace(base, templates=replace(base.templates, structures=structures), **given)
 

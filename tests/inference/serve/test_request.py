@@ -55,6 +55,13 @@ def test_seeds_are_limited():
         JobRequest("sequence", "MKV", settings={"seeds": list(range(MAX_SEEDS + 1))}).config(InferConfig())
 
 
+def test_settings_mean_what_the_options_of_infer_mean(tmp_path: Path):
+    relaxed = JobRequest("sequence", "MKV", settings={"num_relax": 2}).config(InferConfig())
+    assert (relaxed.relax, relaxed.num_relax) == ("best", 2)
+    with pytest.raises(ConfigError, match="num_models must be at least 1, found 0"):
+        JobRequest("sequence", "MKV", settings={"num_models": 0}).options(RunOptions(), tmp_path)
+
+
 def test_jobs_of_other_settings_are_not_folded_together():
     plain = JobRequest("sequence", "MKV")
     assert plain.fingerprint() == JobRequest("sequence", "MKVLLL", "x").fingerprint()
