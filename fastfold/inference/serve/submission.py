@@ -81,7 +81,7 @@ class Submission(BaseModel):
         """Return the request to store.
 
         Raises:
-            ConfigError: None or several formats are given, or two templates have one name.
+            ConfigError: None or several formats are given, or fields contradict each other.
         """
         kinds: tuple[Kind, ...] = get_args(Kind)
         given = [kind for kind in kinds if getattr(self, kind) is not None]
@@ -89,6 +89,8 @@ class Submission(BaseModel):
             raise ConfigError(
                 f"expected exactly one of sequence, fasta and a3m, found {' and '.join(given) or 'none'}"
             )
+        if self.complex and self.fasta is None:
+            raise ConfigError("complex belongs to fasta; in a sequence, ':' joins the chains")
         if not self.name.isprintable():
             raise ConfigError("name: expected printable characters")
         names = [template_file(one.name, one.text).casefold() for one in self.templates]

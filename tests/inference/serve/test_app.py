@@ -99,6 +99,7 @@ REFUSED = {
     "a list": ([], 422, "expected JSON"),
     "nothing": ({}, 400, "exactly one of sequence, fasta and a3m, found none"),
     "two formats": ({"sequence": "M", "fasta": ">a\nM"}, 400, "found sequence and fasta"),
+    "a complex of a sequence": ({"sequence": "M", "complex": True}, 400, "complex belongs to fasta"),
     "another key": ({"sequence": "M", "out": "/tmp"}, 422, "out: Extra inputs"),
     "a path": (
         {"sequence": "M", "settings": {"restraints": "/etc/passwd"}},
