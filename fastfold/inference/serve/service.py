@@ -20,7 +20,7 @@ from fastfold.inference.serve.queue import JobQueue, QueuedJob
 from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.submission import Submission
 from fastfold.inference.serve.tokens import Tokens, read_tokens
-from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.atomic_files import prepare_output_directory, sync_folder
 
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
@@ -115,6 +115,7 @@ class Service:
         folder.mkdir()
         try:
             request.write(folder)
+            sync_folder(self._jobs)  # the folder outlives a power cut, as its row of the queue does
             self._check(request, target, folder)
             admitted = self.queue.admit(
                 job,
