@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fastfold.data.search.local import search
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
+    from fastfold.evoformer.quantization.any_module import quantize
     from fastfold.inference.api import load_model, predict, predict_many
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
@@ -40,6 +41,7 @@ __all__ = [
     "parallelize",
     "predict",
     "predict_many",
+    "quantize",
     "search",
     "train",
 ]
@@ -51,6 +53,7 @@ __getattr__, __dir__ = lazy_names(
         "search": "fastfold.data.search.local",
         "model_config": "fastfold.evoformer.config",
         "AlphaFold": "fastfold.evoformer.model",
+        "quantize": "fastfold.evoformer.quantization.any_module",
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",
         "predict_many": "fastfold.inference.api",

@@ -19,6 +19,8 @@ from fastfold.cli.commands.report import add_cite_command, add_report_command
 from fastfold.cli.commands.score import add_score_command
 from fastfold.cli.commands.screen import add_screen_command
 from fastfold.cli.commands.search import add_search_command
+from fastfold.cli.commands.serve import add_serve_command
+from fastfold.cli.commands.submit import add_submit_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
 from fastfold.cli.commands.verify import add_environment_command, add_verify_command
 from fastfold.cli.commands.weights import add_weights_command
@@ -41,6 +43,8 @@ examples:
   fastfold score decoys/ --out scores --weights model_1_ptm
   fastfold mutate protein.fasta --mutations all --positions 10-30 --out mutants --weights monomer_ptm
   fastfold design hallucinate --length 60 --out designs
+  fastfold serve --data /data/fastfold --weights monomer_ptm
+  fastfold submit protein.fasta --out results
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
@@ -111,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     add_mutate_command(commands)
     add_design_command(commands)
     add_search_command(commands)
+    add_serve_command(commands)
+    add_submit_command(commands)
     add_train_command(commands)
     add_data_command(commands)
     add_relax_command(commands)

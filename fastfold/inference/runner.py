@@ -159,7 +159,7 @@ def run(
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
-                summary = _FoldingRun(runner).run(targets, costs)
+                summary = fold_targets(runner, targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
 
@@ -257,6 +257,23 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
         raise
     if distributed is not None and distributed.context.is_rank_zero:
         distributed.stop()
+
+
+def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    """Fold targets in order, and write the folder's table and page.
+
+    A failed target does not stop the others.
+
+    Args:
+        runner: Runner with the folder of results.
+        targets: The targets.
+        costs: Cost of each target in the runner's progress.
+
+    Raises:
+        WriteError: A result cannot be written; names the missing ones.
+        WeightsError: A network cannot be loaded.
+    """
+    return _FoldingRun(runner).run(targets, costs)
 
 
 class _FoldingRun:

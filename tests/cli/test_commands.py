@@ -7,7 +7,18 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.cli.commands import infer, plan, relax, report, search, train, verify, weights
+from fastfold.cli.commands import (
+    infer,
+    plan,
+    relax,
+    report,
+    search,
+    serve,
+    submit,
+    train,
+    verify,
+    weights,
+)
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 
@@ -56,6 +67,8 @@ COMMANDS = {
     relax: ["x.pdb"],
     report: ["out"],
     search: ["x.fasta", "--out", "out", "--db", "x"],
+    serve: ["--data", "data"],
+    submit: [],
     train: [],
     verify: ["recorded"],
     weights: ["info", "x.npz"],

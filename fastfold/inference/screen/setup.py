@@ -13,14 +13,14 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
-from fastfold.inference.screen.job import Executor, Job, JobResult, Worker
+from fastfold.inference.screen.job import Executor, Job, Worker
 from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Rules
 from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.screen.worker_process import Limits, resident_bytes
+from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
 from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
@@ -58,6 +58,7 @@ class Setup:
         where: Workers and limits.
         search: Search for alignments; None for no searches.
         say: Called with lines for the user.
+        adapt: Makes the function of a worker from the one that folds a target.
     """
 
     networks: Sequence[Network]
@@ -68,6 +69,7 @@ class Setup:
     where: ScreenOptions
     search: ChainSearch | None
     say: Callable[[str], None]
+    adapt: Callable[[FoldWorker], Function] = lambda worker: worker
 
     def start(self) -> Workers:
         """Start the workers.
@@ -167,9 +169,9 @@ class Setup:
             raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
         threads = where.cpus_per_worker or max(1, available_cores() // count)
         memory = None if gpus else host_available_bytes()
-        workers: list[tuple[Worker, Callable[..., JobResult]]] = []
+        workers: list[tuple[Worker, Function]] = []
         for k in range(count):
-            function = self._function(devices[k % len(devices)], threads, count if gpus else 1)
+            function = self.adapt(self._function(devices[k % len(devices)], threads, count if gpus else 1))
             workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), function))
         if self.search is not None:
             workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
@@ -194,7 +196,7 @@ class Setup:
         if cpus > found.smallest:
             self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
         sharers = -(-gpus // found.machines) if gpus else 1
-        function = self._function("cuda" if gpus else "cpu", cpus, sharers)
+        function = self.adapt(self._function("cuda" if gpus else "cpu", cpus, sharers))
         groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.

@@ -16,7 +16,10 @@ from fastfold.inference.screen.search import ChainSearch
 from fastfold.inference.target_runner import RunOptions, TargetRunner, conclusion
 
 if TYPE_CHECKING:
+    import torch
+
     from fastfold.data.targets import Target
+    from fastfold.inference.models import Network
 
 
 @dataclass
@@ -94,28 +97,38 @@ class FoldWorker:
             )
         return "done" if made else "finished", conclusion(records), predictions
 
+    def open_networks(self) -> tuple[list[Network], torch.device]:
+        """Prepare this process for folds; return the networks, not yet loaded, and the device.
+
+        Raises:
+            FastFoldError: A weights file is invalid, or the device is not available.
+        """
+        import torch
+
+        from fastfold.evoformer.config import MINI
+        from fastfold.inference.models import open_networks
+        from fastfold.inference.planning.available_memory import share_host_memory
+        from fastfold.utils.device import choose_device
+
+        torch.set_num_threads(self.threads)
+        device = choose_device(self.config.device)
+        if device.type == "cuda":
+            # Before other calls, because PyTorch would make a context on the first GPU too.
+            torch.cuda.set_device(device)
+        share_host_memory(self.sharers)
+        skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
+        return open_networks(self.weights or (Path(MINI),), skip=skip), device
+
     def _opened(self) -> TargetRunner:
         """Return the runner with its networks, opened once."""
         if self._runner is None:
-            import torch
-
             from fastfold.data.templates.source import TemplateFinder
-            from fastfold.evoformer.config import MINI
-            from fastfold.inference.models import open_networks
             from fastfold.inference.output.results_folder import ResultsFolder
-            from fastfold.inference.planning.available_memory import share_host_memory
             from fastfold.inference.progress import Progress
-            from fastfold.utils.device import choose_device
 
-            torch.set_num_threads(self.threads)
-            device = choose_device(self.config.device)
-            if device.type == "cuda":
-                # Before other calls, because PyTorch would make a context on the first GPU too.
-                torch.cuda.set_device(device)
-            share_host_memory(self.sharers)
-            skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
+            networks, device = self.open_networks()
             self._runner = TargetRunner(
-                open_networks(self.weights or (Path(MINI),), skip=skip),
+                networks,
                 ResultsFolder(self.output),
                 device,
                 self.config,
