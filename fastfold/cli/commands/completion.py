@@ -44,7 +44,7 @@ def run_completion(root: argparse.ArgumentParser, shell: str) -> int:
     return 0
 
 
-def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
+def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:
     """Mark every argument that is a path, also of subcommands."""
     for action in parser._actions:
         if action.type is Path:
