@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
-from fastfold.cli.commands.databases import add_databases_command
 from fastfold.cli.commands.design import add_design_command
 from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.commands.mutate import add_mutate_command
 from fastfold.cli.commands.plan import add_plan_command
 from fastfold.cli.commands.relax import add_relax_command
 from fastfold.cli.commands.report import add_cite_command, add_report_command
+from fastfold.cli.commands.resources.databases import add_databases_command
+from fastfold.cli.commands.resources.search import add_search_command
+from fastfold.cli.commands.resources.weights import add_weights_command
 from fastfold.cli.commands.score import add_score_command
 from fastfold.cli.commands.screen import add_screen_command
-from fastfold.cli.commands.search import add_search_command
-from fastfold.cli.commands.serve import add_serve_command
-from fastfold.cli.commands.submit import add_submit_command
+from fastfold.cli.commands.service.serve import add_serve_command
+from fastfold.cli.commands.service.submit import add_submit_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
 from fastfold.cli.commands.verify import add_environment_command, add_verify_command
-from fastfold.cli.commands.weights import add_weights_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
 from fastfold.errors import ConfigError, FastFoldError

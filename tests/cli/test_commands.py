@@ -12,13 +12,11 @@ from fastfold.cli.commands import (
     plan,
     relax,
     report,
-    search,
-    serve,
-    submit,
     train,
     verify,
-    weights,
 )
+from fastfold.cli.commands.resources import search, weights
+from fastfold.cli.commands.service import serve, submit
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.commands.search import search_inputs
+from fastfold.cli.commands.resources.search import search_inputs
 from fastfold.cli.options.alignment_sources import alignment_engines
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
