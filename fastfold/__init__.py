@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
     from fastfold.inference.api import load_model, predict, predict_many
+    from fastfold.inference.ensemble.settings import Sampling
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.apply_plan import parallelize
@@ -32,6 +33,7 @@ __all__ = [
     "ParallelPlan",
     "Prediction",
     "Protein",
+    "Sampling",
     "__version__",
     "compare_structures",
     "featurize",
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy_names(
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",
         "predict_many": "fastfold.inference.api",
+        "Sampling": "fastfold.inference.ensemble.settings",
         "Prediction": "fastfold.inference.output.prediction",
         "Gemini": "fastfold.memory.gemini.manager",
         "parallelize": "fastfold.parallel.apply_plan",

@@ -19,6 +19,7 @@ NAMES = {
         "search",
         "train",
         "Prediction",
+        "Sampling",
         "AlphaFold",
         "model_config",
         "featurize",

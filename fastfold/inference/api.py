@@ -21,6 +21,7 @@ from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.ensemble.samples import draw_samples
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.notebook.table import Predictions
@@ -162,7 +163,7 @@ def predict_many(
         templates: Templates by name; see :func:`predict`.
         device: See :func:`predict`.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
-            ``rank`` and ``stop_at_score``.
+            ``rank``, ``stop_at_score`` and ``sample``.
 
     Returns:
         Predictions by name, the best first; ``table()`` lists their scores.
@@ -209,10 +210,15 @@ def predict_many(
             graph=graph,
         )
         predictions: list[Prediction] = []
+        drawn = [
+            (seed, sample)
+            for seed in config.seeds
+            for sample in draw_samples(config.sample, target, alignments[name], seed)
+        ]
         for model in networks:
-            for seed in config.seeds:
+            for seed, sample in drawn:
                 if not (predictions and stops(config, listed_scores(predictions[-1]), target)):
-                    predictions.append(predictor.predict(model, seed))
+                    predictions.append(predictor.predict(model, seed, sample=sample))
         numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
         order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
         found[name] = [predictions[i] for i in order]

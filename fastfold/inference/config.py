@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.inference.ensemble.settings import Sampling
 from fastfold.utils.units import parse_bytes
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
@@ -52,6 +53,8 @@ class InferConfig:
         cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
             (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
         dropout: Keep dropout on, for more diverse predictions of different seeds.
+        sample: Samples of the target per network and seed (:class:`~fastfold.inference.ensemble.settings.Sampling`); a
+            text is the method. None for one prediction.
         recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
             network's default (multimer networks 0.5, others do not stop early).
         stop_at_score: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer
@@ -88,6 +91,7 @@ class InferConfig:
     max_msa: tuple[int, int] | None = None
     cuda_graphs: bool = False
     dropout: bool = False
+    sample: Sampling | None = None
     recycle_tolerance: float | None = None
     stop_at_score: float | None = None
     num_ensemble: int | None = None
@@ -124,6 +128,11 @@ class InferConfig:
         ):
             if name != "precision" or self.precision is not None:
                 _check_choice(name, getattr(self, name), choices)
+        if self.sample is not None:
+            if not isinstance(self.sample, Sampling):
+                object.__setattr__(self, "sample", Sampling(self.sample))
+            if self.sample.method == "dropout":
+                object.__setattr__(self, "dropout", True)
         kept = ("save_representations", "save_recycles", "save_distogram")
         for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
             if not isinstance(getattr(self, name), bool):

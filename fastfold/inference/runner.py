@@ -351,4 +351,6 @@ def target_cost(target: Target, networks: Sequence[Network], config: InferConfig
     passes = sum(
         apply_settings(config, network.info.config).model.num_recycle + 1 for network in networks
     ) * len(config.seeds)
+    if config.sample is not None:
+        passes *= config.sample.number or 1
     return passes * float(n + 50) ** 2 * (n + 500)

@@ -21,6 +21,7 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import Network, suitable
@@ -92,12 +93,19 @@ class _Job:
     Attributes:
         network: Network of the prediction.
         seed: Random seed.
+        sample: Sample of the target; None without sampling.
         record: See :func:`fastfold.inference.output.writer.run_record`.
     """
 
     network: Network
     seed: int
+    sample: Sample | None
     record: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Seed and sample in messages."""
+        return f"seed {self.seed}" + ("" if self.sample is None else f" {self.sample.label}")
 
     @property
     def id(self) -> str:
@@ -198,7 +206,7 @@ class TargetRunner:
                     found, in_progress = None, in_progress + 1
                     self.progress.skip(share)
                     self.progress.line(
-                        f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
+                        f"{label}: another process folds it by {job.network.name} with {job.label}, skipped"
                     )
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
@@ -253,6 +261,7 @@ class TargetRunner:
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
     ) -> list[_Job]:
+        drawn = {s: draw_samples(self.config.sample, target, alignments, s) for s in self.config.seeds}
         record = partial(
             run_record,
             target,
@@ -262,9 +271,10 @@ class TargetRunner:
             device=str(self.device),
         )
         return [
-            _Job(n, s, record(network=n, seed=s, templates=_shown(templates, n, target)))
+            _Job(n, s, k, record(network=n, seed=s, sample=k, templates=_shown(templates, n, target)))
             for n in suitable(self.networks, target)
-            for s in self.config.seeds
+            for s, samples in drawn.items()
+            for k in samples
         ]
 
     def _wanted(self, target: Target, job: _Job) -> Wanted:
@@ -313,8 +323,8 @@ class TargetRunner:
         """Make and write one prediction, with the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
-        if len(self.config.seeds) > 1:
-            work += f" seed {job.seed}"
+        if len(self.config.seeds) > 1 or job.sample is not None:
+            work += f" {job.label}"
         start = time.monotonic()
         num_recycles = prepared.predictor.num_recycles(model)
         with (
@@ -322,7 +332,7 @@ class TargetRunner:
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state)
+            prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state, sample=job.sample)
             most = peak()
         if prediction.restraints is not None:
             counts = (prediction.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
@@ -331,7 +341,8 @@ class TargetRunner:
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        record = write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
+        more = prepared.coverage if job.sample is None else prepared.coverage | job.sample.files()
+        record = write_prediction(results, job.record, prediction, took, self.config, more=more)
         state.remove()
         return record
 
@@ -422,6 +433,8 @@ class TargetRunner:
             )
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
+        if self.config.sample is not None:
+            seeds += f", samples by {self.config.sample.method}"
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
 
 

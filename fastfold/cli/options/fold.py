@@ -28,6 +28,7 @@ from fastfold.inference.config import (
     parse_max_msa,
     parse_seeds,
 )
+from fastfold.inference.ensemble.settings import SampleMethod, Sampling
 from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
@@ -180,6 +181,30 @@ def _add_sampling(group: Any) -> None:
         "--use-dropout",
         action="store_true",
         help="keep dropout on, for more diverse predictions by many seeds",
+    )
+    group.add_argument(
+        "--sample",
+        choices=get_args(SampleMethod),
+        metavar="METHOD",
+        help="predict samples of each target: columns (mask random alignment columns), clusters (of alignment rows, "
+        "needs scikit-learn), depth (random alignment rows) or dropout; see fastfold ensemble",
+    )
+    group.add_argument(
+        "--samples",
+        type=positive_number,
+        metavar="N",
+        help="samples per network and seed (default: 10; one of each depth; all clusters)",
+    )
+    group.add_argument(
+        "--sample-fraction",
+        type=float,
+        metavar="X",
+        help="share of the columns that --sample columns masks (default 0.15)",
+    )
+    group.add_argument(
+        "--sample-depths",
+        metavar="LIST",
+        help="numbers of rows for --sample depth (default 16,32,64,128,256,512,1024,5120)",
     )
     group.add_argument(
         "--num-ensemble",
@@ -400,6 +425,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
         cuda_graphs=options.cuda_graphs,
         dropout=options.dropout,
+        sample=_sampling(options),
         recycle_tolerance=options.recycle_tolerance,
         stop_at_score=options.stop_at_score,
         num_ensemble=options.num_ensemble,
@@ -414,6 +440,34 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         **_relaxation(options),
         relax_platform=options.relax_platform,
     )
+
+
+def _sampling(options: argparse.Namespace) -> Sampling | None:
+    """Return the settings of samples; None without ``--sample``."""
+    given = {
+        "number": options.samples,
+        "fraction": options.sample_fraction,
+        "depths": None if options.sample_depths is None else _depths(options.sample_depths),
+    }
+    if options.sample is None:
+        used = next((name for name, value in given.items() if value is not None), None)
+        if used is not None:
+            option = {"number": "--samples", "fraction": "--sample-fraction", "depths": "--sample-depths"}[
+                used
+            ]
+            raise ConfigError(f"{option} needs a method of sampling; give one with --sample")
+        return None
+    for name, method in (("fraction", "columns"), ("depths", "depth")):
+        if given[name] is not None and options.sample != method:
+            raise ConfigError(f"--sample-{name} is for --sample {method}; leave it out")
+    return Sampling(options.sample, **{name: value for name, value in given.items() if value is not None})
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    """Parse numbers of rows joined by commas."""
+    if re.fullmatch(r"\d{1,7}(,\d{1,7})*", text, re.ASCII) is None:
+        raise ConfigError(f"--sample-depths: expected numbers of rows such as 16,64,256, found {text[:40]!r}")
+    return tuple(map(int, text.split(",")))
 
 
 def _skipped_outputs(options: argparse.Namespace) -> set[str]:

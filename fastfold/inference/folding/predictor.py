@@ -18,6 +18,7 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.folding.features import add_settings, initial_positions
 from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
 from fastfold.inference.folding.prediction import fold
@@ -146,6 +147,7 @@ class TargetPredictor:
         on_cycle: OnCycle | None = None,
         *,
         state: RecycleState | None = None,
+        sample: Sample | None = None,
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
@@ -154,6 +156,7 @@ class TargetPredictor:
             seed: Random seed.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
             state: Saves the state after each pass; None to save nothing.
+            sample: Sample of the target for this seed; None for the target's own alignments.
 
         Raises:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
@@ -162,12 +165,15 @@ class TargetPredictor:
         target, config, templates = self.target, self.config, self.templates
         if templates is not None and not takes_templates(model.config, target):
             templates = None
+        alignments, draw_seed = self.alignments, seed
+        if sample is not None:
+            alignments, draw_seed = sample.drawn, sample.draw_seed
         with current_device(self.device), _moved(model, self.device, stays=self._stays):
             sampler = featurize(
                 target.chains,
-                self.alignments,
+                alignments,
                 self._configs[id(model)],
-                seed=seed,
+                seed=draw_seed,
                 templates=None if templates is None else templates.features,
                 join=target.is_complex and not model.multimer,
             )
@@ -176,7 +182,9 @@ class TargetPredictor:
             if self._restraints:
                 restrained = fit_restraints(model, sampler, self._restraints, steps=config.restraint_steps)
                 sampler = restrained.sampler
-            by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            by = partial(
+                fold, model, sampler, target, config, seed=draw_seed, on_cycle=on_cycle, run=self._run
+            )
             if self._graph is not None:
                 by = partial(by, graph=self._graph)
             if state is not None:
@@ -186,7 +194,9 @@ class TargetPredictor:
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
-        return replace(prediction, templates=report)
+        return replace(
+            prediction, seed=seed, sample=None if sample is None else sample.record, templates=report
+        )
 
 
 @contextmanager

@@ -18,25 +18,29 @@ _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
 """ColabFold's words for parts of endings that differ from FastFold's."""
 
 _COLABFOLD = re.compile(
-    r"(?P<target>.+)_(?P<kind>unrelaxed|relaxed|scores|fastfold|config|pae|coverage|representations)"
-    r"_(?P<key>rank_\d{3,9}_alphafold2_.+?)(?:\.(?P<cycle>r\d+))?(?P<suffix>\.[a-z]+)"
+    r"(?P<target>.+)_(?P<kind>unrelaxed|relaxed|scores|fastfold|config|pae|coverage|representations"
+    r"|msa(?:_[A-Za-z0-9]+?)?(?:_paired)?)"
+    r"_(?P<key>rank_\d{3,9}_alphafold2_.+?)(?:\.(?P<cycle>r\d+))?(?P<suffix>\.(?:a3m|[a-z]+))"
 )
 
 
-def prediction_key(network: str, seed: int, output_format: OutputFormat = "fastfold") -> str:
-    """Return network and seed as they occur in file names.
+def prediction_key(
+    network: str, seed: int, output_format: OutputFormat = "fastfold", *, sample: str | None = None
+) -> str:
+    """Return network, seed and sample as they occur in file names.
 
     Args:
         network: Name of the network.
         seed: Random seed.
+        sample: Method and number of the sample, ``columns_003``, which follow the seed; None for no sample.
         output_format: ``fastfold`` for ``model_1_multimer_v3_seed_0``, ``colabfold`` for
             ``alphafold2_multimer_v3_model_1_seed_000``.
     """
-    name = safe_stem(network)
+    name, tail = safe_stem(network), "" if sample is None else f"_{sample}"
     if output_format == "fastfold":
-        return f"{name}_seed_{seed}"
+        return f"{name}_seed_{seed}{tail}"
     name = re.sub(r"(model_\d+)_(ptm|multimer_v\d)", r"\2_\1", name)
-    return f"alphafold2_{name}_seed_{seed:03d}"
+    return f"alphafold2_{name}_seed_{seed:03d}{tail}"
 
 
 def file_name(

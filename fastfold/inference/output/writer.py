@@ -19,9 +19,10 @@ from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
-from fastfold.inference.output.file_names import COLABFOLD_SCORES, prediction_key
+from fastfold.inference.output.file_names import COLABFOLD_SCORES
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
@@ -67,6 +68,7 @@ def run_record(
     digest: str,
     device: str,
     templates: TargetTemplates | None = None,
+    sample: Sample | None = None,
 ) -> dict[str, Any]:
     """Return settings, versions and ``input_hash``, in JSON's types.
 
@@ -81,10 +83,13 @@ def run_record(
         digest: See :func:`target_digest`.
         device: Device of the fold; only recorded, because results of other devices are equivalent.
         templates: Templates used by the network; None if it uses none.
+        sample: Sample of the target; None without sampling.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
+    if sample is not None:
+        settings["sample"] = sample.record
     return {
         "schema_version": 2,
         "name": target.name,
@@ -209,7 +214,7 @@ def write_prediction(
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(
         record["input_hash"],
-        prediction_key(prediction.model_name, prediction.seed, output_format),
+        prediction.file_key(output_format),
         files,
         {**listed_scores(prediction), **scores},
         partial(ranking_scores, config.rank),
@@ -225,6 +230,7 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
     return {
         "model": prediction.model_name,
         "seed": prediction.seed,
+        **({} if prediction.sample is None else {"sample": prediction.sample_label}),
         "length": len(prediction.aatype),
         "plddt": prediction.mean_plddt,
         "ptm": plain(prediction.ptm),

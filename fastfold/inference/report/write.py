@@ -232,10 +232,13 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     if isinstance(interfaces, dict):
         numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
     numbers |= prediction.listed
+    sample = scores.get("sample")
+    has_sample = isinstance(sample, dict) and "method" in sample and "number" in sample
     return {
         "target": prediction.target,
         "model": scores["model"],
         "seed": scores["seed"],
+        **({"sample": f"{sample['method']} {sample['number']}"[:40]} if has_sample else {}),
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
         **_best_pair(pairs),
