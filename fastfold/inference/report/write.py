@@ -20,6 +20,7 @@ from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.ensembles import find_ensembles
 from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
@@ -44,7 +45,7 @@ _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
-_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "scores.js", "main.js")
 
 
 def write_report(
@@ -135,6 +136,11 @@ def _page(
         for key, (layout, text) in found.items():
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
+    overlays = find_ensembles(folder, predictions, left // 4, say)
+    for ensemble in overlays:
+        for one in ensemble["overlay"]:
+            one["structure"]["blob"] = len(blobs)
+            blobs.append(one.pop("text"))
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     try:
         molstar, refused = load_molstar(), ""
@@ -144,6 +150,7 @@ def _page(
     meta = {
         "rows": rows,
         "failures": _failures(folder),
+        "ensembles": overlays,
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),

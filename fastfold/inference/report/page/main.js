@@ -171,7 +171,49 @@ function redraw() {
   requestAnimationFrame(() => {
     waiting = false;
     for (const chart of [pae, plddt, coverage]) chart.draw(state);
+    landscape.draw();
   });
+}
+
+const landscape = new Landscape(byId('landscape'), {
+  choose: (row) => choose(row),
+  hover: (member) => {
+    byId('ensemble-note').textContent = member ? sampleName(member) : landscape.note;
+  },
+});
+
+function sampleName({ row, cluster }) {
+  const sample = row.sample ? `, ${row.sample}` : '';
+  return `${row.model}, seed ${row.seed}${sample}: cluster ${cluster}, mean pLDDT ${shown(row.mean_plddt, 1)}`;
+}
+
+function drawEnsemble(prediction) {
+  landscape.show(prediction.row);
+  byId('ensemble').hidden = !landscape.ensemble;
+  byId('ensemble-note').textContent = landscape.note;
+  byId('single').hidden = true;
+  if (!landscape.ensemble) return;
+  byId('overlay').hidden = !meta.viewer || landscape.ensemble.overlay.length === 0;
+  const links = landscape.ensemble.files.map((name) => make('a', name, { href: encodeURIComponent(name), download: name }));
+  byId('ensemble-files').replaceChildren(...links);
+}
+
+async function overlay() {
+  const order = chosen;
+  const items = await Promise.all(landscape.ensemble.overlay.map(async (one) => ({
+    prediction: { ...await loadPrediction(meta.rows[one.row]), structure: atomsOf(one.structure, await unpack(one.structure.blob)) },
+    colour: chainColour(one.cluster - 1), name: `cluster ${one.cluster}`,
+  })));
+  if (order !== chosen) return;
+  byId('single').hidden = false;
+  byId('legend').replaceChildren(...items.map(({ colour, name }) => {
+    const entry = make('span', name);
+    const patch = make('i');
+    patch.style.background = colour;
+    entry.prepend(patch);
+    return entry;
+  }));
+  view.showTogether(items);
 }
 
 function point(found, fromChart) {
@@ -268,6 +310,7 @@ async function choose(row) {
   });
   drawPairs(prediction);
   drawTemplates(prediction);
+  drawEnsemble(prediction);
   drawFiles(prediction);
   drawSettings(prediction);
   legend();
@@ -351,6 +394,12 @@ byId('pae').addEventListener('keydown', (event) => {
   const most = state.prediction.length - 1;
   cursor = cursor.map((at, axis) => Math.max(0, Math.min(most, at + step[axis] * (event.shiftKey ? 10 : 1))));
   point(cursor, true);
+});
+byId('overlay').addEventListener('click', overlay);
+byId('single').addEventListener('click', () => {
+  byId('single').hidden = true;
+  legend();
+  view.show(state.prediction);
 });
 byId('clear').addEventListener('click', () => select(null));
 for (const radio of document.getElementsByName('colour')) {
