@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastfold.data.search.local import search
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
-    from fastfold.inference.api import load_model, predict, predict_many
+    from fastfold.inference.api import embed, load_model, predict, predict_many
     from fastfold.inference.ensemble.settings import Sampling
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
@@ -36,6 +36,7 @@ __all__ = [
     "Sampling",
     "__version__",
     "compare_structures",
+    "embed",
     "featurize",
     "load_model",
     "model_config",
@@ -53,6 +54,7 @@ __getattr__, __dir__ = lazy_names(
         "search": "fastfold.data.search.local",
         "model_config": "fastfold.evoformer.config",
         "AlphaFold": "fastfold.evoformer.model",
+        "embed": "fastfold.inference.api",
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",
         "predict_many": "fastfold.inference.api",

@@ -16,6 +16,7 @@ NAMES = {
         "load_model",
         "predict",
         "predict_many",
+        "embed",
         "search",
         "train",
         "Prediction",

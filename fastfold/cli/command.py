@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from fastfold._version import __version__
 from fastfold.cli.commands.databases import add_databases_command
 from fastfold.cli.commands.design import add_design_command
+from fastfold.cli.commands.embed import add_embed_command
 from fastfold.cli.commands.ensemble import add_ensemble_command
 from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.commands.plan import add_plan_command
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
     add_ensemble_command(commands)
+    add_embed_command(commands)
     add_screen_command(commands)
     add_design_command(commands)
     add_search_command(commands)

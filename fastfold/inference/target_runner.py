@@ -21,23 +21,28 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.files import write_bioemu
 from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
 from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
+    WantedEmbedding,
     coverage_files,
     draw_plot,
     ranking_scores,
     run_record,
     stops,
     target_digest,
+    write_embedding,
     write_prediction,
 )
 from fastfold.inference.planning.cuda_graph import KeptGraph
@@ -218,6 +223,8 @@ class TargetRunner:
             results.rank(self.ranking)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
+        if self.config.embed is not None and self.config.embed.file_format == "bioemu" and results.records():
+            write_bioemu(results)
         if self.options.zip_results and (done or not archive_path(results).is_file()):
             write_result_archive(results)
         self._conclude(results.records() if done else [], label)
@@ -234,7 +241,12 @@ class TargetRunner:
         return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
 
     def _complete(
-        self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
+        self,
+        results: TargetResults,
+        job: _Job,
+        wanted: Wanted | WantedEmbedding,
+        prepare: Callable[[], _Prepared],
+        cost: float,
     ) -> tuple[PredictionRecord | None, bool]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
@@ -256,7 +268,8 @@ class TargetRunner:
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
-        self.progress.line(f"{label}: {conclusion(records)} in {self.folder.path}")
+        what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
+        self.progress.line(f"{label}: {what} in {self.folder.path}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
@@ -277,8 +290,10 @@ class TargetRunner:
             for k in samples
         ]
 
-    def _wanted(self, target: Target, job: _Job) -> Wanted:
+    def _wanted(self, target: Target, job: _Job) -> Wanted | WantedEmbedding:
         """Return the requested files of a prediction."""
+        if self.config.embed is not None:
+            return WantedEmbedding(self.config.embed.ending)
         config, heads = self.config, job.network.info.config.model.heads
         return Wanted(
             plots=config.plots,
@@ -332,17 +347,23 @@ class TargetRunner:
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state, sample=job.sample)
+            found: Prediction | Embedding
+            make = prepared.predictor.predict if self.config.embed is None else prepared.predictor.embed
+            found = make(model, job.seed, on_cycle, state=state, sample=job.sample)
             most = peak()
-        if prediction.restraints is not None:
-            counts = (prediction.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
+        if isinstance(found, Prediction) and found.restraints is not None:
+            counts = (found.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
             self.progress.line(f"{work}: {{}} of {{}} restraints hold, {{}} before".format(*counts))
         took = {
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        more = prepared.coverage if job.sample is None else prepared.coverage | job.sample.files()
-        record = write_prediction(results, job.record, prediction, took, self.config, more=more)
+        more = {} if job.sample is None else job.sample.files()
+        if isinstance(found, Embedding):
+            record = write_embedding(results, job.record, found, took, self.config, more=more)
+        else:
+            more = prepared.coverage | more
+            record = write_prediction(results, job.record, found, took, self.config, more=more)
         state.remove()
         return record
 
@@ -421,7 +442,8 @@ class TargetRunner:
                     "used"
                 )
         evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
-        if self.config.pae is None and not keeps_pae(target.num_residues, None):
+        is_fold = self.config.embed is None
+        if is_fold and self.config.pae is None and not keeps_pae(target.num_residues, None):
             say(
                 f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
             )
@@ -441,6 +463,13 @@ class TargetRunner:
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
     return templates if takes_templates(network.info.config, target) else None
+
+
+def count_of(records: Sequence[PredictionRecord]) -> str:
+    """Return the networks of some results, and their number if it differs, in words."""
+    networks = list(dict.fromkeys(str(record.scores.get("model")) for record in records))
+    more = f" ({len(records)} embeddings)" if len(records) > len(networks) else ""
+    return f"{', '.join(networks)}{more}"
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:

@@ -137,9 +137,9 @@ def run_infer(options: argparse.Namespace) -> int:
     return print_summary(summary, options.out)
 
 
-def print_summary(summary: Summary, out: Path) -> int:
+def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
     """Print the result of a run in one line; return the exit code."""
-    counts = [f"{len(summary.folded)} folded"]
+    counts = [f"{len(summary.folded)} {done}"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []
     where = f"; results in {out}" if summary.folded or summary.skipped else ""

@@ -37,8 +37,13 @@ if TYPE_CHECKING:
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
-def add_fold_options(parser: Any) -> None:
-    """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine."""
+def add_fold_options(parser: Any, *, structures: bool = True) -> None:
+    """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine.
+
+    Args:
+        parser: Parser of the command.
+        structures: Add the options about predicted structures too.
+    """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--weights",
@@ -61,14 +66,21 @@ def add_fold_options(parser: Any) -> None:
     add_source_options(parser)
     _add_templates(parser.add_argument_group("templates"))
     parser.add_argument("--complex", action="store_true", help="all records of a file are one complex")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="PATH",
-        help="experimental structure to compare with, or a folder of files named like the targets",
-    )
-    _add_sampling(parser.add_argument_group("sampling"))
-    _add_output(parser.add_argument_group("output"))
+    if structures:
+        parser.add_argument(
+            "--reference",
+            type=Path,
+            metavar="PATH",
+            help="experimental structure to compare with, or a folder of files named like the targets",
+        )
+    sampling, output = parser.add_argument_group("sampling"), parser.add_argument_group("output")
+    _add_sampling(sampling)
+    if structures:
+        _add_restraints(sampling)
+        _add_structure_output(output)
+    else:
+        parser.set_defaults(**_NO_STRUCTURES)
+    _add_output(output)
     _add_machine(parser.add_argument_group("machine"))
 
 
@@ -213,17 +225,29 @@ def _add_sampling(group: Any) -> None:
         help="samples of the alignment averaged in each pass (default 1)",
     )
     group.add_argument(
+        "--initial-guess",
+        type=Path,
+        metavar="FILE",
+        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
+    )
+    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=InferConfig.precision,
+        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
+        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
+        "device (default: auto on GPUs, fp32 on CPUs)",
+    )
+
+
+def _add_restraints(group: Any) -> None:
+    group.add_argument(
         "--stop-at-score",
         type=float,
         metavar="X",
         help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
         "pTM)",
-    )
-    group.add_argument(
-        "--initial-guess",
-        type=Path,
-        metavar="FILE",
-        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
     group.add_argument(
         "--restraints",
@@ -238,18 +262,9 @@ def _add_sampling(group: Any) -> None:
         metavar="N",
         help=f"largest number of gradient steps towards the restraints (default {InferConfig.restraint_steps})",
     )
-    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
-    group.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default=InferConfig.precision,
-        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
-        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
-        "device (default: auto on GPUs, fp32 on CPUs)",
-    )
 
 
-def _add_output(group: Any) -> None:
+def _add_structure_output(group: Any) -> None:
     group.add_argument(
         "--rank",
         choices=get_args(RankBy),
@@ -275,11 +290,6 @@ def _add_output(group: Any) -> None:
         "--skip-output", metavar="LIST", help="leave out kinds of files, joined by commas: plots, pae_json"
     )
     group.add_argument(
-        "--jobname-prefix",
-        metavar="TEXT",
-        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
-    )
-    group.add_argument(
         "--zip",
         dest="zip_results",
         action="store_true",
@@ -300,6 +310,12 @@ def _add_output(group: Any) -> None:
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
     )
     group.add_argument(
+        "--relax-platform",
+        choices=("auto", *PLATFORMS),
+        default=InferConfig.relax_platform,
+        help="OpenMM's platform for relaxation (default: the fastest that works)",
+    )
+    group.add_argument(
         "--save-representations",
         action="store_true",
         help="write single, pair and structure module's activations",
@@ -308,6 +324,35 @@ def _add_output(group: Any) -> None:
         "--save-distogram", action="store_true", help="write the probabilities of distances of all pairs"
     )
     group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
+
+
+_NO_STRUCTURES = {
+    "reference": None,
+    "stop_at_score": None,
+    "restraints": None,
+    "restraint_steps": InferConfig.restraint_steps,
+    "rank": InferConfig.rank,
+    "pae": "auto",
+    "output_format": "fastfold",
+    "no_plots": True,
+    "skip_output": None,
+    "zip_results": False,
+    "num_relax": None,
+    "relax": InferConfig.relax,
+    "relax_platform": InferConfig.relax_platform,
+    "save_representations": False,
+    "save_distogram": False,
+    "save_recycles": False,
+}
+"""Values of the options about structures for commands without them."""
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument(
+        "--jobname-prefix",
+        metavar="TEXT",
+        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
+    )
     group.add_argument(
         "--overwrite",
         "--overwrite-existing-results",
@@ -327,12 +372,6 @@ def _add_machine(group: Any) -> None:
         default=InferConfig.device,
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
-    )
-    group.add_argument(
-        "--relax-platform",
-        choices=("auto", *PLATFORMS),
-        default=InferConfig.relax_platform,
-        help="OpenMM's platform for relaxation (default: the fastest that works)",
     )
     group.add_argument(
         "--memory-budget",

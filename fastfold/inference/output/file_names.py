@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fastfold.data.targets import safe_stem
-from fastfold.inference.config import OutputFormat
+from fastfold.inference.config import FolderFormat, OutputFormat
 
 COLABFOLD_SCORES = "_colabfold.json"
 """Ending of ColabFold's scores file; ``_scores.json`` is FastFold's."""
@@ -44,7 +44,7 @@ def prediction_key(
 
 
 def file_name(
-    stem: str, rank: int | None, key: str, ending: str, output_format: OutputFormat = "fastfold"
+    stem: str, rank: int | None, key: str, ending: str, output_format: FolderFormat = "fastfold"
 ) -> str:
     """Return the name of one of a prediction's files.
 
@@ -54,10 +54,10 @@ def file_name(
         key: See :func:`prediction_key`.
         ending: Ending of the file. Empty for the common part of the names (FastFold), or for the structure without
             suffix (ColabFold).
-        output_format: Style of the name.
+        output_format: Style of the name; names of embeddings lack the rank.
     """
-    place = key if rank is None else f"rank_{rank:03d}_{key}"
-    if output_format == "fastfold":
+    place = key if rank is None or output_format == "embeddings" else f"rank_{rank:03d}_{key}"
+    if output_format != "colabfold":
         return f"{stem}_{place}{ending}"
     word, dot, suffix = ending.partition(".")
     if re.fullmatch(r"_r\d+", word):  # the structure after a pass

@@ -19,6 +19,9 @@ from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
@@ -90,6 +93,9 @@ def run_record(
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
     if sample is not None:
         settings["sample"] = sample.record
+    if config.embed is not None:
+        settings["embed"] = {"layer": config.embed.layer, "arrays": config.embed.names}
+        settings["embed"] |= {"mean": config.embed.mean, "dtype": config.embed.dtype}
     return {
         "schema_version": 2,
         "name": target.name,
@@ -161,6 +167,21 @@ class Wanted:
         return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
 
 
+@dataclass(frozen=True)
+class WantedEmbedding:
+    """Files of an embedding.
+
+    Attributes:
+        ending: Ending of the file of arrays.
+    """
+
+    ending: str
+
+    def missing(self, record: PredictionRecord) -> set[str]:
+        """Return the endings of the files that a finished embedding lacks."""
+        return {ending for ending in (self.ending, "_config.json") if ending not in record.files}
+
+
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the numbers that rank a target's predictions; a missing score ranks last.
 
@@ -219,6 +240,34 @@ def write_prediction(
         {**listed_scores(prediction), **scores},
         partial(ranking_scores, config.rank),
     )
+
+
+def write_embedding(
+    results: TargetResults,
+    record: Mapping[str, Any],
+    embedding: Embedding,
+    scores: Mapping[str, Any],
+    config: InferConfig,
+    *,
+    more: Mapping[str, str | bytes],
+) -> PredictionRecord:
+    """Add an embedding with its files to a target's results; see :func:`write_prediction`.
+
+    Raises:
+        OutputError: The embedding cannot be written.
+    """
+    embed = config.embed or EmbedConfig()
+    files = {embed.ending: embedding_bytes(embedding.arrays, embedding.about, embed.file_format), **more}
+    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
+    listed = {
+        "model": embedding.model_name,
+        "seed": embedding.seed,
+        "sample": embedding.sample_label,
+        "length": sum(map(len, embedding.sequences)),
+        "sequence": ":".join(embedding.sequences),
+    }
+    ranking = partial(ranking_scores, config.rank)
+    return results.add(record["input_hash"], embedding.key, files, listed | dict(scores), ranking)
 
 
 def listed_scores(prediction: Prediction) -> dict[str, Any]:
