@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastfold.evoformer.model import AlphaFold
     from fastfold.inference.api import embed, load_model, predict, predict_many
     from fastfold.inference.ensemble.settings import Sampling
+    from fastfold.inference.exporting.export import export, load_exported
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.apply_plan import parallelize
@@ -37,7 +38,9 @@ __all__ = [
     "__version__",
     "compare_structures",
     "embed",
+    "export",
     "featurize",
+    "load_exported",
     "load_model",
     "model_config",
     "parallelize",
@@ -54,6 +57,8 @@ __getattr__, __dir__ = lazy_names(
         "search": "fastfold.data.search.local",
         "model_config": "fastfold.evoformer.config",
         "AlphaFold": "fastfold.evoformer.model",
+        "export": "fastfold.inference.exporting.export",
+        "load_exported": "fastfold.inference.exporting.export",
         "embed": "fastfold.inference.api",
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",

@@ -17,6 +17,8 @@ NAMES = {
         "predict",
         "predict_many",
         "embed",
+        "export",
+        "load_exported",
         "search",
         "train",
         "Prediction",

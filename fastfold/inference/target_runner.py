@@ -419,7 +419,7 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        found = compare_target(self.folder.path, results.stem, path, self.folder.output_format)
+        found = compare_target(self.folder.path, results.stem, path, self.folder.style)
         best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "

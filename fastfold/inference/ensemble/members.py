@@ -128,7 +128,7 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
 
 
 def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
-    members = []
+    members: list[Member] = []
     for found in predictions:
         path = found.files.get(".cif") or found.files.get(".pdb")
         if path is None:

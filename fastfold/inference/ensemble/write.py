@@ -23,6 +23,8 @@ from fastfold.utils.packages import is_installed, require_package
 _log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
+_MANY = 200
+"""Number of samples whose comparison takes long enough to be announced."""
 MAX_MODELS = 100
 """Largest number of representatives whose superposed structures are written."""
 
@@ -73,6 +75,8 @@ def write_ensembles(
         number = len(ensemble.members)
         if num_clusters is not None and num_clusters > number:
             raise ConfigError(f"--clusters {num_clusters}: {ensemble.target} has only {number} predictions")
+        if number > _MANY:
+            say(f"{ensemble.target}: comparing {number * (number - 1) // 2:,} pairs of samples")
         analysis = analyse(ensemble, similarity=similarity, num_clusters=num_clusters, references=references)
         for name, content in _files(ensemble, analysis, plots=plots).items():
             write_atomic(directory / f"{ensemble.target}{name}", content)

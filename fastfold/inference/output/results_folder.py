@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
-from fastfold.inference.config import FolderFormat
+from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
 from fastfold.utils.atomic_files import (
     output_error,
@@ -97,6 +97,11 @@ class ResultsFolder:
         for folder in (self.path, self.state):
             sweep_temporary(folder)
         self.output_format: FolderFormat = self._agreed_format(output_format)
+
+    @property
+    def style(self) -> OutputFormat:
+        """Style of the files of predictions."""
+        return "colabfold" if self.output_format == "colabfold" else "fastfold"
 
     def _agreed_format(self, wanted: FolderFormat | None) -> FolderFormat:
         """Return the style of file names here; a folder without targets takes the requested one."""

@@ -230,7 +230,7 @@ def write_prediction(
     Raises:
         OutputError: The prediction cannot be written; earlier files are unchanged.
     """
-    output_format = results.parent.output_format
+    output_format = results.parent.style
     files = {**prediction.files(plots=config.plots, output_format=output_format), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(

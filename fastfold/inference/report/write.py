@@ -239,17 +239,22 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     if isinstance(interfaces, dict):
         numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
     numbers |= prediction.listed
-    sample = scores.get("sample")
-    has_sample = isinstance(sample, dict) and "method" in sample and "number" in sample
     return {
         "target": prediction.target,
         "model": scores["model"],
         "seed": scores["seed"],
-        **({"sample": f"{sample['method']} {sample['number']}"[:40]} if has_sample else {}),
+        **_sample(scores.get("sample")),
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
         **_best_pair(pairs),
     } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _sample(values: Any) -> dict[str, str]:
+    """Return method and number of a sample; nothing of a prediction without sampling."""
+    if not isinstance(values, dict) or not {"method", "number"} <= set(values):
+        return {}
+    return {"sample": f"{values['method']} {values['number']}"[:40]}
 
 
 def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:

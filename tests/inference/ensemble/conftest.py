@@ -9,8 +9,6 @@ import pytest
 
 from tests.helpers.results import helix_prediction
 
-pytest.importorskip("sklearn")
-
 NUMBER, FAR = 7, (1, 4)
 """Samples, and those of them in the second state, in which the helices are 30 Å further apart."""
 

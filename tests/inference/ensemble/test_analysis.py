@@ -23,6 +23,8 @@ from fastfold.protein.metrics.superposition import rmsd
 from fastfold.protein.metrics.tm_score import tm_score
 from tests.inference.ensemble.conftest import FAR
 
+pytest.importorskip("sklearn")
+
 
 def test_states_are_clusters_and_the_first_component(two_states: Path):
     (ensemble,) = read_ensembles(two_states)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fastfold.inference.ensemble.pictures import landscape
+
+pytest.importorskip("scipy")
 
 
 def test_the_landscape_is_lowest_where_samples_are():

@@ -14,6 +14,8 @@ from fastfold.inference.ensemble.write import write_ensembles
 from fastfold.protein.io.read import read_structure
 from tests.inference.ensemble.conftest import FAR
 
+pytest.importorskip("sklearn")
+
 
 def test_files_have_the_numbers_of_the_analysis(two_states: Path, tmp_path: Path):
     folder = Path(shutil.copytree(two_states, tmp_path / "results"))
