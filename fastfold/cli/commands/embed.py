@@ -19,8 +19,8 @@ from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
 _DESCRIPTION = f"""\
 Write the representations of every record of the files, which are as for fastfold infer. For each network and seed DIR
 gets <id>_<model>_seed_<n>.safetensors with named arrays, and <id>_<model>_seed_<n>_config.json with settings and
-versions. Arrays are {", ".join(ARRAYS)}; single and pair by default. The last pass runs no
-heads, and the structure module only for structure_module.
+versions. Arrays are {", ".join(ARRAYS)};
+single and pair by default. The last pass runs no heads, and the structure module only for structure_module.
 """
 
 
