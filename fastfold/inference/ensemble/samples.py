@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,9 +59,9 @@ class Sample:
         """Seed of the sample's features and dropout."""
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0]) % _SEED_LIMIT
 
-    @cached_property
+    @property
     def drawn(self) -> list[ChainMsas]:
-        """Alignments per chain that the network sees."""
+        """Alignments per chain that the network sees, made at each access because many samples wait at once."""
         if self.rows is not None:
             ((own, _),) = self.alignments
             joined = join_alignments(own, unique=self.values["method"] == "depth")
@@ -124,8 +123,9 @@ def draw_samples(
     method, number = sampling.method, sampling.number or DEFAULT_NUMBER
     if method == "dropout":
         return [Sample(k, seed, {"method": method}, target, alignments) for k in range(1, number + 1)]
-    rows = sum(len(msa.sequences) - 1 for groups in alignments for group in groups for msa in group)
-    if rows <= 0:
+    # Rows to pair are not used without another chain.
+    used = [msa for own, paired in alignments for msa in (*own, *(paired if target.is_complex else ()))]
+    if not any(len(msa.sequences) > 1 for msa in used):
         raise InputError(
             f"--sample {method} changes the alignment, and there is none; search for one, or use --sample dropout",
             record=target.name,

@@ -94,6 +94,11 @@ def test_copies_of_a_chain_have_the_same_masked_columns():
     assert sorted(sample.files()) == [f"_msa_{c}{kind}.a3m" for c in "ABC" for kind in ("", "_paired")]
 
 
+def test_rows_that_are_only_for_pairing_are_no_alignment_of_one_chain():
+    with pytest.raises(InputError, match="there is none"):
+        draw_samples(Sampling("depth"), TARGET, [([], DEEP[0][0])], 0)
+
+
 @pytest.mark.parametrize(
     ("sampling", "target", "msa", "message"),
     [
