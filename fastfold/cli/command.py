@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
 from fastfold.cli.commands.design import add_design_command
+from fastfold.cli.commands.embed import add_embed_command
+from fastfold.cli.commands.ensemble import add_ensemble_command
 from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.commands.mutate import add_mutate_command
 from fastfold.cli.commands.plan import add_plan_command
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
+    add_ensemble_command(commands)
+    add_embed_command(commands)
     add_screen_command(commands)
     add_score_command(commands)
     add_mutate_command(commands)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -158,6 +159,16 @@ class BlockStack(nn.Module):
 
 class EvoformerStack(BlockStack):
     """Evoformer blocks one after the other (supplement Algorithm 6, lines 1-11; Algorithm 18)."""
+
+    @contextmanager
+    def first_blocks(self, number: int) -> Iterator[None]:
+        """Run only the first ``number`` blocks in the context."""
+        blocks = self.blocks
+        self.blocks = blocks[:number]
+        try:
+            yield
+        finally:
+            self.blocks = blocks
 
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor

@@ -148,6 +148,7 @@ class AlphaFold(PolicyModule):
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
         run_pass: RunPass | None = None,
+        stop_after_block: int | None = None,
     ) -> dict[str, Any]:
         """Predict a structure in recycling passes.
 
@@ -166,10 +167,13 @@ class AlphaFold(PolicyModule):
                 result equals that of an uninterrupted fold if the store also restores PyTorch's generators for
                 dropout.
             run_pass: Runs each pass, from a CUDA graph for example; None to call the pass function.
+            stop_after_block: End the last pass after this Evoformer block, counted from 1, without structure module and
+                heads; None to run all.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
-            ``num_recycles``, the number of extra passes. Only the last pass records gradients.
+            ``num_recycles``, the number of extra passes. Only the last pass records gradients. With
+            ``stop_after_block``, only ``representations`` and ``num_recycles``.
         """
         limit = self.config.model.num_recycle if num_recycles is None else num_recycles
         tolerance = recycle_tolerance
@@ -204,6 +208,9 @@ class AlphaFold(PolicyModule):
             cycle += 1
             if state is not None:
                 state.save(cycle, limit, previous)
+        if stop_after_block is not None:
+            with self.evoformer.first_blocks(stop_after_block):
+                return {"representations": self._average(members, previous), "num_recycles": cycle}
         representations, structure = iterate(members, previous)
         self._report(on_cycle, cycle, representations, structure)
         result: dict[str, Any] = {
@@ -285,6 +292,15 @@ class AlphaFold(PolicyModule):
 
     def _iterate(self, members: list[Features], previous: Features) -> PassResult:
         """Run one cycle: average representations over the ensemble, then predict the structure."""
+        total = self._average(members, previous)
+        structure = self.structure_module(
+            total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
+        )
+        total["structure_module"] = structure.pop("act")
+        return total, structure
+
+    def _average(self, members: list[Features], previous: Features) -> Features:
+        """Compute the representations of one cycle, averaged over the ensemble."""
         total: Features = {}
         for number, features in enumerate(members, 1):
             # The embedder overwrites the previous pair, which the next member needs.
@@ -302,11 +318,7 @@ class AlphaFold(PolicyModule):
                 else:
                     total[key] = self._add_share(total.get(key), value, len(members))
             del found
-        structure = self.structure_module(
-            total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
-        )
-        total["structure_module"] = structure.pop("act")
-        return total, structure
+        return total
 
     def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
         """Add one member's share of the mean over ``count`` members; in place if the policy allows it."""

@@ -22,6 +22,9 @@ from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.ensemble.samples import draw_samples
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.notebook.table import Predictions
@@ -163,7 +166,7 @@ def predict_many(
         templates: Templates by name; see :func:`predict`.
         device: See :func:`predict`.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
-            ``rank`` and ``stop_at_score``.
+            ``rank``, ``stop_at_score`` and ``sample``.
 
     Returns:
         Predictions by name, the best first; ``table()`` lists their scores.
@@ -174,6 +177,8 @@ def predict_many(
         OutputError: The network's results are not finite.
     """
     config = _config(seeds, settings)
+    if config.embed is not None:
+        raise ConfigError("embed is not a setting here: fastfold.embed computes representations")
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
@@ -210,14 +215,81 @@ def predict_many(
             graph=graph,
         )
         predictions: list[Prediction] = []
+        drawn = [
+            (seed, sample)
+            for seed in config.seeds
+            for sample in draw_samples(config.sample, target, alignments[name], seed)
+        ]
         for model in networks:
-            for seed in config.seeds:
+            for seed, sample in drawn:
                 if not (predictions and stops(config, listed_scores(predictions[-1]), target)):
-                    predictions.append(predictor.predict(model, seed))
+                    predictions.append(predictor.predict(model, seed, sample=sample))
         numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
         order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
         found[name] = [predictions[i] for i in order]
     return found
+
+
+def embed(
+    sequence: str,
+    model: AlphaFold | str | Path,
+    *,
+    msa: AnyMsa | Sequence[AnyMsa | None] | None = None,
+    templates: Templates | Sequence[Templates | None] | None = None,
+    seed: int = 0,
+    name: str = "query",
+    layer: int | None = None,
+    arrays: Sequence[str] | None = None,
+    mean: bool = False,
+    device: str | torch.device | None = None,
+    **settings: Any,
+) -> Embedding:
+    """Compute representations of a sequence, without heads or structure module where they are not needed.
+
+    Args:
+        sequence: See :func:`predict`.
+        model: Network from :func:`load_model`, or a path or name of one.
+        msa: See :func:`predict`.
+        templates: See :func:`predict`.
+        seed: Random seed.
+        name: Name for files.
+        layer: Evoformer block, from 1, after which the last pass ends; None for all.
+        arrays: Names of :data:`fastfold.inference.embed.config.ARRAYS`; by default ``single`` and ``pair``, after a
+            block ``msa_row`` and ``pair``.
+        mean: Average over the residues, and over all pairs.
+        device: Device of a network given by a path or name; None for CUDA if available.
+        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles`` for example.
+
+    Raises:
+        InputError: See :func:`predict`.
+        ConfigError: See :func:`predict`.
+        OutputError: The representations are not finite.
+    """
+    chosen = EmbedConfig(layer=layer, arrays=None if arrays is None else tuple(arrays), mean=mean)
+    config = _config(seed, {**settings, "embed": chosen})
+    if isinstance(model, AlphaFold):
+        if device is not None:
+            raise ConfigError(
+                "device= is for networks by path or name; load_model(path, device=...) moves others"
+            )
+        network = model
+    else:
+        network = load_model(_is_path(model), device=device or "auto")
+    chosen.check_network(network.name, len(network.evoformer.blocks))
+    target = target_from_sequence(sequence, name)
+    alignments = _alignments(target, msa)
+    predictor = TargetPredictor(
+        target,
+        [network],
+        alignments,
+        config,
+        device=next(network.parameters()).device,
+        templates=read_templates(target, alignments, templates),
+        say=_log.warning,
+    )
+    if config.sample is not None:
+        raise ConfigError("sample is for fastfold.predict_many and fastfold embed; leave it out")
+    return predictor.embed(network, config.seeds[0])
 
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:

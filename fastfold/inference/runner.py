@@ -21,8 +21,10 @@ from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, W
 from fastfold.evoformer.config import MINI
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
+from fastfold.inference.embed.config import BIOEMU_CHANNELS
+from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.models import (
     Network,
@@ -117,6 +119,7 @@ def run(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
         networks = limit_networks(networks, options.num_models)
+        check_embedding(config, networks)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
@@ -155,7 +158,8 @@ def run(
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
-                folder = ResultsFolder(output, partial(progress.line, important=True), options.output_format)
+                kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
+                folder = ResultsFolder(output, partial(progress.line, important=True), kind)
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
@@ -206,6 +210,28 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
+
+
+def check_embedding(config: InferConfig, networks: Sequence[Network]) -> None:
+    """Check the settings of an embedding against the networks.
+
+    Raises:
+        ConfigError: A network has fewer blocks, a package is missing, or BioEmu cannot read the embeddings.
+    """
+    if config.embed is None:
+        return
+    for network in networks:
+        trunk = network.info.config.model.embeddings_and_evoformer
+        config.embed.check_network(network.name, trunk.evoformer_num_block)
+        channels = (int(trunk.seq_channel), int(trunk.pair_channel))
+        if config.embed.file_format == "bioemu" and channels != BIOEMU_CHANNELS:
+            raise ConfigError(
+                f"BioEmu takes {BIOEMU_CHANNELS[0]} and {BIOEMU_CHANNELS[1]} channels of single and pair, "
+                f"{network.name} has {channels[0]} and {channels[1]}; give --weights model_3"
+            )
+    check_format(config.embed.file_format)
+    if config.embed.file_format == "bioemu" and len(networks) > 1:
+        raise ConfigError("BioEmu reads one embedding of a sequence: give one network, --weights model_3")
 
 
 def about_kernels(device: torch.device) -> str:
@@ -292,6 +318,8 @@ class _FoldingRun:
                 self.summary.flush()
             raise
         failed = finish_tables(self.progress, self.summary.flush)
+        if self.runner.config.embed is not None:  # a page shows structures
+            return replace(found, failed=(*found.failed, *failed))
         if found.folded or not (self.runner.folder.path / REPORT).exists():
             with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self.runner.folder.path, say=self.progress.line)
@@ -372,4 +400,6 @@ def target_cost(target: Target, networks: Sequence[Network], config: InferConfig
     passes = sum(
         apply_settings(config, network.info.config).model.num_recycle + 1 for network in networks
     ) * len(config.seeds)
+    if config.sample is not None:
+        passes *= config.sample.number or 1
     return passes * float(n + 50) ** 2 * (n + 500)

@@ -78,19 +78,78 @@ def run_network(
         plan: Plan of the fold; None for the policy of a fold without a memory limit.
         state: Saves the state after each pass; None to save nothing.
     """
+    with _applied(model, plan, passes.dropout_seed):
+        distogram, heads = model.heads["distogram"], model.policy.heads
+        if (
+            (passes.is_complex or passes.distogram)
+            and heads is not None
+            and isinstance(distogram, DistogramHead)
+            and distogram.has_columns
+        ):
+            # In blocks of rows; with sharded columns the logits would have to be gathered whole.
+            model.policy = replace(model.policy, heads=(*heads, "distogram"))
+        result = model(
+            features,
+            passes.num_recycles,
+            num_ensemble=passes.num_ensemble,
+            recycle_tolerance=passes.recycle_tolerance,
+            on_cycle=on_cycle,
+            state=state,
+            run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
+        )
+        found = _confidences(result, passes.is_complex, passes.pae)
+        return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
+
+
+def represent(
+    model: AlphaFold,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    passes: NetworkPasses,
+    on_cycle: OnCycle | None = None,
+    *,
+    stop_after_block: int | None,
+    plan: FoldPlan | None = None,
+    state: RecycleState | None = None,
+) -> tuple[dict[str, Tensor], int]:
+    """Run a network for its representations, without heads.
+
+    Args:
+        model: The network.
+        features: Returns the features of a cycle and an ensemble member.
+        passes: Settings of the run; ``distogram`` adds the distogram head.
+        on_cycle: Called after the passes that have a structure.
+        stop_after_block: See :meth:`fastfold.evoformer.model.AlphaFold.forward`; None to run the structure module.
+        plan: Plan of the fold; None for the policy of a fold without a memory limit.
+        state: Saves the state after each pass; None to save nothing.
+
+    Returns:
+        Representations ``single``, ``pair``, ``msa_first_row`` and, after the structure module, ``structure_module``,
+        with ``distogram`` and ``distogram_edges`` if asked for; and the number of passes after the first.
+    """
+    with _applied(model, plan, passes.dropout_seed):
+        model.policy = replace(model.policy, heads=())
+        result = model(
+            features,
+            passes.num_recycles,
+            num_ensemble=passes.num_ensemble,
+            recycle_tolerance=passes.recycle_tolerance,
+            on_cycle=on_cycle,
+            state=state,
+            stop_after_block=stop_after_block,
+        )
+        found: dict[str, Tensor] = result["representations"]
+        if passes.distogram:
+            found |= _distogram(model.heads["distogram"](found))
+        return found, int(result["num_recycles"])
+
+
+@contextmanager
+def _applied(model: AlphaFold, plan: FoldPlan | None, dropout_seed: int | None) -> Iterator[None]:
+    """Apply a plan to a network for inference, and release it afterwards."""
     if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
-    distogram, heads = model.heads["distogram"], model.policy.heads
-    if (
-        (passes.is_complex or passes.distogram)
-        and heads is not None
-        and isinstance(distogram, DistogramHead)
-        and distogram.has_columns
-    ):
-        # In blocks of rows; with sharded columns the logits would have to be gathered whole.
-        model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()
     try:
@@ -99,19 +158,9 @@ def run_network(
             torch.inference_mode(),
             exact_products(device),
             trim_malloc(model),
-            _dropout(model, passes.dropout_seed),
+            _dropout(model, dropout_seed),
         ):
-            result = model(
-                features,
-                passes.num_recycles,
-                num_ensemble=passes.num_ensemble,
-                recycle_tolerance=passes.recycle_tolerance,
-                on_cycle=on_cycle,
-                state=state,
-                run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
-            )
-            found = _confidences(result, passes.is_complex, passes.pae)
-            return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
+            yield
     finally:
         model.train(training)
         set_policy(model, ExecutionPolicy())  # releases the plan's host memory

@@ -12,12 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastfold.data.features.pipeline import featurize
+from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.compute import Embedding, compute_embedding
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.folding.features import add_settings, initial_positions
 from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
 from fastfold.inference.folding.prediction import fold
@@ -109,6 +111,8 @@ class TargetPredictor:
             guess = target.given.path
         if guess is not None:
             self._guess = initial_positions(guess, target)
+        if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
+            raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
         if config.cyclic and target.is_cut:
             raise ConfigError(
                 f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
@@ -155,6 +159,7 @@ class TargetPredictor:
         on_cycle: OnCycle | None = None,
         *,
         state: RecycleState | None = None,
+        sample: Sample | None = None,
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
@@ -163,29 +168,24 @@ class TargetPredictor:
             seed: Random seed.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
             state: Saves the state after each pass; None to save nothing.
+            sample: Sample of the target for this seed; None for the target's own alignments.
 
         Raises:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
             OutputError: The network's results are not finite.
         """
-        target, config, templates = self.target, self.config, self.templates
-        if templates is not None and not self._shows(model):
-            templates = None
+        target, config = self.target, self.config
+        templates = self._templates_for(model)
+        draw_seed = seed if sample is None else sample.draw_seed
         with current_device(self.device), _moved(model, self.device, stays=self._stays):
-            sampler = featurize(
-                target.chains,
-                self.alignments,
-                self._configs[id(model)],
-                seed=seed,
-                templates=None if templates is None else templates.features,
-                join=target.is_complex and not model.multimer,
-            )
-            add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
+            sampler = self._features(model, seed, sample)
             restrained = None
             if self._restraints:
                 restrained = fit_restraints(model, sampler, self._restraints, steps=config.restraint_steps)
                 sampler = restrained.sampler
-            by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            by = partial(
+                fold, model, sampler, target, config, seed=draw_seed, on_cycle=on_cycle, run=self._run
+            )
             if self._graph is not None:
                 by = partial(by, graph=self._graph)
             if state is not None:
@@ -195,8 +195,69 @@ class TargetPredictor:
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
-        given = None if target.given is None else compare_with_given(prediction, target.given)
-        return replace(prediction, templates=report, given_structure=given)
+        return replace(
+            prediction,
+            seed=seed,
+            sample=None if sample is None else sample.record,
+            templates=report,
+            given_structure=None if target.given is None else compare_with_given(prediction, target.given),
+        )
+
+    def embed(
+        self,
+        model: AlphaFold,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        *,
+        state: RecycleState | None = None,
+        sample: Sample | None = None,
+    ) -> Embedding:
+        """Compute the representations that ``config.embed`` selects.
+
+        Args:
+            model: The network.
+            seed: Random seed.
+            on_cycle: See :func:`fastfold.inference.folding.network.represent`.
+            state: Saves the state after each pass; None to save nothing.
+            sample: Sample of the target for this seed; None for the target's own alignments.
+
+        Raises:
+            InputError: See :meth:`predict`.
+            OutputError: The representations are not finite.
+        """
+        draw_seed = seed if sample is None else sample.draw_seed
+        with current_device(self.device), _moved(model, self.device, stays=False):
+            sampler = self._features(model, seed, sample)
+            by = partial(
+                compute_embedding,
+                model,
+                sampler,
+                self.target,
+                self.config,
+                seed=draw_seed,
+                on_cycle=on_cycle,
+                state=state,
+            )
+            embedding = self._fits[id(model)].run(by, self._say)
+        return replace(embedding, seed=seed, sample=None if sample is None else sample.record)
+
+    def _features(self, model: AlphaFold, seed: int, sample: Sample | None) -> FeatureSampler:
+        """Return the features of a prediction."""
+        templates = self._templates_for(model)
+        sampler = featurize(
+            self.target.chains,
+            self.alignments if sample is None else sample.drawn,
+            self._configs[id(model)],
+            seed=seed if sample is None else sample.draw_seed,
+            templates=None if templates is None else templates.features,
+            join=self.target.is_complex and not model.multimer,
+        )
+        add_settings(sampler, self.target, cyclic=self.config.cyclic, guess=self._guess)
+        return sampler
+
+    def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
+        """Return the templates for a network; None if it uses none."""
+        return self.templates if self._shows(model) else None
 
 
 @contextmanager

@@ -98,6 +98,8 @@ class Prediction:
             errors.
         given_structure: Scores against the structure that was scored
             (:func:`fastfold.inference.score.compare.compare_with_given`); None if the target was folded.
+        sample: Method, number and values of the sample, in JSON's types
+            (:attr:`fastfold.inference.ensemble.samples.Sample.record`); None without sampling.
         no_interface_scores: Reason why a complex has no interface scores; None if it has them.
 
     Raises:
@@ -126,6 +128,7 @@ class Prediction:
     templates: tuple[Mapping[str, Any], ...] | None = None
     restraints: Mapping[str, Any] | None = None
     given_structure: Mapping[str, Any] | None = None
+    sample: Mapping[str, Any] | None = None
     no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:
@@ -310,6 +313,7 @@ class Prediction:
             "name": self.name,
             "model": self.model_name,
             "seed": int(self.seed),
+            **({} if self.sample is None else {"sample": dict(self.sample)}),
             "num_recycles": int(self.num_recycles),
             "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
             "sequences": list(self.sequences),
@@ -370,7 +374,7 @@ class Prediction:
             config = {"fastfold_version": __version__, "settings": dict(settings)}
             contents["_config.json"] = score_files.lines_json(config)
         stem = safe_stem(self.name)
-        key = prediction_key(self.model_name, int(self.seed), output_format)
+        key = self.file_key(output_format)
         folder = prepare_output_directory(directory)
         paths = {
             _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder
@@ -383,8 +387,17 @@ class Prediction:
 
     @property
     def key(self) -> str:
-        """Network and seed as in file names: ``model_1_ptm_seed_0``."""
-        return prediction_key(self.model_name, int(self.seed))
+        """Network, seed and sample as in file names: ``model_1_ptm_seed_0``."""
+        return self.file_key()
+
+    def file_key(self, output_format: OutputFormat = "fastfold") -> str:
+        """Return network, seed and sample in a style of file names."""
+        return prediction_key(self.model_name, int(self.seed), output_format, sample=self.sample_label)
+
+    @property
+    def sample_label(self) -> str | None:
+        """Method and number of the sample as in file names, ``columns_003``; None without sampling."""
+        return None if self.sample is None else f"{self.sample['method']}_{self.sample['number']:03d}"
 
     def files(
         self, *, plots: bool = True, output_format: OutputFormat = "fastfold"

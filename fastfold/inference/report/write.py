@@ -20,6 +20,7 @@ from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.ensembles import find_ensembles
 from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
@@ -47,7 +48,7 @@ SCAN = "mutations.png"
 """Picture of a scan of mutants in a folder of results, which the page shows."""
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
-_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "scores.js", "main.js")
 
 
 def write_report(
@@ -138,6 +139,11 @@ def _page(
         for key, (layout, text) in found.items():
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
+    overlays = find_ensembles(folder, predictions, left // 4, say)
+    for ensemble in overlays:
+        for one in ensemble["overlay"]:
+            one["structure"]["blob"] = len(blobs)
+            blobs.append(one.pop("text"))
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     try:
         molstar, refused = load_molstar(), ""
@@ -148,6 +154,7 @@ def _page(
         "rows": rows,
         "failures": _failures(folder),
         "scan": _scan(folder),
+        "ensembles": overlays,
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -243,10 +250,18 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
         "target": prediction.target,
         "model": scores["model"],
         "seed": scores["seed"],
+        **_sample(scores.get("sample")),
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
         **_best_pair(pairs),
     } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _sample(values: Any) -> dict[str, str]:
+    """Return method and number of a sample; nothing of a prediction without sampling."""
+    if not isinstance(values, dict) or not {"method", "number"} <= set(values):
+        return {}
+    return {"sample": f"{values['method']} {values['number']}"[:40]}
 
 
 def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class AxialAlphaFold(AlphaFold):
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
         run_pass: RunPass | None = None,
+        stop_after_block: int | None = None,
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(
@@ -84,6 +85,7 @@ class AxialAlphaFold(AlphaFold):
             on_cycle=on_cycle,
             state=state,
             run_pass=run_pass,
+            stop_after_block=stop_after_block,
         )
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):

@@ -323,3 +323,33 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     )
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     assert browser.messages == []
+
+
+@pytest.mark.slow
+def test_samples_are_chosen_and_representatives_shown_together(browser: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from fastfold.inference.ensemble.write import write_ensembles
+    from tests.inference.ensemble.conftest import FAR, save_two_states
+
+    folder = save_two_states(tmp_path / "results")
+    write_ensembles(folder, plots=False)
+    browser.open(write_report(folder))
+    browser.wait(f"({READY}) && document.getElementById('view').dataset.shown")
+    assert text(browser, "#ensemble-note").startswith("7 samples in 2 clusters")
+    browser.click("#overlay")
+    browser.wait("document.getElementById('view').dataset.shown === '2 together'")
+    assert text(browser, "#legend") == "cluster 1cluster 2"
+    browser.click("#single")
+    browser.wait("document.getElementById('view').dataset.shown === '50'")
+    browser.evaluate("document.getElementById('landscape').scrollIntoView()")
+    box = browser.box("#landscape")
+    points = np.array(json.loads((folder / "helices_ensemble.json").read_text())["components"])[:, :2]
+    across, up = ((points - points.min(0)) / np.ptp(points, 0))[FAR[0]]
+    at = (
+        box["x"] + 46 + across * (box["width"] - 60),
+        box["y"] + box["height"] - 46 - up * (box["height"] - 60),
+    )
+    browser.mouse("mousePressed", *at, down=True)
+    browser.mouse("mouseReleased", *at)
+    chosen = "document.querySelector('#list tr[aria-selected=true] td:nth-child(4)').textContent"
+    browser.wait(f"{chosen} === 'columns {FAR[0] + 1}'")
