@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from torch import nn
 
 from fastfold.errors import ConfigError
+from fastfold.utils.module_structure import M, exchange_modules, move_into
 
 
 def convert_modules(
-    model: nn.Module,
+    model: M,
     variants: Mapping[type[nn.Module], type[nn.Module]],
     **attributes: object,
-) -> None:
-    """Turn every module of a class in ``variants`` into its parallel variant, in place.
+) -> M:
+    """Replace every module of a class in ``variants`` by its parallel variant, which takes over its attributes.
 
     Args:
         model: The network or a part of it.
         variants: Classes, and the subclasses that replace them.
-        attributes: Attributes that each converted module gets.
+        attributes: Attributes that each variant gets.
+
+    Returns:
+        The model, or its variant.
 
     Raises:
         ConfigError: A module is parallel already, its ``forward`` was wrapped before, or no module can be converted.
@@ -36,11 +40,17 @@ def convert_modules(
                 f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
                 "apply autocast and other wrappers afterwards"
             )
-    for _, module in found:
-        module.__class__ = variants[type(module)]
-        module.compile = _refuse_to_compile
+
+    def make(module: nn.Module) -> nn.Module:
+        if type(module) not in variants:
+            return module
+        variant = move_into(variants[type(module)], module)
+        variant.compile = _refuse_to_compile  # type: ignore[method-assign]
         for name, value in attributes.items():
-            setattr(module, name, value)
+            setattr(variant, name, value)
+        return variant
+
+    return exchange_modules(model, make)
 
 
 def _refuse_to_compile(*_: object, **__: object) -> None:

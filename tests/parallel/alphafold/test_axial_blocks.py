@@ -41,8 +41,7 @@ VARIANTS = {
 
 def parallel(module: nn.Module, group: Group) -> nn.Module:
     """The module on shards over a group."""
-    axial_parallel(module, SimpleNamespace(group=lambda name: group))  # type: ignore[arg-type]
-    return module
+    return axial_parallel(module, SimpleNamespace(group=lambda name: group))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("inplace", [False, True])

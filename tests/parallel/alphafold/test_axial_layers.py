@@ -126,7 +126,7 @@ def test_layers_without_gradients_equal_one_process(name: str, inplace: bool) ->
 
     def run(group: Group) -> float:
         shards, layer = AxialShards(group), plain_module(case).eval()
-        convert_modules(layer, {type(layer): LAYERS[name]}, shards=shards)
+        layer = convert_modules(layer, {type(layer): LAYERS[name]}, shards=shards)
         layer.policy = ExecutionPolicy(inplace=inplace, block_elements=2 * plain.shape[-2] * plain.shape[-1])
         own = [shards.take(x, cut).clone() if cut else x for x, cut in zip(inputs, case.cuts, strict=True)]
         with torch.no_grad():
