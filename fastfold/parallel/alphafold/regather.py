@@ -195,7 +195,7 @@ class _Attention(Function):
         *parameters: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, bias if how.again is None else None, mask, dropout, *parameters)
-        ctx.again, ctx.begun, ctx.options = how.again, None, how.options
+        ctx.again, ctx.begun, ctx.options, ctx.begin = how.again, None, how.options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
             x, how.begun, bias, mask, dropout, *parameters, **ctx.options
         )
@@ -281,19 +281,15 @@ def attention_regathered(
 
 
 def begins_backward(out: Tensor) -> Callable[[], None]:
-    """Return the part of an operator's backward pass that needs no gradient; call it within one.
+    """Return the part of an operator's backward pass that needs no gradient.
+
+    Call it within a backward pass that reaches the operator.
 
     Args:
-        out: Result of :func:`attention_regathered`, or of another operator with a ``begin``.
+        out: Result of :func:`attention_regathered`, or of another operator whose context has a ``begin``.
     """
     node: Any = out.grad_fn
-
-    def begin() -> None:
-        # The MSA of the last block of the extra stack is not used, so it gets no gradient.
-        if node is not None and torch._C._will_engine_execute_node(node):
-            type(node)._forward_cls.begin(node)
-
-    return begin
+    return (lambda: None) if node is None else lambda: node.begin(node)
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 from torch import Tensor
@@ -109,10 +110,14 @@ class TrainingBlock:
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias,) = arriving.wait()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
-        moving = self._start([self._by_residue(msa)])
-        pair = self._update_pair(pair, begins_backward(msa))
+        moving, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
+        pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
         msa, _ = self._attend_columns(moving.wait()[0])
-        return self._block.msa_transition(msa), pair
+        msa = self._block.msa_transition(msa)
+        if msa.requires_grad:
+            # The MSA of the last block of the extra stack is not used, so it gets no gradient.
+            msa.register_hook(lambda _: has_gradient.set())
+        return msa, pair
 
     def _outer_product(
         self, msa: Tensor, pair: Tensor, to_rows: Sequence[Moving] = ()

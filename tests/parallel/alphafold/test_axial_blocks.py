@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
@@ -170,3 +172,31 @@ def test_gradients_are_those_of_one_process_whatever_leaves_in_one_message(
         return errors
 
     assert max(error for rank in on_one_line(ranks, run) for error in rank) < 1e-12
+
+
+class _Begun(TorchDispatchMode):
+    """Counts backward passes of attention that are begun before their gradient."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.fastfold.gated_attention_begin.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_attention_of_an_msa_without_a_gradient_is_not_begun(used: bool) -> None:
+    """The MSA of the last block of the extra stack is not used."""
+
+    def run(group: Group) -> int:
+        shards, block = AxialShards(group), parallel(plain_module(CASES["multimer block"]).eval(), group)
+        cuts = CASES["multimer block"].cuts[:2]
+        inputs = [torch.randn(4, 8, C_M).double(), torch.randn(8, 8, C_Z).double()]
+        own = [shards.take(x, cut).clone().requires_grad_() for x, cut in zip(inputs, cuts, strict=True)]
+        msa, pair = block(*own, torch.ones(4, 8).double(), torch.ones(8, 8).double())
+        with _Begun() as begun:
+            (pair.sum() + msa.sum() if used else pair.sum()).backward()
+        return begun.count
+
+    # Attention around starting nodes is begun in both.
+    assert on_one_line(2, run)[0] == (2 if used else 1)

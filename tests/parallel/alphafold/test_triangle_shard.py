@@ -210,25 +210,3 @@ def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() ->
     assert order[:3] == ["triangle_factors", "triangle_update_backward", "meanwhile"]
     assert order.count("triangle_factors") == 1
     assert order[-1] == "triangle_factors_backward"
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_what_no_gradient_comes_to_is_not_begun(kept: bool) -> None:
-    """Whether it is still there or gone, as the MSA is after the last block of the extra stack."""
-    pair, mask = inputs_of(CASES["incoming"], ())
-    order: list[str] = []
-
-    def run(group: Group) -> None:
-        shards, ours = AxialShards(group), plain_module(CASES["incoming"]).eval()
-        ours = convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
-        rows, mask_rows = shards.take(pair, -3).clone().requires_grad_(), shards.take(mask, -2)
-        unused = ours.by_terms(rows, mask_rows, None)
-        begin = begins_backward(unused)
-        if not kept:
-            del unused
-        found = ours.by_terms(rows, mask_rows, begin)
-        with _Watching(order if group.rank == 0 else []):
-            found.sum().backward()
-
-    on_one_line(2, run)
-    assert order.count("triangle_factors") == 1
