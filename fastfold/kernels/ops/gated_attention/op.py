@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.cost import declares_cost
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import grads_or_none, like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
@@ -40,13 +40,7 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
-@torch.library.custom_op(
-    "fastfold::gated_attention",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
-)
-def _gated_attention(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
+def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
     bias, mask, residual, dropout, *parameters = others
     return passes.forward(
         torch.empty_like(x),
@@ -57,9 +51,6 @@ def _gated_attention(x: Tensor, *others: Tensor | None, heads: int, add_x: bool,
         backend=backend,
         scratch=Scratch(),
     )
-
-
-_gated_attention.register_fake(like_first)
 
 
 def _setup_context(
@@ -82,10 +73,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grads_or_none(grads, ctx.needs_input_grad))
 
 
+_gated_attention = define_operator(
+    "gated_attention",
+    _forward,
+    fake=like_first,
+    cost=forward_cost,
+    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
+)
 _gated_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("gated_attention")(forward_cost)
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:

@@ -12,11 +12,10 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
-    empty_grads,
-    grads_or_none,
     like_first,
     needed_names,
 )
@@ -45,8 +44,7 @@ def triangle_multiplication_definition(
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
-@torch.library.custom_op("fastfold::triangle_multiplication", mutates_args=())
-def _triangle_multiplication(
+def _forward(
     z: Tensor,
     mask: Tensor,
     residual: Tensor | None,
@@ -66,11 +64,7 @@ def _triangle_multiplication(
     )
 
 
-_triangle_multiplication.register_fake(like_first)
-
-
-@torch.library.custom_op("fastfold::triangle_multiplication_backward", mutates_args=())
-def _triangle_multiplication_backward(
+def _backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
@@ -95,35 +89,6 @@ def _triangle_multiplication_backward(
     return cast_grads(grads, (z, *parameters), needs)
 
 
-@_triangle_multiplication_backward.register_fake
-def _backward_fake(
-    grad: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
-) -> list[Tensor]:
-    *_, parameters = others
-    return empty_grads((z, *parameters), needs)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    """Save the inputs only: the rest is recomputed."""
-    z, mask, _, dropout, parameters = inputs
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(z, mask, dropout, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    z, mask, dropout, *parameters = ctx.saved_tensors
-    need_z, _, need_residual, _, need_parameters = ctx.needs_input_grad
-    needs = [need_z, *need_parameters]
-    grads = _triangle_multiplication_backward(grad, z, mask, dropout, parameters, **ctx.options, needs=needs)
-    grad_z, *of_parameters = grads_or_none(grads, needs)
-    return grad_z, None, grad if need_residual else None, None, of_parameters
-
-
-_triangle_multiplication.register_autograd(_backward, setup_context=_setup_context)
-
-
 def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
     """Return operations of :func:`triangle_multiplication`: up to the product, and after it.
 
@@ -143,19 +108,29 @@ def _flops(call: Arguments) -> tuple[float, float]:
     )
 
 
-@declares_cost("triangle_multiplication")
 def _cost(call: Arguments) -> OperatorCost:
     # As in the docstring of the operator.
     workspace = 2.0 * size_in_bytes(call["z"])
     return OperatorCost(sum(_flops(call)), 2 * workspace, workspace, 3)
 
 
-@declares_cost("triangle_multiplication_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     up_to_product, rest = _flops(call)
     n, c = call["z"].shape[-2], TriangleParams(*call["parameters"]).channels
     workspace = (4.0 if c * n * n < SMALL_PRODUCT else 3.125) * size_in_bytes(call["z"])
     return OperatorCost(3 * up_to_product + 2 * rest, 2 * workspace, workspace, 8)
+
+
+_triangle_multiplication = define_operator(
+    "triangle_multiplication",
+    _forward,
+    _backward,
+    fake=like_first,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("z", "parameters"),
+    residual="residual",
+)
 
 
 def triangle_multiplication(

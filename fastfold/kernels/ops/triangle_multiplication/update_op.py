@@ -13,11 +13,11 @@ from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import (
     Arguments,
     OperatorCost,
-    declares_cost,
     projection_flops,
     size_in_bytes,
 )
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -34,8 +34,7 @@ def triangle_update_definition(product: Tensor, z: Tensor, **parameters: Tensor)
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
-@torch.library.custom_op("fastfold::triangle_update", mutates_args=())
-def _triangle_update(
+def _forward(
     product: Tensor,
     z: Tensor,
     dropout: Tensor | None,
@@ -49,13 +48,11 @@ def _triangle_update(
     )
 
 
-@_triangle_update.register_fake
 def _fake(product: Tensor, z: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(z)
 
 
-@torch.library.custom_op("fastfold::triangle_update_backward", mutates_args=())
-def _triangle_update_backward(
+def _backward(
     grad: Tensor,
     product: Tensor,
     z: Tensor,
@@ -80,44 +77,27 @@ def _triangle_update_backward(
     return cast_grads(grads, (product, z, *parameters), needs)
 
 
-@_triangle_update_backward.register_fake
-def _backward_fake(
-    grad: Tensor, product: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
-) -> list[Tensor]:
-    _, parameters = others
-    return empty_grads((product, z, *parameters), needs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    product, z, dropout, parameters, ctx.add_z, ctx.backend = inputs
-    ctx.save_for_backward(product, z, dropout, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    product, z, dropout, *parameters = ctx.saved_tensors
-    need_product, need_z, _, need_parameters, *_ = ctx.needs_input_grad
-    needs = [need_product, need_z, *need_parameters]
-    grads = _triangle_update_backward(
-        *(grad, product, z, dropout, parameters), add_z=ctx.add_z, needs=needs, backend=ctx.backend
-    )
-    grad_product, grad_z, *of_parameters = grads_or_none(grads, needs)
-    return grad_product, grad_z, None, of_parameters, None, None
-
-
-_triangle_update.register_autograd(_backward, setup_context=_setup_context)
-
-
-@declares_cost("triangle_update")
 def _cost(call: Arguments) -> OperatorCost:
     w = UpdateParams(*call["parameters"])
     return OperatorCost(projection_flops(call["z"], w.out_weight, w.out_gate_weight))
 
 
-@declares_cost("triangle_update_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     size = size_in_bytes(call["z"])  # a copy of the product's gradient, and the gradient of the normalised z
     launches = 3 if call.get("normed") else 4
     return OperatorCost(3 * _cost(call).flops, 2 * size, size, launches)
+
+
+_triangle_update = define_operator(
+    "triangle_update",
+    _forward,
+    _backward,
+    fake=_fake,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("product", "z", "parameters"),
+    constants={"normed": False},
+)
 
 
 def triangle_update(
