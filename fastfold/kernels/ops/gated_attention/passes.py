@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +37,56 @@ LONG_ROW = 4096
 Index = tuple[int | slice, ...]
 
 
-def blocks_of(backend: str) -> Any:
+class RowForward(Protocol):
+    """Forward pass of blocks of rows."""
+
+    def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
+        """Compute projections of a block, which need only ``x [r, N, c]``."""
+
+    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
+        """Fill ``out [r, N, c]``; ``begun`` is the result of :meth:`begin`."""
+
+
+class Backend(Protocol):
+    """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
+
+    def prepare(
+        self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Lay out bias and mask as blocks read them."""
+
+    def row_step(self, x: Tensor) -> int:
+        """Return the number of rows per block of ``x [R, N, c]``."""
+
+    def Forward(self, weights: Weights, heads: int) -> RowForward:
+        """Return the forward pass of blocks."""
+
+    def backward_dtype(self, x: Tensor) -> torch.dtype:
+        """Return the dtype of the products of the backward pass."""
+
+    def begin_backward(self, x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
+        """Compute the values for the gradients of a block that need only ``x [r, N, c]``."""
+
+    def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]:
+        """Return the shapes of results of ``begin_backward`` before the projections."""
+
+    def backward_block(
+        self,
+        grad: Tensor,
+        rows: RowBlock,
+        grad_bias: Tensor | None,
+        first: bool,
+        weights: Weights,
+        totals: Weights | None,
+        *,
+        heads: int,
+        scratch: Scratch,
+        begun: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Weights]:
+        """Compute gradients of a block, and the sums of the parameters' gradients."""
+
+
+def blocks_of(backend: str) -> Backend:
     """Return the module with the blocks of a backend."""
     if backend == "triton":
         from fastfold.kernels.ops.gated_attention import triton_launch
