@@ -67,18 +67,13 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
 class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
 
-    @property
-    def columns(self) -> bool:
-        """True if the pair is cut along its columns for this step, False along its rows."""
-        return not self.starting
-
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``.
 
         ``pair_mask`` is the same shard of the mask. ``bias`` is that of this shard if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
+        cut, length = (-2, pair.shape[-2]) if self.starting else (-1, pair.shape[-3])
         whole, again = self.gathered(own, cut, length, pair)
         if torch.is_grad_enabled():
             return self.attend(pair, pair_mask, whole, again)
@@ -212,11 +207,6 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
 
     shards: AxialShards
 
-    @property
-    def columns(self) -> bool:
-        """True if the pair is cut along its columns for this step, False along its rows."""
-        return self.outgoing
-
     def forward(self, pair: Tensor, pair_mask: Tensor, *, columns: bool | None = None) -> Tensor:
         """Return the updated shard of the pair.
 
@@ -225,7 +215,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             pair_mask: The same shard of the mask, without channels.
             columns: False if the pair has outgoing edges and is ``[*, n, N, c_z]``, at any cost in communication.
         """
-        cut_columns = self.columns if columns is None else columns
+        cut_columns = self.outgoing if columns is None else columns
         length = pair.shape[-3 if cut_columns else -2]
 
         def contract(left: Tensor, right: Tensor) -> Tensor:
@@ -250,7 +240,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             pair_mask: As for :meth:`forward`.
             meanwhile: First work of the backward pass while the product's gradient is sent, or None.
         """
-        length = pair.shape[-3 if self.columns else -2]
+        length = pair.shape[-3 if self.outgoing else -2]
         parameters = TriangleParams(
             *(self.norm_in.weight, self.norm_in.bias),
             *(self.projection.weight, self.projection.bias, self.gate.weight, self.gate.bias),

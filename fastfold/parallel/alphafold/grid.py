@@ -46,9 +46,9 @@ class GridEvoformerBlock(ShardedEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        for step in self._triangle_steps():
-            pair = step(pair, pair_mask)
-        return self.pair_transition(pair)
+        for step in self.edge_steps():
+            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
+        return pair
 
 
 class GridEvoformerStack(AxialEvoformerStack):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,16 +84,17 @@ def test_a_pair_and_an_msa_go_from_one_cut_to_the_other_and_back(inplace: bool) 
     def run(group: Group) -> None:
         shards = AxialShards(group)
         rows, sequences = shards.take(pair, 0).clone(), shards.take(msa, 0).clone()
-        columns = reshard_pair(shards, rows, policy, columns=True).wait()
+        columns = reshard_pair(shards, rows, -2, policy=policy).wait()
         assert torch.equal(columns, shards.take(pair, 1))
-        back = reshard_pair(shards, columns, policy, columns=False).wait()
+        back = reshard_pair(shards, columns, -3, policy=policy).wait()
         assert torch.equal(back, shards.take(pair, 0))
         assert (back.data_ptr() == rows.data_ptr()) == inplace
         memory = torch.empty(20, 7, 4) if inplace else None
-        residues = reshard_msa(shards, sequences, mask, policy, residues=True, memory=memory).wait()
+        reshard = partial(reshard_msa, shards, msa_mask=mask, policy=policy, memory=memory)
+        residues = reshard(sequences, -2).wait()
         assert torch.equal(residues, shards.take(msa, 1))
         assert memory is None or residues.data_ptr() == memory.data_ptr()
-        again = reshard_msa(shards, residues.clone(), mask, policy, residues=False, memory=memory).wait()
+        again = reshard(residues.clone(), -3).wait()
         assert torch.equal(again, shards.take(msa, 0))
 
     on_one_line(RANKS, run)
