@@ -17,9 +17,9 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
-from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
 
 EPS = 1e-3
 """Added to the number of sequences."""
@@ -232,7 +232,7 @@ def outer_product_mean(
     Memory in addition to inputs and result: both projections once more, times their masks.
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
-    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`). The backward pass computes the products again, tile
+    (:mod:`~fastfold.kernels.cpu.folding`). The backward pass computes the products again, tile
     by tile, for any number of sequences.
 
     Args:
