@@ -118,11 +118,9 @@ class EvoformerBlock(nn.Module):
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""
-        first = [_OUTER_PRODUCT] if self.outer_product_first else []
-        return [
-            *first,
-            *(x for x in EVOFORMER_STEPS if x not in first and getattr(self, x.name) is not None),
-        ]
+        first = (_OUTER_PRODUCT,) if self.outer_product_first else ()
+        steps = first + tuple(x for x in EVOFORMER_STEPS if x not in first)
+        return [x for x in steps if getattr(self, x.name) is not None]
 
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
@@ -174,16 +172,13 @@ class TemplatePairBlock(nn.Module):
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""
-        first, second = (
-            (_ATTENTION, _MULTIPLICATION) if self.attention_first else (_MULTIPLICATION, _ATTENTION)
-        )
-        return [*first, *second, _PAIR_TRANSITION]
+        triangles = _ATTENTION + _MULTIPLICATION if self.attention_first else _MULTIPLICATION + _ATTENTION
+        return [*triangles, _PAIR_TRANSITION]
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
         for step in self.steps():
-            layer = getattr(self, step.name)
-            pair = layer(pair) if step.layer is Transition else layer(pair, pair_mask)
+            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
         return pair
 
 

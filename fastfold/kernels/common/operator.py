@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,42 +58,36 @@ def define_operator(
 
     def like_inputs(*arguments: Any, **options: Any) -> list[Tensor]:
         given = signature.bind(*arguments, **options).arguments
-        grad = given["grad"]
-        inputs = [grad if x is None else x for x in _flat(given[x] for x in gradients)]
-        return empty_grads(inputs, given["needs"])
+        tensors = _flat(given[x] for x in gradients)
+        return empty_grads([given["grad"] if x is None else x for x in tensors], given["needs"])
 
     found = define_operator(
         f"{name}_backward", backward, fake=backward_fake or like_inputs, cost=backward_cost
     )
-    constants = constants or {}
-    kept = signature.parameters.keys() - {"grad", "needs", *constants}
-    gradient = _Gradient(found, inspect.signature(forward), kept, gradients, residual, constants)
+    parameters = inspect.signature(forward).parameters.values()
+    inputs = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
+    kept = [x.name for x in parameters if x.name in signature.parameters]
+    gradient = _Gradient(found, inputs, kept, gradients, residual, constants or {})
     operator.register_autograd(gradient.compute, setup_context=gradient.save)
     return operator
 
 
+@dataclass(frozen=True)
 class _Gradient:
     """Backward pass of an operator by another operator."""
 
-    def __init__(
-        self,
-        operator: Any,
-        forward: inspect.Signature,
-        kept: Iterable[str],
-        gradients: Sequence[str],
-        residual: str | None,
-        constants: Mapping[str, Any],
-    ) -> None:
-        self._operator, self._gradients, self._residual = operator, gradients, residual
-        self._constants = constants
-        self._inputs = [x.name for x in forward.parameters.values() if x.kind is not x.KEYWORD_ONLY]
-        self._kept = [x for x in forward.parameters if x in kept]
+    operator: Any
+    inputs: Sequence[str]
+    kept: Sequence[str]
+    gradients: Sequence[str]
+    residual: str | None
+    constants: Mapping[str, Any]
 
     def save(
         self, ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Mapping[str, Any] | None = None
     ) -> None:
-        given = {**dict(zip(self._inputs, inputs, strict=True)), **(keyword_only_inputs or {})}
-        kept = {name: given[name] for name in self._kept}
+        given = {**dict(zip(self.inputs, inputs, strict=True)), **(keyword_only_inputs or {})}
+        kept = {name: given[name] for name in self.kept}
         tensors = {name: x for name, x in kept.items() if x is None or isinstance(x, Tensor | list | tuple)}
         ctx.options = {name: x for name, x in kept.items() if name not in tensors}
         ctx.lengths = {name: len(x) if isinstance(x, list | tuple) else None for name, x in tensors.items()}
@@ -105,20 +100,18 @@ class _Gradient:
             name: next(saved) if n is None else [next(saved) for _ in range(n)]
             for name, n in ctx.lengths.items()
         }
-        needed = dict(zip(self._inputs, ctx.needs_input_grad, strict=True))
-        needs = _flat(needed[name] for name in self._gradients)
+        needed = dict(zip(self.inputs, ctx.needs_input_grad, strict=True))
+        needs = _flat(needed[name] for name in self.gradients)
         grads = iter(
-            grads_or_none(
-                self._operator(grad, **tensors, **ctx.options, **self._constants, needs=needs), needs
-            )
+            grads_or_none(self.operator(grad, **tensors, **ctx.options, **self.constants, needs=needs), needs)
         )
         found: dict[str, Any] = {}
-        for name in self._gradients:
+        for name in self.gradients:
             many = isinstance(needed[name], list | tuple)
             found[name] = [next(grads) for _ in needed[name]] if many else next(grads)
-        if self._residual is not None and needed[self._residual]:
-            found[self._residual] = grad
-        return tuple(found.get(name) for name in self._inputs)
+        if self.residual is not None and needed[self.residual]:
+            found[self.residual] = grad
+        return tuple(found.get(name) for name in self.inputs)
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,29 +138,27 @@ class ShardedEvoformerBlock(EvoformerBlock):
             msa_mask: ``[*, S, N]``, whole.
             pair_mask: ``[*, N, N]``, whole.
         """
-        memory = msa if works_in_place(self.msa_transition.policy) else None
+        policy = self.msa_transition.policy
+        memory = msa if works_in_place(policy) else None
+        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
         if not self.outer_product_first:
-            msa = self._update_msa(msa, pair, msa_mask, memory)
+            msa = self._update_msa(msa, pair, msa_mask, reshard)
         # The MSA's resharding overlaps with the pair's updates. Before row attention it overlaps with the
         # outer product, unless that reads the MSA in place.
         beside = self.outer_product_first and memory is None
-        moving = self._by_sequence(msa, msa_mask, memory) if beside else None
+        moving = reshard(msa, -3) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        moving = moving or self._by_sequence(msa, msa_mask, memory)
+        moving = moving or reshard(msa, -3)
         del msa  # its resharded copy replaces it
         if self.outer_product_first:
-            return self._update_msa(moving.wait(), pair, msa_mask, memory), self._update_pair(pair, pair_mask)
+            return self._update_msa(moving.wait(), pair, msa_mask, reshard), self._update_pair(
+                pair, pair_mask
+            )
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncResult[Tensor]:
-        policy = self.msa_transition.policy
-        return reshard_msa(self.shards, msa, -3, msa_mask=msa_mask, policy=policy, memory=memory)
-
-    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
+    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, reshard: Any) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        policy = self.msa_transition.policy
-        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
         steps = [x for x in self.steps() if x.updates == "msa"]
         return run_steps(self, steps, msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
 

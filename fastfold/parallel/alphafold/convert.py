@@ -28,14 +28,13 @@ def convert_modules(
     Raises:
         ConfigError: A module is parallel already, its ``forward`` was wrapped before, or no module can be converted.
     """
-    found = [(name, module) for name, module in model.named_modules() if type(module) in variants]
     for name, module in model.named_modules():
         if isinstance(module, tuple(variants.values())):
             raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
-    if not found:
+    if not any(type(module) in variants for module in model.modules()):
         raise ConfigError(f"dap: {type(model).__name__} has neither an MSA nor a pair to shard; use sp or tp")
-    for name, module in found:
-        if "forward" in vars(module):
+    for name, module in model.named_modules():
+        if type(module) in variants and "forward" in vars(module):
             raise ConfigError(
                 f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
                 "apply autocast and other wrappers afterwards"

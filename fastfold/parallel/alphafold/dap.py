@@ -88,15 +88,6 @@ def shard(model: M, mesh: ParallelMesh) -> M:
     Pass it to :func:`fastfold.parallel.parallelize` as ``dap=``. The plan's ``dap_mode`` selects
     :func:`axial_parallel` or :func:`grid_parallel`.
 
-    Args:
-        model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules; use only the result afterwards.
-        mesh: The ranks; a group of one rank changes nothing.
-
-    Returns:
-        The sharded network, which takes over the parameters and hooks of ``model``.
-
-    Raises:
-        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
-            of ``mini``).
+    Arguments, result and errors are theirs.
     """
     return (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)

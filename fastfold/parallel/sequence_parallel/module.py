@@ -91,8 +91,7 @@ class SequenceParallel:
         variant.sequence = self
         # PyTorch's fused encoder layer, which calls no attention, skips modules with a hook.
         variant.register_forward_pre_hook(_nothing)
-        found: nn.Module = variant
-        return found
+        return variant
 
     @property
     def first(self) -> int:
