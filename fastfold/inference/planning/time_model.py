@@ -135,18 +135,12 @@ class Costs:
             fold: :class:`~fastfold.inference.planning.memory_model.Fold`.
         """
         c = config.model.embeddings_and_evoformer
-        n, pairs, c_z, c_m, c_e = (
-            fold.residues,
-            fold.residues**2,
-            c.pair_channel,
-            c.msa_channel,
-            c.extra_msa_channel,
-        )
+        n, pairs, c_z = fold.residues, fold.residues**2, c.pair_channel
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
-        in_block = _block_flops(fold.clusters + fold.templates, n, c_m, c_z)
+        in_block = _block_flops(fold.clusters + fold.templates, n, c.msa_channel, c_z)
         # Global attention of the extra stack is cheap.
-        in_extra = _block_flops(fold.extra, n, c_e, c_z, without=MSAColumnAttention)
+        in_extra = _block_flops(fold.extra, n, c.extra_msa_channel, c_z, without=MSAColumnAttention)
         steps = Counter(map(_planned_with, EVOFORMER_STEPS))
         del steps[TriangleMultiplication.operator]
         structure = config.model.heads.structure_module
@@ -202,9 +196,9 @@ class Costs:
 
 def _planned_with(step: Step) -> str:
     """Return the name of a step in plans: transitions are planned with the attention of the same tensor."""
-    if step.layer is Transition:
-        return MSARowAttention.operator if step.updates == "msa" else TriangleAttention.operator
-    return step.layer.operator
+    if step.layer is not Transition:
+        return step.layer.operator
+    return (MSARowAttention if step.updates == "msa" else TriangleAttention).operator
 
 
 def _block_flops(
@@ -264,11 +258,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
     transition = _parameters(z, (c,), (c,), (4 * c, c), (4 * c,), (c, 4 * c), (c,))
     sides = _parameters(z, (2 * c, c), (2 * c,), (2 * c, c), (2 * c,))
     rest = _parameters(z, (c, c), (c,), (c, c), (c,))
-    norms, products = ("norm_in", "proj", "gate", "norm_out", "out", "out_gate"), ("weight", "bias")
-    names = [f"{name}_{kind}" for name in norms for kind in products]
-    multiplication: dict[str, Any] = dict(
-        zip(names, (*transition[:2], *sides, *transition[:2], *rest), strict=True)
-    )
+    multiplication = kernels.TriangleParams(*transition[:2], *sides, *transition[:2], *rest)
 
     def rows(blocks: int) -> None:
         for part in z.chunk(blocks):
@@ -276,9 +266,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
 
     def groups(count: int) -> None:
         plan = ContractionPlan(c // count)
-        kernels.triangle_multiplication(
-            z, mask, **multiplication, outgoing=True, residual=z, out=z, plan=plan
-        )
+        kernels.triangle_multiplication(z, mask, multiplication, outgoing=True, residual=z, out=z, plan=plan)
 
     with torch.inference_mode():
         blocks = measure_blocks(rows, (1, n // 4), synchronize=wait)

@@ -15,7 +15,6 @@ from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from fastfold.parallel.alphafold.regather import (
     Again,
     Regathered,
@@ -56,11 +55,9 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
             again: Gathers the bias again in the backward pass; None keeps it.
             begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
         """
+        dropout = self.dropout(msa)
         return attention_regathered(
-            *(self.norm, self.attention, msa, bias, msa_mask),
-            dropout=self.dropout(msa),
-            again=again,
-            begun=begun,
+            self.norm, self.attention, msa, bias, msa_mask, dropout=dropout, again=again, begun=begun
         )
 
 
@@ -95,13 +92,14 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         dropout = self.dropout(pair)
         if self.starting:
             return attention_regathered(
-                *(self.norm, self.attention, pair, bias, pair_mask),
-                dropout=dropout,
-                again=again,
-                begun=begun,
+                self.norm, self.attention, pair, bias, pair_mask, dropout=dropout, again=again, begun=begun
             )
         return attention_regathered(
-            *(self.norm, self.attention, pair.transpose(-3, -2), bias.mT, pair_mask.mT),
+            self.norm,
+            self.attention,
+            pair.transpose(-3, -2),
+            bias.mT,
+            pair_mask.mT,
             dropout=columns(dropout),
             again=None if again is None else lambda: again().mT,
             begun=begun,
@@ -241,15 +239,9 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             meanwhile: First work of the backward pass while the product's gradient is sent, or None.
         """
         length = pair.shape[-3 if self.outgoing else -2]
-        parameters = TriangleParams(
-            *(self.norm_in.weight, self.norm_in.bias),
-            *(self.projection.weight, self.projection.bias, self.gate.weight, self.gate.bias),
-            *(self.norm_out.weight, self.norm_out.bias, self.output.weight, self.output.bias),
-            *(self.output_gate.weight, self.output_gate.bias),
-        )
         row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])
         terms = SummedTerms(self.shards, length, self.outgoing, meanwhile)
-        return multiplication_of_terms(pair, pair_mask, self.dropout(row), parameters, terms)
+        return multiplication_of_terms(pair, pair_mask, self.dropout(row), self.kernel_parameters(), terms)
 
     def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
         """Return this rank's part of the whole pair's dropout factors, which all ranks draw alike."""

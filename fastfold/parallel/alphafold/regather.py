@@ -6,14 +6,14 @@ The operators' own backward passes need only the inputs of their forward passes,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.attention import Attention
+from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
@@ -169,20 +169,6 @@ def outer_product_regathered(
     return out
 
 
-class _How(NamedTuple):
-    """Options of one attention.
-
-    Attributes:
-        options: Options of its operators.
-        again: Gathers the bias again; None keeps it.
-        begun: Tensors that were computed while the bias was sent.
-    """
-
-    options: dict[str, Any]
-    again: Again | None
-    begun: list[Tensor]
-
-
 class _Attention(Function):
     @staticmethod
     def forward(
@@ -191,13 +177,15 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        how: _How,
+        again: Again | None,
+        begun: list[Tensor],
+        options: dict[str, Any],
         *parameters: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, bias if how.again is None else None, mask, dropout, *parameters)
-        ctx.again, ctx.begun, ctx.options, ctx.begin = how.again, None, how.options, _Attention.begin
+        ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
+        ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
-            x, how.begun, bias, mask, dropout, *parameters, **ctx.options
+            x, begun, bias, mask, dropout, *parameters, **options
         )
         return out
 
@@ -224,18 +212,7 @@ class _Attention(Function):
         )
         grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)
         of_parameters = gradients_of_parameters(found, parameters)
-        return grad_x, of_bias, None, None, None, *of_parameters
-
-
-def _parameters(norm: LayerNorm, attention: Attention) -> GatedAttentionParams:
-    gate = attention.gate
-    return GatedAttentionParams(
-        *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
-        gate_weight=None if gate is None else gate.weight,
-        gate_bias=None if gate is None else gate.bias,
-        output_weight=attention.output.weight,
-        output_bias=attention.output.bias,
-    )
+        return grad_x, of_bias, *[None] * 5, *of_parameters
 
 
 def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
@@ -249,7 +226,7 @@ def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Te
 
     Pass the result as ``begun`` to :func:`attention_regathered`.
     """
-    return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
+    return gated_attention_begin(x, kernel_parameters(norm, attention), **_options(attention, x))
 
 
 def attention_regathered(
@@ -275,8 +252,8 @@ def attention_regathered(
         again: Gathers the bias again in the backward pass; None keeps it.
         begun: Result of :func:`begin_attention`, or empty.
     """
-    how = _How(_options(attention, x), again, list(begun))
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention))
+    how = again, list(begun), _options(attention, x)
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, *how, *kernel_parameters(norm, attention))
     return out
 
 

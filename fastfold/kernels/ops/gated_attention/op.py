@@ -44,7 +44,10 @@ def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend
     bias, mask, residual, dropout, *parameters = others
     return passes.forward(
         torch.empty_like(x),
-        *(x, bias, mask, GatedAttentionParams._make(parameters)),
+        x,
+        bias,
+        mask,
+        GatedAttentionParams._make(parameters),
         heads=heads,
         residual=x if add_x else residual,
         dropout=dropout,
@@ -106,16 +109,8 @@ def gated_attention(
     x: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
+    parameters: GatedAttentionParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-    output_weight: Tensor,
-    output_bias: Tensor,
     heads: int,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
@@ -132,15 +127,7 @@ def gated_attention(
         x: ``[*, R, N, c]``; attention is along N.
         bias: Added to the scaled scores of every row, ``[*, H, N, N]``, or None; see :func:`attention`.
         mask: Keys to use (not 0) and to leave out (0), ``[*, R, N]``, or None; see :func:`attention`.
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        query_weight: ``[H D, c]``.
-        key_weight: ``[H D, c]``.
-        value_weight: ``[H D, c]``.
-        gate_weight: ``[H D, c]``, or None for no gate.
-        gate_bias: ``[H D]``, or None for no gate.
-        output_weight: O ``[c, H D]``.
-        output_bias: o ``[c]``.
+        parameters: Norm, projections of queries, keys, values and gate, and the output projection.
         heads: H.
         residual: ``[*, R, N, c]`` to add to the update, usually ``x`` itself.
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). Gets no gradient.
@@ -166,21 +153,21 @@ def gated_attention(
             raise InputError(
                 f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
-    parameters = GatedAttentionParams(
-        *(norm_weight, norm_bias, query_weight, key_weight, value_weight),
-        *(gate_weight, gate_bias, output_weight, output_bias),
-    )
     if out is not None:
         refuse_gradients(x, bias, residual, *parameters)
     if bias is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.Addition(residual, dropout, out)(update)
-    backend = attention_backend(x, len(query_weight) // heads, backend)
+    backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
         tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
         return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
     return passes.forward(
-        *(out, x, bias, mask, parameters),
+        out,
+        x,
+        bias,
+        mask,
+        parameters,
         heads=heads,
         residual=residual,
         dropout=dropout,

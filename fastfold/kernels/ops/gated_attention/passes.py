@@ -37,39 +37,26 @@ LONG_ROW = 4096
 Index = tuple[int | slice, ...]
 
 
-class RowForward(Protocol):
+class _RowForward(Protocol):
     """Forward pass of blocks of rows."""
 
-    def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
-        """Compute projections of a block, which need only ``x [r, N, c]``."""
+    def begin(self, x: Tensor, scratch: Scratch) -> Tensor: ...
+    def __call__(
+        self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None
+    ) -> None: ...
 
-    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
-        """Fill ``out [r, N, c]``; ``begun`` is the result of :meth:`begin`."""
 
-
-class Backend(Protocol):
+class _Backend(Protocol):
     """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
 
     def prepare(
         self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Lay out bias and mask as blocks read them."""
-
-    def row_step(self, x: Tensor) -> int:
-        """Return the number of rows per block of ``x [R, N, c]``."""
-
-    def Forward(self, weights: Weights, heads: int) -> RowForward:
-        """Return the forward pass of blocks."""
-
-    def backward_dtype(self, x: Tensor) -> torch.dtype:
-        """Return the dtype of the products of the backward pass."""
-
-    def begin_backward(self, x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
-        """Compute the values for the gradients of a block that need only ``x [r, N, c]``."""
-
-    def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]:
-        """Return the shapes of results of ``begin_backward`` before the projections."""
-
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+    def row_step(self, x: Tensor) -> int: ...
+    def Forward(self, weights: Weights, heads: int) -> _RowForward: ...
+    def backward_dtype(self, x: Tensor) -> torch.dtype: ...
+    def begin_backward(self, x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]: ...
+    def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]: ...
     def backward_block(
         self,
         grad: Tensor,
@@ -82,11 +69,10 @@ class Backend(Protocol):
         heads: int,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]:
-        """Compute gradients of a block, and the sums of the parameters' gradients."""
+    ) -> tuple[Tensor, Weights]: ...
 
 
-def blocks_of(backend: str) -> Backend:
+def blocks_of(backend: str) -> _Backend:
     """Return the module with the blocks of a backend."""
     if backend == "triton":
         from fastfold.kernels.ops.gated_attention import triton_launch

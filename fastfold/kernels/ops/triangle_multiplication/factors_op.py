@@ -85,13 +85,8 @@ _triangle_factors = define_operator(
 def triangle_factors(
     z: Tensor,
     mask: Tensor,
+    parameters: FactorParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
     backend: str | None = None,
 ) -> Tensor:
     """Compute factors of a triangle multiplication: ``mask · (LN(z) Pᵀ + b) · sigmoid(LN(z) Gᵀ + g)``, channels first.
@@ -101,12 +96,7 @@ def triangle_factors(
     Args:
         z: Part of the pair representation, ``[*, R, N, c_z]``.
         mask: ``[*, R, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
-        norm_weight: ``[c_z]``, scale of the normalisation.
-        norm_bias: ``[c_z]``, its shift.
-        proj_weight: P ``[2 c, c_z]``, the rows of the left factor before those of the right one.
-        proj_bias: b ``[2 c]``.
-        gate_weight: G ``[2 c, c_z]``, in the same order.
-        gate_bias: g ``[2 c]``.
+        parameters: P, b, G, g and those of the normalisation.
         backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
@@ -115,5 +105,4 @@ def triangle_factors(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
     """
-    parameters = FactorParams(norm_weight, norm_bias, proj_weight, proj_bias, gate_weight, gate_bias)
     return _triangle_factors(z, mask, parameters, products_backend(z, z.shape[-1], backend))

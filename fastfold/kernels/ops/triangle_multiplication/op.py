@@ -56,7 +56,10 @@ def _forward(
     backend: str,
 ) -> Tensor:
     return passes.forward(
-        *(torch.empty_like(z), z, mask, TriangleParams(*parameters)),
+        torch.empty_like(z),
+        z,
+        mask,
+        TriangleParams(*parameters),
         residual=z if add_z else residual,
         dropout=dropout,
         outgoing=outgoing,
@@ -79,7 +82,10 @@ def _backward(
     """Return gradients of ``z`` and the parameters; empty tensors for those not needed."""
     group = TriangleParams(*parameters)
     grads = passes.backward(
-        *(grad, z, mask, group),
+        grad,
+        z,
+        mask,
+        group,
         dropout=dropout,
         outgoing=outgoing,
         add_grad=add_z,
@@ -136,19 +142,8 @@ _triangle_multiplication = define_operator(
 def triangle_multiplication(
     z: Tensor,
     mask: Tensor,
+    parameters: TriangleParams,
     *,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
     outgoing: bool,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
@@ -174,18 +169,7 @@ def triangle_multiplication(
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
         mask: ``[*, N, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
-        norm_in_weight: ``[c_z]``, scale of the first normalisation.
-        norm_in_bias: ``[c_z]``, its shift.
-        proj_weight: P ``[2 c, c_z]``, the rows of ``left`` before those of ``right``.
-        proj_bias: b ``[2 c]``.
-        gate_weight: G ``[2 c, c_z]``, in the same order.
-        gate_bias: g ``[2 c]``.
-        norm_out_weight: ``[c]``, scale of the second normalisation.
-        norm_out_bias: ``[c]``, its shift.
-        out_weight: O ``[c_z, c]``.
-        out_bias: o ``[c_z]``.
-        out_gate_weight: Og ``[c_z, c_z]``.
-        out_gate_bias: og ``[c_z]``.
+        parameters: P, b, G, g, O, o, Og, og and those of both normalisations.
         outgoing: True for the outgoing contraction, False for the incoming one.
         residual: ``[*, N, N, c_z]`` to add to the update, usually ``z`` itself.
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
@@ -202,22 +186,21 @@ def triangle_multiplication(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
     """
-    parameters = TriangleParams(
-        *(norm_in_weight, norm_in_bias, proj_weight, proj_bias, gate_weight, gate_bias),
-        *(norm_out_weight, norm_out_bias, out_weight, out_bias, out_gate_weight, out_gate_bias),
-    )
     if out is not None:
         refuse_gradients(z, residual, *parameters)
     if cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.Addition(residual, dropout, out)(update)
-    backend = products_backend(z, max(out_weight.shape), backend)
+    backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
         return _triangle_multiplication(z, mask, *added, parameters, **options)
     return passes.forward(
-        *(out, z, mask, parameters),
+        out,
+        z,
+        mask,
+        parameters,
         residual=residual,
         dropout=dropout,
         outgoing=outgoing,

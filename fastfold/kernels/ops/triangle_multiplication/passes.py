@@ -28,17 +28,13 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 
 
-class Backend(Protocol):
+class _Backend(Protocol):
     """Module with the operations before and after the contraction."""
 
-    def channel_group(self, c: int, positions: int) -> int:
-        """Return the channels whose factors exist at a time."""
-
+    def channel_group(self, c: int, positions: int) -> int: ...
     def Forward(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
-    ) -> TriangleBackend:
-        """Return the operations of the forward pass."""
-
+    ) -> TriangleBackend: ...
     def Backward(
         self,
         factors: FactorParams | None,
@@ -46,11 +42,10 @@ class Backend(Protocol):
         z: Tensor,
         needed: Collection[str],
         summands: int = 1,
-    ) -> TriangleGradients:
-        """Return the operations of the backward pass."""
+    ) -> TriangleGradients: ...
 
 
-def _backend(backend: str) -> Backend:
+def _backend(backend: str) -> _Backend:
     if backend == "triton":
         from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
@@ -84,7 +79,10 @@ def forward(
     if steps.dtype.itemsize < z.dtype.itemsize and plan.host is None:
         channels = narrow_group(channels, c)
     multiply(
-        *(out, z, mask, steps),
+        out,
+        z,
+        mask,
+        steps,
         residual=residual,
         dropout=_expand_like(dropout, z),
         outgoing=outgoing,

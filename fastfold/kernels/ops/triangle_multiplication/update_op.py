@@ -103,15 +103,8 @@ _triangle_update = define_operator(
 def triangle_update(
     product: Tensor,
     z: Tensor,
+    parameters: UpdateParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
     add_z: bool = False,
     dropout: Tensor | None = None,
     out: Tensor | None = None,
@@ -124,14 +117,7 @@ def triangle_update(
     Args:
         product: Contracted edges ``[*, c, R, N]``.
         z: Part of the pair representation, ``[*, R, N, c_z]``.
-        norm_weight: ``[c_z]``, scale of the normalisation of ``z``.
-        norm_bias: ``[c_z]``, its shift.
-        norm_out_weight: ``[c]``, scale of the normalisation of the product.
-        norm_out_bias: ``[c]``, its shift.
-        out_weight: O ``[c_z, c]``.
-        out_bias: o ``[c_z]``.
-        out_gate_weight: Og ``[c_z, c_z]``.
-        out_gate_bias: og ``[c_z]``.
+        parameters: O, o, Og, og and those of both normalisations.
         add_z: True to add ``z`` to the update.
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
         out: Tensor for the result, without recording gradients; may be ``z``.
@@ -144,11 +130,7 @@ def triangle_update(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
     """
-    parameters = UpdateParams(
-        *(norm_weight, norm_bias, norm_out_weight, norm_out_bias),
-        *(out_weight, out_bias, out_gate_weight, out_gate_bias),
-    )
-    backend = products_backend(z, max(out_weight.shape), backend)
+    backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:
         return _triangle_update(product, z, dropout, parameters, add_z, backend)
     refuse_gradients(product, z, *parameters)
