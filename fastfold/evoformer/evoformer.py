@@ -36,7 +36,7 @@ class Step(NamedTuple):
     reads_other: bool = False
 
     def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the arguments of the layer."""
+        """Return the layer's arguments, of ``msa [*, S, N, c_m]``, ``pair [*, N, N, c_z]`` and their masks."""
         if self.reads_other:
             return msa, pair, msa_mask
         x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)

@@ -177,11 +177,10 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        again: Again | None,
-        begun: list[Tensor],
-        options: dict[str, Any],
+        how: tuple[Again | None, list[Tensor], dict[str, Any]],
         *parameters: Tensor | None,
     ) -> Tensor:
+        again, begun, options = how
         ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
         ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
@@ -212,7 +211,7 @@ class _Attention(Function):
         )
         grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)
         of_parameters = gradients_of_parameters(found, parameters)
-        return grad_x, of_bias, *[None] * 5, *of_parameters
+        return grad_x, of_bias, None, None, None, *of_parameters
 
 
 def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
@@ -253,7 +252,7 @@ def attention_regathered(
         begun: Result of :func:`begin_attention`, or empty.
     """
     how = again, list(begun), _options(attention, x)
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, *how, *kernel_parameters(norm, attention))
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention))
     return out
 
 
