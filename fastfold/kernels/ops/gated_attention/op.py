@@ -42,18 +42,9 @@ def gated_attention_definition(
 
 def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
     bias, mask, residual, dropout, *parameters = others
-    return passes.forward(
-        torch.empty_like(x),
-        x,
-        bias,
-        mask,
-        GatedAttentionParams._make(parameters),
-        heads=heads,
-        residual=x if add_x else residual,
-        dropout=dropout,
-        backend=backend,
-        scratch=Scratch(),
-    )
+    given, residual = GatedAttentionParams._make(parameters), x if add_x else residual
+    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
+    return passes.forward(torch.empty_like(x), x, bias, mask, given, **how, scratch=Scratch())
 
 
 def _setup_context(
@@ -162,15 +153,5 @@ def gated_attention(
     if out is None:
         tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
         return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
-    return passes.forward(
-        out,
-        x,
-        bias,
-        mask,
-        parameters,
-        heads=heads,
-        residual=residual,
-        dropout=dropout,
-        backend=backend,
-        scratch=scratch or Scratch(),
-    )
+    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
+    return passes.forward(out, x, bias, mask, parameters, **how, scratch=scratch or Scratch())
