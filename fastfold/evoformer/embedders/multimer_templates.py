@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.compat.xla_rounding import own_frame_direction
 from fastfold.evoformer.embedders.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
-from fastfold.evoformer.embedders.xla_rounding import own_frame_direction
 from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear

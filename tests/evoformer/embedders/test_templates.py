@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.compat.xla_rounding import own_frame_direction
 from fastfold.evoformer.embedders.multimer_templates import (
     MultimerTemplateEmbedder,
     MultimerTemplateTorsionEmbedder,
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
-from fastfold.evoformer.embedders.xla_rounding import own_frame_direction
 from fastfold.evoformer.evoformer import TemplatePairBlock
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles

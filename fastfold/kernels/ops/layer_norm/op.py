@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.cost import declares_cost, no_products
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -33,9 +33,8 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     return out.to(x.dtype)
 
 
-@torch.library.custom_op("fastfold::layer_norm", mutates_args=())
 @without_autocast
-def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
+def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 
@@ -52,14 +51,12 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
     return out
 
 
-@_layer_norm.register_fake
 def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("fastfold::layer_norm_backward", mutates_args=())
 @without_autocast
-def _layer_norm_backward(
+def _compute_gradients(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
     """Return the gradients of x, weight and bias, in this order, that ``needs`` asks for."""
@@ -90,7 +87,6 @@ def _layer_norm_backward(
     return [g for g in (grad_x, grad_weight, grad_bias) if g is not None]
 
 
-@_layer_norm_backward.register_fake
 def _backward_fake(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
@@ -115,10 +111,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*found, None, None)
 
 
+_layer_norm = define_operator("layer_norm", _forward, fake=_fake)
+_layer_norm_backward = define_operator("layer_norm_backward", _compute_gradients, fake=_backward_fake)
 _layer_norm.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("layer_norm", "layer_norm_backward")(no_products)
 
 
 def layer_norm(
