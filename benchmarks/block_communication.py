@@ -45,7 +45,7 @@ def block_communication(
     trunk = model_config("model_1").model.embeddings_and_evoformer
     with fake_mesh(plan, rank) as mesh:
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel).to("meta")
-        shard(block, mesh)
+        block = shard(block, mesh)
         # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.
         with torch.device("meta"):
             lengths = (sequences, residues), (residues, residues)

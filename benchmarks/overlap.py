@@ -250,7 +250,7 @@ def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule,
     with fake_mesh(ParallelPlan(dap=ranks)) as mesh, torch.device("meta"):
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel)
         if ranks > 1:
-            axial_parallel(block, mesh)
+            block = axial_parallel(block, mesh)
         shards = AxialShards(mesh.group("dap"))
         msa = shards.take(torch.empty(sequences, residues, trunk.msa_channel), 0).requires_grad_()
         pair = shards.take(torch.empty(residues, residues, trunk.pair_channel), 1).requires_grad_()
@@ -268,7 +268,7 @@ def block_step(ranks: int, residues: int, sequences: int) -> Callable[[], None]:
     mesh = ParallelMesh(ParallelPlan(dap=ranks))
     trunk = model_config("model_1").model.embeddings_and_evoformer
     block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel, zero_init=False)
-    axial_parallel(block, mesh)
+    block = axial_parallel(block, mesh)
     shards = AxialShards(mesh.group("dap"))
     msa = shards.take(torch.randn(sequences, residues, trunk.msa_channel), 0)
     pair = shards.take(torch.randn(residues, residues, trunk.pair_channel), 1)

@@ -60,8 +60,7 @@ def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int
     config = one_block_config(model_config("model_1_ptm"))
     features = dummy_features(config, residues, msa, extra_msa)
     with fake_mesh(plan) as mesh, torch.no_grad():
-        network = AlphaFold(config).eval()
-        alphafold.shard(network, mesh)
+        network = alphafold.shard(AlphaFold(config).eval(), mesh)
         set_policy(network, replace(FOLDING_POLICY, block_elements=residues**2 * _C_Z // _BLOCKS))
         recorder = Recorder(network)
         recorder.leave_out(features.values())

@@ -36,7 +36,10 @@ myst_enable_extensions = ["deflist"]
 # One page for each module, from its docstrings. Modules are found whatever a package exports; the names that a
 # package's own page lists come from its __all__.
 # Optional packages, whose classes some modules extend.
-autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
+autodoc_mock_imports = [
+    *("accelerate", "lightning", "transformers"),
+    *("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn"),
+]
 autosummary_generate = True
 autosummary_ignore_module_all = True
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from fastfold.data.search.local import search
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
-    from fastfold.inference.api import load_model, predict, predict_many
+    from fastfold.evoformer.quantization.any_module import quantize
+    from fastfold.inference.api import embed, load_model, predict, predict_many
+    from fastfold.inference.ensemble.settings import Sampling
+    from fastfold.inference.exporting.export import export, load_exported
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.apply_plan import parallelize
@@ -32,14 +35,19 @@ __all__ = [
     "ParallelPlan",
     "Prediction",
     "Protein",
+    "Sampling",
     "__version__",
     "compare_structures",
+    "embed",
+    "export",
     "featurize",
+    "load_exported",
     "load_model",
     "model_config",
     "parallelize",
     "predict",
     "predict_many",
+    "quantize",
     "search",
     "train",
 ]
@@ -51,9 +59,14 @@ __getattr__, __dir__ = lazy_names(
         "search": "fastfold.data.search.local",
         "model_config": "fastfold.evoformer.config",
         "AlphaFold": "fastfold.evoformer.model",
+        "quantize": "fastfold.evoformer.quantization.any_module",
+        "export": "fastfold.inference.exporting.export",
+        "load_exported": "fastfold.inference.exporting.export",
+        "embed": "fastfold.inference.api",
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",
         "predict_many": "fastfold.inference.api",
+        "Sampling": "fastfold.inference.ensemble.settings",
         "Prediction": "fastfold.inference.output.prediction",
         "Gemini": "fastfold.memory.gemini.manager",
         "parallelize": "fastfold.parallel.apply_plan",

@@ -67,6 +67,7 @@ class NetworkError(FastFoldError):
         status: Status of the HTTP answer, if there was one.
         temporary: True if the same request may succeed later.
         retry_after: Seconds after which the server wants the next request, if it said so.
+        explanation: Reason in the server's words, if it gave one.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class NetworkError(FastFoldError):
         status: int | None = None,
         temporary: bool = False,
         retry_after: float | None = None,
+        explanation: str = "",
     ) -> None:
         self.status, self.temporary, self.retry_after = status, temporary, retry_after
+        self.explanation = explanation
         super().__init__(message)
 
 

@@ -113,25 +113,20 @@ def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[st
     yield from ((f"extra_{name}", run) for name, run in extra if name.startswith("msa_"))
     c = 128
     z, mask = leaf(residues, residues, c), torch.ones(residues, residues, dtype=dtype)
-    norm = {"norm_weight": leaf(c), "norm_bias": leaf(c)}
-    factors = norm | {"z": z, "proj_weight": leaf(2 * c, c), "proj_bias": leaf(2 * c)}
-    factors |= {"gate_weight": leaf(2 * c, c), "gate_bias": leaf(2 * c)}
-    update = norm | {"z": z, "product": leaf(c, residues, residues)}
-    update |= {
-        "out_weight": leaf(c, c),
-        "out_bias": leaf(c),
-        "norm_out_weight": leaf(c),
-        "norm_out_bias": leaf(c),
-    }
-    update |= {"out_gate_weight": leaf(c, c), "out_gate_bias": leaf(c)}
+    norm, product = (leaf(c), leaf(c)), leaf(c, residues, residues)
+    factors = kernels.FactorParams(*norm, leaf(2 * c, c), leaf(2 * c), leaf(2 * c, c), leaf(2 * c))
+    update = kernels.UpdateParams(*norm, leaf(c), leaf(c), leaf(c, c), leaf(c), leaf(c, c), leaf(c))
     softmax = {"scores": leaf(depth, 4, residues, residues), "bias": leaf(4, residues, residues)}
     residual = {"x": z, "residual": leaf(residues, residues, c), "bias": leaf(c)}
     yield "residual_update", lambda: _backward(kernels.residual_update(**residual), residual.values())
     yield (
         "triangle_factors",
-        lambda: _backward(kernels.triangle_factors(mask=mask, **factors), factors.values()),
+        lambda: _backward(kernels.triangle_factors(z, mask, factors), (z, *factors)),
     )
-    yield "triangle_update", lambda: _backward(kernels.triangle_update(**update), update.values())
+    yield (
+        "triangle_update",
+        lambda: _backward(kernels.triangle_update(product, z, update), (product, z, *update)),
+    )
     yield "softmax", lambda: _backward(kernels.softmax(**softmax), softmax.values())
 
 

@@ -49,30 +49,24 @@ def gated_attention(
     x: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
+    parameters: kernels.GatedAttentionParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    output_weight: Tensor,
-    output_bias: Tensor,
     heads: int,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
     """Compute :func:`fastfold.kernels.gated_attention`."""
-    normed = layer_norm(x, norm_weight, norm_bias)
+    p = parameters
+    assert p.gate_weight is not None
+    normed = layer_norm(x, p.norm_weight, p.norm_bias)
     q, k, v = (
         functional.linear(normed, w).unflatten(-1, (heads, -1))
-        for w in (query_weight, key_weight, value_weight)
+        for w in (p.query_weight, p.key_weight, p.value_weight)
     )
-    gate = functional.linear(normed, gate_weight, gate_bias).unflatten(-1, (heads, -1))
+    gate = functional.linear(normed, p.gate_weight, p.gate_bias).unflatten(-1, (heads, -1))
     out = attention(q, k, v, bias, mask, gate).flatten(-2)
-    return _finished(functional.linear(out, output_weight, output_bias), residual, dropout)
+    return _finished(functional.linear(out, p.output_weight, p.output_bias), residual, dropout)
 
 
 def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
@@ -83,32 +77,23 @@ def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor)
 def triangle_multiplication(
     z: Tensor,
     mask: Tensor,
+    parameters: kernels.TriangleParams,
     *,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
     outgoing: bool = True,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
     """Compute :func:`fastfold.kernels.triangle_multiplication`."""
-    x = layer_norm(z, norm_in_weight, norm_in_bias)
-    p = functional.linear(x, proj_weight, proj_bias) * functional.linear(x, gate_weight, gate_bias).sigmoid()
+    w = parameters
+    x = layer_norm(z, w.norm_in_weight, w.norm_in_bias)
+    p = functional.linear(x, w.proj_weight, w.proj_bias)
+    p = p * functional.linear(x, w.gate_weight, w.gate_bias).sigmoid()
     left, right = (mask[..., None] * p).chunk(2, dim=-1)
     equation = "...ikc,...jkc->...ijc" if outgoing else "...kjc,...kic->...ijc"
-    product = layer_norm(torch.einsum(equation, left, right), norm_out_weight, norm_out_bias)
-    update = functional.linear(product, out_weight, out_bias)
-    update = update * functional.linear(x, out_gate_weight, out_gate_bias).sigmoid()
+    product = layer_norm(torch.einsum(equation, left, right), w.norm_out_weight, w.norm_out_bias)
+    update = functional.linear(product, w.out_weight, w.out_bias)
+    update = update * functional.linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()
     return _finished(update, residual, dropout)
 
 

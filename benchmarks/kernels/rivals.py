@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,12 +100,21 @@ def _cuequivariance_multiplication() -> Operator:
     return function
 
 
+def _multiplication(function: Operator) -> Operator:
+    """Return triangle multiplication with outgoing edges that takes its parameters by name."""
+
+    def call(z: Tensor, mask: Tensor, **parameters: Tensor) -> Tensor:
+        return function(z, mask, kernels.TriangleParams(**parameters), outgoing=True)
+
+    return call
+
+
 _OURS: dict[str, Operator] = {
     "layer_norm": kernels.layer_norm,
     "softmax": kernels.softmax,
     "triangle_attention": kernels.attention,
     "row_attention": kernels.attention,
-    "triangle_multiplication": functools.partial(kernels.triangle_multiplication, outgoing=True),
+    "triangle_multiplication": _multiplication(kernels.triangle_multiplication),
     "outer_product_mean": kernels.outer_product_mean,
     "transition": kernels.transition,
     "pair_bias": kernels.pair_bias,
@@ -114,7 +122,7 @@ _OURS: dict[str, Operator] = {
 }
 _PLAIN: dict[str, Operator] = {
     name: getattr(plain, "attention" if name.endswith("attention") else name) for name in _OURS
-}
+} | {"triangle_multiplication": _multiplication(plain.triangle_multiplication)}
 
 _PACKAGES: dict[str, tuple[tuple[str, str, Callable[[], Operator]], ...]] = {
     "triangle_attention": (

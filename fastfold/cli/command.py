@@ -8,20 +8,27 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
-from fastfold.cli.commands.databases import add_databases_command
+from fastfold.cli.commands.completion import add_completion_command
 from fastfold.cli.commands.design import add_design_command
+from fastfold.cli.commands.embed import add_embed_command
+from fastfold.cli.commands.ensemble import add_ensemble_command
 from fastfold.cli.commands.infer import add_infer_command
+from fastfold.cli.commands.mutate import add_mutate_command
 from fastfold.cli.commands.plan import add_plan_command
 from fastfold.cli.commands.relax import add_relax_command
 from fastfold.cli.commands.report import add_cite_command, add_report_command
+from fastfold.cli.commands.resources.databases import add_databases_command
+from fastfold.cli.commands.resources.search import add_search_command
+from fastfold.cli.commands.resources.weights import add_weights_command
+from fastfold.cli.commands.score import add_score_command
 from fastfold.cli.commands.screen import add_screen_command
-from fastfold.cli.commands.search import add_search_command
+from fastfold.cli.commands.service.serve import add_serve_command
+from fastfold.cli.commands.service.submit import add_submit_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
 from fastfold.cli.commands.verify import add_environment_command, add_verify_command
-from fastfold.cli.commands.weights import add_weights_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
-from fastfold.errors import FastFoldError
+from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
 
 _EPILOG = """\
@@ -35,14 +42,18 @@ examples:
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
+  fastfold score decoys/ --out scores --weights model_1_ptm
+  fastfold mutate protein.fasta --mutations all --positions 10-30 --out mutants --weights monomer_ptm
   fastfold design hallucinate --length 60 --out designs
+  fastfold serve --data /data/fastfold --weights monomer_ptm
+  fastfold submit protein.fasta --out results
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code.
+    """Run the command line; return the exit code: 2 for wrong use, 1 for another error.
 
     Errors that a user can cause are printed as one message, without a traceback.
     """
@@ -57,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = run(options)
         return _flush_stdout() or code
+    except ConfigError as error:
+        return _fail(str(error), 2)
     except FastFoldError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -99,9 +112,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
+    add_ensemble_command(commands)
+    add_embed_command(commands)
     add_screen_command(commands)
+    add_score_command(commands)
+    add_mutate_command(commands)
     add_design_command(commands)
     add_search_command(commands)
+    add_serve_command(commands)
+    add_submit_command(commands)
     add_train_command(commands)
     add_data_command(commands)
     add_relax_command(commands)
@@ -112,4 +131,5 @@ def _parser() -> argparse.ArgumentParser:
     add_weights_command(commands)
     add_databases_command(commands)
     add_cite_command(commands)
+    add_completion_command(commands, parser)
     return parser

@@ -17,6 +17,7 @@ from fastfold.utils.text_files import PathLike, split_lines
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
+    from fastfold.data.templates.whole.given import Features, GivenStructure
 
 MAX_NAME_LENGTH = 100
 
@@ -82,6 +83,8 @@ class Target:
         warnings: Changes of the input, one sentence each.
         alignments: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
             :func:`fastfold.data.features.pipeline.featurize`; None if the input has none.
+        given: Structure of the target to be scored; None to fold.
+        templates: Per chain, raw template features that replace a search; None for a search.
     """
 
     name: str
@@ -89,12 +92,19 @@ class Target:
     source: str
     record: str
     warnings: tuple[str, ...]
-    alignments: tuple[ChainMsas, ...] | None = field(default=None, compare=False, repr=False)
+    alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
+    given: GivenStructure | None = None
+    templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_complex(self) -> bool:
         """True if the target has more than one chain."""
         return len(self.chains) > 1
+
+    @property
+    def brings_templates(self) -> bool:
+        """True if the target has templates of its own."""
+        return self.templates is not None or (self.given is not None and self.given.needs_templates)
 
     @property
     def is_cut(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,12 @@ class Attention(nn.Module):
         self.gate = Linear(c_q, c_hidden, init="gating") if gating else None
         self.output = Linear(c_hidden, c_out, init="final" if zero_init else "glorot")
 
+    @classmethod
+    def of_node(cls, config: Any, c: int, c_hidden: int | None = None, *, zero_init: bool) -> Attention:
+        """Return self-attention of ``c`` channels by an official config node (``num_head``, ``gating``)."""
+        heads, gating = config.num_head, config.gating
+        return cls(c, c, c, heads=heads, c_hidden=c_hidden or c, gating=gating, zero_init=zero_init)
+
     def forward(self, x_q: Tensor, x_kv: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attend within each row.
 
@@ -79,11 +87,22 @@ def self_attention(
     Returns:
         ``[*, R, N, c]``.
     """
-    gate = attention.gate
     return kernels.gated_attention(
         block.x,
         bias,
         mask,
+        kernel_parameters(norm, attention),
+        heads=attention.heads,
+        residual=block.x,
+        dropout=block.dropout,
+        out=block.out,
+    )
+
+
+def kernel_parameters(norm: LayerNorm, attention: Attention) -> kernels.GatedAttentionParams:
+    """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
+    gate = attention.gate
+    return kernels.GatedAttentionParams(
         norm_weight=norm.weight,
         norm_bias=norm.bias,
         query_weight=attention.query.weight,
@@ -93,10 +112,6 @@ def self_attention(
         gate_bias=None if gate is None else gate.bias,
         output_weight=attention.output.weight,
         output_bias=attention.output.bias,
-        heads=attention.heads,
-        residual=block.x,
-        dropout=block.dropout,
-        out=block.out,
     )
 
 

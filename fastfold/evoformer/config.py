@@ -229,6 +229,7 @@ def _mini() -> ConfigDict:
     - ``enabled`` of a step of the block: False to leave the step out.
     - ``smooth_lddt`` and ``ca_trace``: losses, see :mod:`fastfold.evoformer.losses.smooth_lddt` and
       :mod:`fastfold.evoformer.losses.ca_trace`.
+    - ``distogram_descent``: see :func:`fastfold.evoformer.structure.distogram_descent.descend`.
     """
     config = _monomer(0, False, ptm=True)
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
@@ -264,6 +265,10 @@ def _mini() -> ConfigDict:
     heads.structure_module.smooth_lddt = ConfigDict({"weight": 10.0, "cutoff": 15.0})
     heads.structure_module.ca_trace = ConfigDict(
         {"weight": 1.0, "overlap": 3.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 30.0}
+    )
+    heads.structure_module.distogram_descent = ConfigDict(
+        {"steps": 200, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
+        | {"overlap": 15.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4}
     )
     return config
 

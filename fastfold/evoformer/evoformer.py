@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+
+
+class Step(NamedTuple):
+    """Step of a block, in which a layer updates the MSA or the pair.
+
+    Attributes:
+        name: Name of the layer in the block.
+        layer: Class of the layer.
+        updates: ``msa`` or ``pair``.
+        cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
+            for any.
+        reads_other: True if the layer also reads the other tensor.
+    """
+
+    name: str
+    layer: type[PolicyModule]
+    updates: str
+    cut: int | None = None
+    reads_other: bool = False
+
+    def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the layer's arguments, of ``msa [*, S, N, c_m]``, ``pair [*, N, N, c_z]`` and their masks."""
+        if self.reads_other:
+            return msa, pair, msa_mask
+        x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)
+        return (x,) if self.layer is Transition else (x, mask)
+
+
+_MULTIPLICATION = (
+    Step("triangle_multiplication_outgoing", TriangleMultiplication, "pair", cut=-2),
+    Step("triangle_multiplication_incoming", TriangleMultiplication, "pair", cut=-3),
+)
+_ATTENTION = (
+    Step("triangle_attention_starting", TriangleAttention, "pair", cut=-3),
+    Step("triangle_attention_ending", TriangleAttention, "pair", cut=-2),
+)
+_OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", reads_other=True)
+_PAIR_TRANSITION = Step("pair_transition", Transition, "pair")
+EVOFORMER_STEPS = (
+    Step("msa_row_attention", MSARowAttention, "msa", cut=-3, reads_other=True),
+    Step("msa_column_attention", MSAColumnAttention, "msa", cut=-2),
+    Step("msa_transition", Transition, "msa"),
+    _OUTER_PRODUCT,
+    *_MULTIPLICATION,
+    *_ATTENTION,
+    _PAIR_TRANSITION,
+)
+"""Steps of an Evoformer block in the order of supplement Algorithm 6."""
 
 
 class EvoformerBlock(nn.Module):
@@ -67,6 +117,12 @@ class EvoformerBlock(nn.Module):
             self.triangle_attention_ending = TriangleAttention(ending, c_z, zero_init=zero_init)
         self.pair_transition = Transition(config.pair_transition, c_z, zero_init=zero_init)
 
+    def steps(self) -> list[Step]:
+        """Return the steps of this block in their order."""
+        first = (_OUTER_PRODUCT,) if self.outer_product_first else ()
+        steps = first + tuple(x for x in EVOFORMER_STEPS if x not in first)
+        return [x for x in steps if getattr(self, x.name) is not None]
+
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -78,21 +134,9 @@ class EvoformerBlock(nn.Module):
             msa_mask: ``[*, S, N]``, 0 for padding.
             pair_mask: ``[*, N, N]``, 0 for padding.
         """
-        if self.outer_product_first:
-            pair = self.outer_product_mean(msa, pair, msa_mask)
-        msa = self.msa_row_attention(msa, pair, msa_mask)
-        if self.msa_column_attention is not None:
-            msa = self.msa_column_attention(msa, msa_mask)
-        msa = self.msa_transition(msa)
-        if not self.outer_product_first:
-            pair = self.outer_product_mean(msa, pair, msa_mask)
-        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
-        pair = self.triangle_multiplication_incoming(pair, pair_mask)
-        if self.triangle_attention_starting is not None:
-            pair = self.triangle_attention_starting(pair, pair_mask)
-        if self.triangle_attention_ending is not None:
-            pair = self.triangle_attention_ending(pair, pair_mask)
-        pair = self.pair_transition(pair)
+        for step in self.steps():
+            updated = getattr(self, step.name)(*step.inputs(msa, pair, msa_mask, pair_mask))
+            msa, pair = (updated, pair) if step.updates == "msa" else (msa, updated)
         return msa, pair
 
 
@@ -127,13 +171,16 @@ class TemplatePairBlock(nn.Module):
         )
         self.pair_transition = Transition(config.pair_transition, c_t, zero_init=zero_init)
 
+    def steps(self) -> list[Step]:
+        """Return the steps of this block in their order."""
+        triangles = _ATTENTION + _MULTIPLICATION if self.attention_first else _MULTIPLICATION + _ATTENTION
+        return [*triangles, _PAIR_TRANSITION]
+
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
-        attention = (self.triangle_attention_starting, self.triangle_attention_ending)
-        multiplication = (self.triangle_multiplication_outgoing, self.triangle_multiplication_incoming)
-        for step in (*attention, *multiplication) if self.attention_first else (*multiplication, *attention):
-            pair = step(pair, pair_mask)
-        return self.pair_transition(pair)
+        for step in self.steps():
+            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
+        return pair
 
 
 class BlockStack(nn.Module):
@@ -158,6 +205,16 @@ class BlockStack(nn.Module):
 
 class EvoformerStack(BlockStack):
     """Evoformer blocks one after the other (supplement Algorithm 6, lines 1-11; Algorithm 18)."""
+
+    @contextmanager
+    def first_blocks(self, number: int) -> Iterator[None]:
+        """Run only the first ``number`` blocks in the context."""
+        blocks = self.blocks
+        self.blocks = blocks[:number]
+        try:
+            yield
+        finally:
+            self.blocks = blocks
 
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor

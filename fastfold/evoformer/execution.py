@@ -256,6 +256,13 @@ def rows_of(x: Tensor | LazyRows, index: slice) -> Tensor:
     return x.rows(index) if isinstance(x, LazyRows) else x[..., index, :, :]
 
 
+def of_sample(x: Tensor | LazyRows, sample: tuple[int, ...]) -> Tensor | LazyRows:
+    """Return ``[N, N, c]`` of one sample of a tensor of residue pairs, by its indices of the batch axes."""
+    if isinstance(x, LazyRows) and sample:
+        return LazyRows(lambda rows: x.rows(rows)[sample], x.shape[len(sample) :], x.policy)
+    return x[sample] if isinstance(x, Tensor) else x
+
+
 def columns(x: Tensor | None) -> Tensor | None:
     """Return a view of ``x [*, A, B, c]`` as ``[*, B, A, c]``; None for None."""
     return None if x is None else x.transpose(-3, -2)

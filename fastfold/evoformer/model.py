@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from fastfold.evoformer.embedders.multimer_templates import (
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import PolicyModule, of_sample
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -26,6 +27,7 @@ from fastfold.evoformer.heads import (
     PredictedLDDTHead,
 )
 from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.structure.distogram_descent import descend
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
@@ -146,6 +148,7 @@ class AlphaFold(PolicyModule):
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
         run_pass: RunPass | None = None,
+        stop_after_block: int | None = None,
     ) -> dict[str, Any]:
         """Predict a structure in recycling passes.
 
@@ -164,10 +167,13 @@ class AlphaFold(PolicyModule):
                 result equals that of an uninterrupted fold if the store also restores PyTorch's generators for
                 dropout.
             run_pass: Runs each pass, from a CUDA graph for example; None to call the pass function.
+            stop_after_block: End the last pass after this Evoformer block, counted from 1, without structure module and
+                heads; None to run all.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
-            ``num_recycles``, the number of extra passes. Only the last pass records gradients.
+            ``num_recycles``, the number of extra passes. Only the last pass records gradients. With
+            ``stop_after_block``, only ``representations`` and ``num_recycles``.
         """
         limit = self.config.model.num_recycle if num_recycles is None else num_recycles
         tolerance = recycle_tolerance
@@ -198,6 +204,9 @@ class AlphaFold(PolicyModule):
             cycle += 1
             if state is not None:
                 state.save(cycle, limit, previous)
+        if stop_after_block is not None:
+            with self.evoformer.first_blocks(stop_after_block):
+                return {"representations": self._average(members, previous), "num_recycles": cycle}
         representations, structure = iterate(members, previous)
         self.report_pass(on_cycle, cycle, representations, structure)
         return self.result_tree(representations, structure, members[0], cycle)
@@ -216,6 +225,7 @@ class AlphaFold(PolicyModule):
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
+        structure = self._descended(structure, representations, result.get("distogram"), features)
         if "asym_id" in features and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = features["asym_id"]
         return result | {
@@ -223,6 +233,41 @@ class AlphaFold(PolicyModule):
             "representations": representations,
             "num_recycles": cycle,
         }
+
+    def _descended(
+        self,
+        structure: dict[str, Any],
+        representations: Features,
+        distogram: dict[str, Any] | None,
+        features: Features,
+    ) -> dict[str, Any]:
+        """Return the structure after the descent on the distogram, if the configuration has one.
+
+        Structures that gradients are recorded for are the structure module's own.
+        """
+        config = self.config.model.heads.structure_module.get("distogram_descent")
+        if config is None or torch.is_grad_enabled():
+            return structure
+        head = self.heads["distogram"](representations) if distogram is None else distogram
+        found, aatype = structure["final_affines"], features["aatype"]
+        moved = torch.empty_like(found)
+        for sample in itertools.product(*map(range, aatype.shape[:-1])):
+            moved[sample] = descend(
+                found[sample],
+                of_sample(head["logits"], sample),
+                head["bin_edges"],
+                aatype=aatype[sample],
+                residue_index=features["residue_index"][sample],
+                seq_mask=features["seq_mask"][sample],
+                config=config,
+                first_row=self._own_rows(aatype.shape[-1]).start,
+                sum_over_ranks=self._sum_over_ranks,
+            )
+        return self.structure_module.moved(structure, moved, aatype)
+
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the processes that hold other rows of the pair; one process holds all."""
+        return x
 
     def _wants(self, head: str) -> bool:
         return self.policy.heads is None or head in self.policy.heads
@@ -261,6 +306,15 @@ class AlphaFold(PolicyModule):
             members: Features of each ensemble member; features are removed after their last use.
             previous: Results of the previous cycle (:func:`recycled`); the memory of the pair may be reused.
         """
+        total = self._average(members, previous)
+        structure = self.structure_module(
+            total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
+        )
+        total["structure_module"] = structure.pop("act")
+        return total, structure
+
+    def _average(self, members: list[Features], previous: Features) -> Features:
+        """Compute the representations of one cycle, averaged over the ensemble."""
         total: Features = {}
         for number, features in enumerate(members, 1):
             # The embedder overwrites the previous pair, which the next member needs.
@@ -278,11 +332,7 @@ class AlphaFold(PolicyModule):
                 else:
                     total[key] = self._add_share(total.get(key), value, len(members))
             del found
-        structure = self.structure_module(
-            total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
-        )
-        total["structure_module"] = structure.pop("act")
-        return total, structure
+        return total
 
     def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
         """Add one member's share of the mean over ``count`` members; in place if the policy allows it."""

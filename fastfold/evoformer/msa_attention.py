@@ -35,15 +35,7 @@ class MSARowAttention(PolicyModule):
         self.norm = LayerNorm(c_m)
         self.pair_norm = LayerNorm(c_z)
         self.pair_bias = Linear(c_z, config.num_head, bias=False)
-        self.attention = Attention(
-            c_m,
-            c_m,
-            c_m,
-            heads=config.num_head,
-            c_hidden=c_m,
-            gating=config.gating,
-            zero_init=zero_init,
-        )
+        self.attention = Attention.of_node(config, c_m, zero_init=zero_init)
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -88,15 +80,7 @@ class MSAColumnAttention(PolicyModule):
     def __init__(self, config: Any, c_m: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_m)
-        self.attention = Attention(
-            c_m,
-            c_m,
-            c_m,
-            heads=config.num_head,
-            c_hidden=c_m,
-            gating=config.gating,
-            zero_init=zero_init,
-        )
+        self.attention = Attention.of_node(config, c_m, zero_init=zero_init)
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:

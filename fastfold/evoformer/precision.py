@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from types import MethodType
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.kernels.cpu.int8_layers import adds_int8_exactly
 from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.cpu.products import BFLOAT16_UNITS
 
@@ -43,16 +44,21 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
         precision: One of :data:`Precision`; ``int8`` and ``bf16-products`` are for inference only.
 
     Raises:
-        ConfigError: The name is not a precision.
+        ConfigError: The name is not a precision, or the model is not an AlphaFold network.
     """
     if precision not in get_args(Precision):
         raise ConfigError(f"expected a precision ({', '.join(get_args(Precision))}), found {precision!r}")
+    if not hasattr(model, "structure_module"):
+        raise ConfigError(
+            f"set_precision is for AlphaFold networks, found {type(model).__name__}; fastfold.quantize(model, 'int8') "
+            "stores any module in 8 bits, and model.to(torch.bfloat16) casts it"
+        )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in model.children():
         parameters_to(module, torch.float32 if module in _after_trunk(model) else dtype)
         module.__dict__.pop("forward", None)
         if module not in _after_trunk(model) and precision in _PRODUCTS:
-            module.forward = _within(_PRODUCTS[precision], precision, module.forward)
+            multiply_with_fewer_bits(module, precision)
     return model
 
 
@@ -101,7 +107,7 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
         raise ConfigError(f"expected a precision (auto, {', '.join(get_args(Precision))}), found {name!r}")
     if name in _PRODUCTS and device.type != "cpu":
         raise ConfigError(f"precision {name} runs on CPUs only; on {device.type} use bf16 or fp32")
-    if name == "int8" and not _int8_is_exact():
+    if name == "int8" and not adds_int8_exactly():
         raise ConfigError("int8 sums overflow on this processor; use precision fp32 or bf16")
     return name, "as requested"  # type: ignore[return-value]
 
@@ -114,17 +120,9 @@ def _best_precision(device: torch.device) -> tuple[Precision, str]:
     if device.type != "cpu":
         return "fp32", f"the default on {device.type}"
     for supported, precision, unit in _UNITS:
-        if getattr(torch.cpu, supported)() and (precision != "int8" or _int8_is_exact()):
+        if getattr(torch.cpu, supported)() and (precision != "int8" or adds_int8_exactly()):
             return precision, f"the processor has {unit}"
     return "fp32", f"the processor has none of {', '.join(unit for *_, unit in _UNITS)}"
-
-
-@functools.cache
-def _int8_is_exact() -> bool:
-    """Return True if int8 sums are exact; some processors without VNNI add in 16 bits."""
-    large = torch.full((64, 256), 127, dtype=torch.int8)
-    small = -large
-    return bool((torch._int_mm(large, small.t()) == -127 * 127 * 256).all())
 
 
 _UNITS: tuple[tuple[str, Precision, str], ...] = (
@@ -137,21 +135,32 @@ _PRODUCTS: dict[str, Products] = {"bf16-products": "bf16", "int8": "int8"}
 """Precisions that apply to products only."""
 
 
-def _within(products: Products, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+def multiply_with_fewer_bits(module: nn.Module, precision: str) -> None:
+    """Let the operators of a module's forward pass multiply with fewer bits, in place.
+
+    Args:
+        module: A module without a forward pass of the instance's own.
+        precision: ``bf16-products`` or ``int8``.
+    """
+    forward = type(module).forward
+
     @functools.wraps(forward)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(self: nn.Module, *args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
             raise ConfigError(
-                f"precision {name} is for inference only; use torch.no_grad(), or precision fp32 or bf16"
+                f"precision {precision} is for inference only; use torch.no_grad(), or precision fp32 or bf16"
             )
         unsupported = {x.device.type for x in args if isinstance(x, Tensor)} - {"cpu", "meta"}
         if unsupported:
-            raise ConfigError(f"precision {name} runs on CPUs only; on {unsupported.pop()} use bf16 or fp32")
-        with reduced_products(products):
-            return forward(*args, **options)
+            raise ConfigError(
+                f"precision {precision} runs on CPUs only; on {unsupported.pop()} use bf16 or fp32"
+            )
+        with reduced_products(_PRODUCTS[precision]):
+            return forward(self, *args, **options)
 
-    wrapped.precision = name  # type: ignore[attr-defined]
-    return wrapped
+    wrapped.precision = precision  # type: ignore[attr-defined]
+    # A method, because a copy of the module binds it to the copy.
+    module.forward = MethodType(wrapped, module)
 
 
 def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) -> None:

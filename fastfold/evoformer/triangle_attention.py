@@ -36,15 +36,7 @@ class TriangleAttention(PolicyModule):
         self.starting = config.orientation == "per_row"
         self.norm = LayerNorm(c_z)
         self.pair_bias = Linear(c_z, config.num_head, bias=False)
-        self.attention = Attention(
-            c_z,
-            c_z,
-            c_z,
-            heads=config.num_head,
-            c_hidden=config.get("value_dim") or c_z,
-            gating=config.gating,
-            zero_init=zero_init,
-        )
+        self.attention = Attention.of_node(config, c_z, config.get("value_dim"), zero_init=zero_init)
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3 if self.starting else -2)
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:

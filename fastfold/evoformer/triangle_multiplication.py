@@ -52,18 +52,7 @@ class TriangleMultiplication(PolicyModule):
             return kernels.triangle_multiplication(
                 block.x,
                 pair_mask,
-                norm_in_weight=self.norm_in.weight,
-                norm_in_bias=self.norm_in.bias,
-                proj_weight=self.projection.weight,
-                proj_bias=self.projection.bias,
-                gate_weight=self.gate.weight,
-                gate_bias=self.gate.bias,
-                norm_out_weight=self.norm_out.weight,
-                norm_out_bias=self.norm_out.bias,
-                out_weight=self.output.weight,
-                out_bias=self.output.bias,
-                out_gate_weight=self.output_gate.weight,
-                out_gate_bias=self.output_gate.bias,
+                self.kernel_parameters(),
                 outgoing=self.outgoing,
                 residual=block.x,
                 dropout=block.dropout,
@@ -72,3 +61,20 @@ class TriangleMultiplication(PolicyModule):
             )
 
         return self.policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))
+
+    def kernel_parameters(self) -> kernels.TriangleParams:
+        """Return the parameters of :func:`fastfold.kernels.triangle_multiplication`."""
+        return kernels.TriangleParams(
+            norm_in_weight=self.norm_in.weight,
+            norm_in_bias=self.norm_in.bias,
+            proj_weight=self.projection.weight,
+            proj_bias=self.projection.bias,
+            gate_weight=self.gate.weight,
+            gate_bias=self.gate.bias,
+            norm_out_weight=self.norm_out.weight,
+            norm_out_bias=self.norm_out.bias,
+            out_weight=self.output.weight,
+            out_bias=self.output.bias,
+            out_gate_weight=self.output_gate.weight,
+            out_gate_bias=self.output_gate.bias,
+        )

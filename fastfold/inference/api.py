@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ import torch
 from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.ensemble.samples import draw_samples
 from fastfold.inference.folding.batch import BatchFolder, BatchSize, Request, check_batch, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
@@ -46,9 +51,9 @@ _NOT_FOR_PYTHON = {
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of the command that Python does not take, each with its replacement."""
-Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
-"""Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, or raw features as in
-:func:`fastfold.data.features.raw.template_features`."""
+Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path] | TemplateOptions
+"""Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, raw features as in
+:func:`fastfold.data.features.raw.template_features`, or options with the structures of whole complexes."""
 
 
 def load_model(
@@ -102,8 +107,8 @@ def predict(
             folder of alignments, for example of ``fastfold.search``, with some under ``name``. Without it, the network
             sees only the sequence.
         templates: Structure files or folders of them, which are aligned with each chain by sequence; or raw features
-            (``template_aatype`` and others). For a complex, files for all chains, or a list of one of these per chain,
-            with None for none.
+            (``template_aatype`` and others). For a complex, files for all chains, a list of one of these per chain,
+            with None for none, or ``TemplateOptions(complexes=(file, ...))`` for templates that span the chains.
         num_recycles: Passes after the first; None for the network's default.
         seed: Random seed; equal seeds give equal predictions.
         name: Name for files and scores.
@@ -166,7 +171,7 @@ def predict_many(
         batch: Largest number of sequences of similar length in a pass; ``auto`` where it is faster. The results are
             those of single folds, up to rounding.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, for example ``num_recycles``,
-            ``rank`` and ``stop_at_score``.
+            ``rank``, ``stop_at_score`` and ``sample``.
 
     Returns:
         Predictions by name, the best first; ``table()`` lists their scores.
@@ -177,6 +182,8 @@ def predict_many(
         OutputError: The network's results are not finite.
     """
     config, batch = _config(seeds, settings), check_batch(batch)
+    if config.embed is not None:
+        raise ConfigError("embed is not a setting here: fastfold.embed computes representations")
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
@@ -232,19 +239,92 @@ def _fold_group(
 ) -> dict[str, list[Prediction]]:
     """Fold targets by every network with every seed, in shared passes."""
     found: dict[str, list[Prediction]] = {name: [] for name in predictors}
+    drawn = {
+        name: [
+            (seed, sample)
+            for seed in config.seeds
+            for sample in draw_samples(config.sample, one.target, one.alignments, seed)
+        ]
+        for name, one in predictors.items()
+    }
     for model in networks:
-        for seed in config.seeds:
+        for turn in zip_longest(*drawn.values()):
             left = {
-                name: predictor
-                for name, predictor in predictors.items()
-                if not (found[name] and stops(config, listed_scores(found[name][-1]), predictor.target))
+                name: Request(predictors[name], model, one[0], sample=one[1])
+                for name, one in zip(drawn, turn, strict=True)
+                if one is not None
+                and not (
+                    found[name] and stops(config, listed_scores(found[name][-1]), predictors[name].target)
+                )
             }
-            answers = folder.predict([Request(predictor, model, seed) for predictor in left.values()])
+            answers = folder.predict(list(left.values()))
             for name, answer in zip(left, answers, strict=True):
                 if isinstance(answer, Exception):
                     raise answer
                 found[name].append(answer.prediction)
     return found
+
+
+def embed(
+    sequence: str,
+    model: AlphaFold | str | Path,
+    *,
+    msa: AnyMsa | Sequence[AnyMsa | None] | None = None,
+    templates: Templates | Sequence[Templates | None] | None = None,
+    seed: int = 0,
+    name: str = "query",
+    layer: int | None = None,
+    arrays: Sequence[str] | None = None,
+    mean: bool = False,
+    device: str | torch.device | None = None,
+    **settings: Any,
+) -> Embedding:
+    """Compute representations of a sequence, without heads or structure module where they are not needed.
+
+    Args:
+        sequence: See :func:`predict`.
+        model: Network from :func:`load_model`, or a path or name of one.
+        msa: See :func:`predict`.
+        templates: See :func:`predict`.
+        seed: Random seed.
+        name: Name for files.
+        layer: Evoformer block, from 1, after which the last pass ends; None for all.
+        arrays: Names of :data:`fastfold.inference.embed.config.ARRAYS`; by default ``single`` and ``pair``, after a
+            block ``msa_row`` and ``pair``.
+        mean: Average over the residues, and over all pairs.
+        device: Device of a network given by a path or name; None for CUDA if available.
+        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles`` for example.
+
+    Raises:
+        InputError: See :func:`predict`.
+        ConfigError: See :func:`predict`.
+        OutputError: The representations are not finite.
+    """
+    chosen = EmbedConfig(layer=layer, arrays=None if arrays is None else tuple(arrays), mean=mean)
+    config = _config(seed, {**settings, "embed": chosen})
+    if isinstance(model, AlphaFold):
+        if device is not None:
+            raise ConfigError(
+                "device= is for networks by path or name; load_model(path, device=...) moves others"
+            )
+        network = model
+    else:
+        network = load_model(_is_path(model), device=device or "auto")
+    chosen.check_network(network.name, len(network.evoformer.blocks))
+    target = target_from_sequence(sequence, name)
+    alignments = _alignments(target, msa)
+    predictor = TargetPredictor(
+        target,
+        [network],
+        alignments,
+        config,
+        device=next(network.parameters()).device,
+        templates=read_templates(target, alignments, templates),
+        say=_log.warning,
+    )
+    if config.sample is not None:
+        raise ConfigError("sample is for fastfold.predict_many and fastfold embed; leave it out")
+    return predictor.embed(network, config.seeds[0])
 
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:

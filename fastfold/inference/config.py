@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.ensemble.settings import Sampling
 from fastfold.utils.units import parse_bytes
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
@@ -20,6 +22,8 @@ RelaxWhich = Literal["none", "best", "all"]
 """Predictions of a target that are relaxed."""
 OutputFormat = Literal["fastfold", "colabfold"]
 """Styles of file names and scores files."""
+FolderFormat = Literal["fastfold", "colabfold", "embeddings"]
+"""Kinds of results folders: predictions in a style, or embeddings."""
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 SEED_LIMIT = 2**31
@@ -52,6 +56,8 @@ class InferConfig:
         cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
             (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
         dropout: Keep dropout on, for more diverse predictions of different seeds.
+        sample: Samples of the target per network and seed (:class:`~fastfold.inference.ensemble.settings.Sampling`); a
+            text is the method. None for one prediction.
         recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
             network's default (multimer networks 0.5, others do not stop early).
         stop_at_score: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer
@@ -66,6 +72,8 @@ class InferConfig:
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
+        embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
+            None to fold.
         relax: Predictions of a target that are relaxed.
         num_relax: Number of best predictions that are relaxed; None for those of ``relax``.
         relax_platform: OpenMM's platform for the relaxation; ``auto`` for the fastest that works.
@@ -88,6 +96,7 @@ class InferConfig:
     max_msa: tuple[int, int] | None = None
     cuda_graphs: bool = False
     dropout: bool = False
+    sample: Sampling | None = None
     recycle_tolerance: float | None = None
     stop_at_score: float | None = None
     num_ensemble: int | None = None
@@ -99,6 +108,7 @@ class InferConfig:
     restraints: Path | None = None
     restraint_steps: int = 60
     cyclic: bool = False
+    embed: EmbedConfig | None = None
     relax: RelaxWhich = "none"
     num_relax: int | None = None
     relax_platform: str = "auto"
@@ -124,6 +134,11 @@ class InferConfig:
         ):
             if name != "precision" or self.precision is not None:
                 _check_choice(name, getattr(self, name), choices)
+        if self.sample is not None:
+            if not isinstance(self.sample, Sampling):
+                object.__setattr__(self, "sample", Sampling(self.sample))
+            if self.sample.method == "dropout":
+                object.__setattr__(self, "dropout", True)
         kept = ("save_representations", "save_recycles", "save_distogram")
         for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
             if not isinstance(getattr(self, name), bool):
@@ -164,6 +179,8 @@ class InferConfig:
         asked = next((name for name in alone if getattr(self, name)), None)
         if self.parallel is not None and asked is not None:
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
+        if self.embed is not None:
+            self._check_embed()
         if self.cuda_graphs:
             for name, why in (
                 ("parallel", "a graph does not contain messages to other processes"),
@@ -175,6 +192,20 @@ class InferConfig:
                     raise ConfigError(
                         f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
                     )
+
+    def _check_embed(self) -> None:
+        """Refuse settings that an embedding does not have."""
+        unused = ("parallel", "cuda_graphs", "restraints", "stop_at_score", "num_relax")
+        saved = ("save_representations", "save_distogram", "save_recycles")
+        wrong = next((name for name in (*unused, *saved) if getattr(self, name)), None)
+        wrong = "relax" if wrong is None and self.relax != "none" else wrong
+        if wrong is not None:
+            raise ConfigError(f"{wrong} is not available for embeddings; leave it out")
+        if self.embed is not None and self.embed.file_format == "bioemu":
+            if len(self.seeds) > 1 or self.sample is not None:
+                raise ConfigError("BioEmu reads one embedding of a sequence: give one seed, without sample")
+            if self.num_recycles is None:
+                object.__setattr__(self, "num_recycles", 0)
 
     @property
     def budget(self) -> int | None:

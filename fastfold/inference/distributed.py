@@ -8,6 +8,7 @@ the same numbers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class DistributedFolder:
     """
 
     context: DistributedContext
-    _networks: list[AlphaFold] = field(default_factory=list)
+    _networks: list[tuple[AlphaFold, AlphaFold]] = field(default_factory=list)
     _host: HostBuffers = field(default_factory=HostBuffers)
 
     @property
@@ -114,15 +115,15 @@ class DistributedFolder:
             return found
 
         try:
-            if not any(model is known for known in self._networks):
+            if not any(model is known for known, _ in self._networks):
                 self._share(model)
-            number = next(i for i, known in enumerate(self._networks) if model is known)
+            number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
             other = None if state is None else state.of_rank()
             self._send("fold", (number, passes, None if plan is None else plan.request, other))
             if state is not None:
                 state.gather = self.context.gather
             with self._until_parted():
-                return run_network(model, sent, passes, on_cycle, plan=plan, state=state)
+                return run_network(sharded, sent, passes, on_cycle, plan=plan, state=state)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -152,7 +153,7 @@ class DistributedFolder:
             self._take(*content)
         elif message == "fold":
             number, passes, request, of_rank = content
-            model = self._networks[number]
+            _, model = self._networks[number]
             try:
                 with suppress(_Abandoned):
                     plan = None if request is None else request.plan(self._host)
@@ -230,8 +231,8 @@ class DistributedFolder:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        alphafold.shard(model, self.context.mesh)
-        self._networks.append(model)
+        # The caller's network keeps its identity, and shares the submodules.
+        self._networks.append((model, alphafold.shard(copy.copy(model), self.context.mesh)))
 
     def _send(self, message: str, content: Any) -> None:
         dist.broadcast_object_list([message, content], 0, group=self.context.cpu_group)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
-from fastfold.data.queries.read import read_targets
+from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
@@ -21,8 +21,10 @@ from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, W
 from fastfold.evoformer.config import MINI
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
+from fastfold.inference.embed.config import BIOEMU_CHANNELS
+from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import PLOTS, Background
 from fastfold.inference.folding.batch import group_by_length
@@ -66,15 +68,17 @@ class Summary:
         folded: Names of the targets folded in this run.
         skipped: Names of the targets that were finished before, or that another process is folding.
         failed: Name (or file) and reason of each failure.
+        predictions: For each of these targets without failure, the ``id`` of the requested predictions in the folder.
     """
 
     folded: tuple[str, ...]
     skipped: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
+    predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def run(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path] | TargetReader,
     output: Path,
     weights: Sequence[Path],
     config: InferConfig | None = None,
@@ -86,7 +90,7 @@ def run(
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
-        inputs: Files of sequences.
+        inputs: Files of sequences, or a function that reads the targets.
         output: Folder for the results.
         weights: Weights files or names of published networks; empty for the small network that ships with the package.
         config: Settings of the fold.
@@ -117,9 +121,10 @@ def run(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
         networks = limit_networks(networks, options.num_models)
+        check_embedding(config, networks)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        targets, errors = read_targets(inputs, complex_=options.complex_)
+        targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
         if not weights:
             targets, refused = refuse_complexes(targets)
             errors = [*errors, *refused]
@@ -155,12 +160,13 @@ def run(
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
-                folder = ResultsFolder(output, partial(progress.line, important=True), options.output_format)
+                kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
+                folder = ResultsFolder(output, partial(progress.line, important=True), kind)
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
                 with _background(config) as runner.background:
-                    summary = _FoldingRun(runner).run(targets, costs)
+                    summary = fold_targets(runner, targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
 
@@ -207,6 +213,28 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
+
+
+def check_embedding(config: InferConfig, networks: Sequence[Network]) -> None:
+    """Check the settings of an embedding against the networks.
+
+    Raises:
+        ConfigError: A network has fewer blocks, a package is missing, or BioEmu cannot read the embeddings.
+    """
+    if config.embed is None:
+        return
+    for network in networks:
+        trunk = network.info.config.model.embeddings_and_evoformer
+        config.embed.check_network(network.name, trunk.evoformer_num_block)
+        channels = (int(trunk.seq_channel), int(trunk.pair_channel))
+        if config.embed.file_format == "bioemu" and channels != BIOEMU_CHANNELS:
+            raise ConfigError(
+                f"BioEmu takes {BIOEMU_CHANNELS[0]} and {BIOEMU_CHANNELS[1]} channels of single and pair, "
+                f"{network.name} has {channels[0]} and {channels[1]}; give --weights model_3"
+            )
+    check_format(config.embed.file_format)
+    if config.embed.file_format == "bioemu" and len(networks) > 1:
+        raise ConfigError("BioEmu reads one embedding of a sequence: give one network, --weights model_3")
 
 
 def about_kernels(device: torch.device) -> str:
@@ -273,6 +301,23 @@ def _background(config: InferConfig) -> Iterator[Background | None]:
         background.close()
 
 
+def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    """Fold targets in order, and write the folder's table and page.
+
+    A failed target does not stop the others.
+
+    Args:
+        runner: Runner with the folder of results.
+        targets: The targets.
+        costs: Cost of each target in the runner's progress.
+
+    Raises:
+        WriteError: A result cannot be written; names the missing ones.
+        WeightsError: A network cannot be loaded.
+    """
+    return _FoldingRun(runner).run(targets, costs)
+
+
 class _FoldingRun:
     """Run over all targets, with the folder's table and page."""
 
@@ -289,6 +334,8 @@ class _FoldingRun:
                 self.summary.flush()
             raise
         failed = finish_tables(self.progress, self.summary.flush)
+        if self.runner.config.embed is not None:  # a page shows structures
+            return replace(found, failed=(*found.failed, *failed))
         if found.folded or not (self.runner.folder.path / REPORT).exists():
             with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self.runner.folder.path, say=self.progress.line)
@@ -299,6 +346,7 @@ class _FoldingRun:
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
@@ -330,7 +378,8 @@ class _FoldingRun:
                     failed.append(self._failed(target, work.cost, error))
                     continue
                 (folded if found.made else skipped).append(target.name)
-        return Summary(tuple(folded), tuple(skipped), tuple(failed))
+                predictions[target.name] = found.predictions
+        return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
 
     def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
         text = reason(error, target)
@@ -383,4 +432,6 @@ def target_cost(target: Target, networks: Sequence[Network], config: InferConfig
     passes = sum(
         apply_settings(config, network.info.config).model.num_recycle + 1 for network in networks
     ) * len(config.seeds)
+    if config.sample is not None:
+        passes *= config.sample.number or 1
     return passes * float(n + 50) ** 2 * (n + 500)

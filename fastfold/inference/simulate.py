@@ -181,7 +181,7 @@ def simulate(
             policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
             plan = replace(plan, policy=policy)
         device.budget = plan.peak - FIXED_CUDA - nccl_bytes(ranks)
-        alphafold.shard(model, mesh)
+        model = alphafold.shard(model, mesh)
         with mesh.record() as log:
             run_network(
                 model,

@@ -20,6 +20,9 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.files import write_bioemu
+from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, BatchSize, Request
 from fastfold.inference.folding.prediction import keeps_pae
@@ -36,12 +39,14 @@ from fastfold.inference.output.result_archive import archive_path, write_result_
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
+    WantedEmbedding,
     draw_plot,
     find_coverage,
     ranking_scores,
     run_record,
     stops,
     target_digest,
+    write_embedding,
     write_prediction,
 )
 from fastfold.inference.planning.cuda_graph import KeptGraph
@@ -99,12 +104,19 @@ class _Job:
     Attributes:
         network: Network of the prediction.
         seed: Random seed.
+        sample: Sample of the target; None without sampling.
         record: See :func:`fastfold.inference.output.writer.run_record`.
     """
 
     network: Network
     seed: int
+    sample: Sample | None
     record: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Seed and sample in messages."""
+        return f"seed {self.seed}" + ("" if self.sample is None else f" {self.sample.label}")
 
     @property
     def id(self) -> str:
@@ -150,11 +162,13 @@ class FoldedTarget(NamedTuple):
         results: Its results in the folder.
         made: True if a file was added.
         in_progress: Number of predictions that other processes are working on.
+        predictions: The ``id`` of each requested prediction, also of those that were finished before.
     """
 
     results: TargetResults
     made: bool
     in_progress: int
+    predictions: tuple[str, ...] = ()
 
 
 Ended = tuple[TargetWork, FoldedTarget | Exception]
@@ -271,7 +285,7 @@ class TargetRunner:
                     found, in_progress = None, in_progress + 1
                     self.progress.skip(share)
                     self.progress.line(
-                        f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
+                        f"{label}: another process folds it by {job.network.name} with {job.label}, skipped"
                     )
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
@@ -283,10 +297,12 @@ class TargetRunner:
             results.rank(self.ranking)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
+        if self.config.embed is not None and self.config.embed.file_format == "bioemu" and results.records():
+            write_bioemu(results)
         if self.options.zip_results and (done or not archive_path(results).is_file()):
             write_result_archive(results)
         self._conclude(results.records() if done else [], label)
-        return FoldedTarget(results, done, in_progress)
+        return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
@@ -299,7 +315,12 @@ class TargetRunner:
         return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
 
     def _complete(
-        self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
+        self,
+        results: TargetResults,
+        job: _Job,
+        wanted: Wanted | WantedEmbedding,
+        prepare: Callable[[], _Prepared],
+        cost: float,
     ) -> Generator[Awaited, Any, tuple[PredictionRecord | None, bool]]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
@@ -322,11 +343,13 @@ class TargetRunner:
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
-        self.progress.line(f"{label}: {conclusion(records)} in {self.folder.path}")
+        what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
+        self.progress.line(f"{label}: {what} in {self.folder.path}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
     ) -> list[_Job]:
+        drawn = {s: draw_samples(self.config.sample, target, alignments, s) for s in self.config.seeds}
         record = partial(
             run_record,
             target,
@@ -336,13 +359,16 @@ class TargetRunner:
             device=str(self.device),
         )
         return [
-            _Job(n, s, record(network=n, seed=s, templates=_shown(templates, n, target)))
+            _Job(n, s, k, record(network=n, seed=s, sample=k, templates=_shown(templates, n, target)))
             for n in suitable(self.networks, target)
-            for s in self.config.seeds
+            for s, samples in drawn.items()
+            for k in samples
         ]
 
-    def _wanted(self, target: Target, job: _Job) -> Wanted:
+    def _wanted(self, target: Target, job: _Job) -> Wanted | WantedEmbedding:
         """Return the requested files of a prediction."""
+        if self.config.embed is not None:
+            return WantedEmbedding(self.config.embed.ending)
         config, heads = self.config, job.network.info.config.model.heads
         return Wanted(
             plots=config.plots,
@@ -387,27 +413,33 @@ class TargetRunner:
         """Make and write one prediction, with the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
-        if len(self.config.seeds) > 1:
-            work += f" seed {job.seed}"
+        if len(self.config.seeds) > 1 or job.sample is not None:
+            work += f" {job.label}"
         num_recycles = prepared.predictor.num_recycles(model)
         with (
             peak_memory(self.device) as peak,
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            answer: Answer = yield Request(prepared.predictor, model, job.seed, on_cycle, state)
+            answer: Answer = yield Request(
+                prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample
+            )
             most = peak()
-        prediction = answer.prediction
-        if prediction.restraints is not None:
-            counts = (prediction.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
+        found = answer.found
+        if isinstance(found, Prediction) and found.restraints is not None:
+            counts = (found.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
             self.progress.line(f"{work}: {{}} of {{}} restraints hold, {{}} before".format(*counts))
         took = {
             "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-        files = yield from self._more_files(prepared, prediction)
-        record = write_prediction(results, made, prediction, took, self.config, more=files)
+        files = {} if job.sample is None else job.sample.files()
+        if isinstance(found, Embedding):
+            record = write_embedding(results, job.record, found, took, self.config, more=files)
+        else:
+            made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+            files |= yield from self._more_files(prepared, found)
+            record = write_prediction(results, made, found, took, self.config, more=files)
         state.remove()
         return record
 
@@ -479,7 +511,7 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        found = compare_target(self.folder.path, results.stem, path, self.folder.output_format)
+        found = compare_target(self.folder.path, results.stem, path, self.folder.style)
         best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
@@ -502,7 +534,8 @@ class TargetRunner:
                     "used"
                 )
         evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
-        if self.config.pae is None and not keeps_pae(target.num_residues, None):
+        is_fold = self.config.embed is None
+        if is_fold and self.config.pae is None and not keeps_pae(target.num_residues, None):
             say(
                 f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
             )
@@ -514,12 +547,22 @@ class TargetRunner:
             )
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
+        if self.config.sample is not None:
+            seeds += f", samples by {self.config.sample.method}"
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
 
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
-    return templates if takes_templates(network.info.config, target) else None
+    are_whole = templates is not None and templates.is_in_one_frame
+    return templates if takes_templates(network.info.config, target, are_whole=are_whole) else None
+
+
+def count_of(records: Sequence[PredictionRecord]) -> str:
+    """Return the networks of some results, and their number if it differs, in words."""
+    networks = list(dict.fromkeys(str(record.scores.get("model")) for record in records))
+    more = f" ({len(records)} embeddings)" if len(records) > len(networks) else ""
+    return f"{', '.join(networks)}{more}"
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:

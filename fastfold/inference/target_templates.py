@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.data.features.assembly import share_frames
 from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.targets import Target
@@ -48,20 +49,26 @@ class TargetTemplates:
         return replace(self, features=tuple(cut))
 
     @property
+    def is_in_one_frame(self) -> bool:
+        """True if every template spans all chains of the target."""
+        return share_frames(self.features)
+
+    @property
     def number(self) -> int:
         """Largest number of templates of a chain."""
         return max((len(one.get("template_aatype", ())) for one in self.features if one), default=0)
 
 
-def takes_templates(config: Any, target: Target) -> bool:
+def takes_templates(config: Any, target: Target, *, are_whole: bool = False) -> bool:
     """Return True if a network uses templates of a target, also of a complex if it is one.
 
     Args:
         config: Configuration tree of the network.
         target: The target.
+        are_whole: True for templates that span all chains, which monomer networks use as well.
     """
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
-    return enabled and (is_multimer(config) or not target.is_complex)
+    return enabled and (is_multimer(config) or not target.is_complex or are_whole)
 
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
@@ -105,9 +112,11 @@ def find_templates(
         The templates, or only lines if none are used; None without either.
 
     Raises:
-        InputError: Hits, a database, or a user's alignment are invalid.
+        InputError: Hits, a database, a user's alignment, or the target's own structure are invalid.
     """
-    takers = [network for network in networks if takes_templates(network.info.config, target)]
+    if (own := _own_templates(target)) is not None:
+        return own
+    takers = [n for n in networks if takes_templates(n.info.config, target, are_whole=_are_whole(finder))]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
     unused = _unused_hits(finder, target, msa_dir) if takers else []
     if finder is None:
@@ -122,6 +131,17 @@ def find_templates(
     others = [network.name for network in networks if network not in takers]
     notes = [f"without templates, which these networks do not use: {', '.join(others)}"] if others else []
     return _found_templates(target, found, [*unused, *notes])
+
+
+def _own_templates(target: Target) -> TargetTemplates | None:
+    """Return the templates that a target brings, without a search; None for a search."""
+    own = target.templates if target.given is None else target.given.templates()
+    return None if own is None else given_features(target, own)
+
+
+def _are_whole(finder: TemplateFinder | None) -> bool:
+    """Return True if a finder has templates of whole complexes alone."""
+    return finder is not None and bool(finder.complexes) and not finder.options.has_single_chains
 
 
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
@@ -162,7 +182,8 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
     Args:
         target: The target.
         alignments: Alignments of each chain.
-        given: None, files or folders for all chains, features of the only chain, or a list of one of these per chain.
+        given: None, files or folders for all chains, features of the only chain, a list of one of these per chain, or
+            :class:`~fastfold.data.templates.options.TemplateOptions`.
 
     Raises:
         ConfigError: The argument has another type, or mixes files and features.
@@ -170,7 +191,13 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
     """
     if given is None:
         return None
-    if _is_files(given):
+    if isinstance(given, TemplateOptions):
+        if given.mmcif_dir is not None or given.server:
+            raise ConfigError(
+                "templates: in Python, TemplateOptions has files: structures, complexes and chains"
+            )
+        found = TemplateFinder(given).find(target, alignments)
+    elif _is_files(given):
         found = _of_files(given).find(target, alignments)
     else:
         per_chain = [given] if isinstance(given, Mapping) else given
@@ -211,10 +238,10 @@ def _found_templates(
     target: Target, found: Sequence[ChainTemplates], notes: Sequence[str] = ()
 ) -> TargetTemplates:
     """Return found templates with lines about them and further notes."""
-    lines = [
-        f"templates{_of_chains(target, sequence)}: {chosen.describe()}"
-        for sequence, chosen in _by_sequence(target, found).items()
-    ]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for chain, chosen in zip(target.chains, found, strict=True):
+        groups.setdefault((chain.sequence, chosen.describe()), []).append(chain.id)
+    lines = [f"templates{_of_chains(target, ids)}: {text}" for (_, text), ids in groups.items()]
     report = [
         {"chain": chain.id, **chosen.report()} for chain, chosen in zip(target.chains, found, strict=True)
     ]
@@ -222,13 +249,6 @@ def _found_templates(
     return TargetTemplates(features, tuple(report), (*lines, *notes))
 
 
-def _by_sequence(target: Target, found: Sequence[ChainTemplates]) -> dict[str, ChainTemplates]:
-    return {chain.sequence: chosen for chain, chosen in zip(target.chains, found, strict=True)}
-
-
-def _of_chains(target: Target, sequence: str) -> str:
-    """Return the names of a complex's chains with this sequence."""
-    if not target.is_complex:
-        return ""
-    ids = [chain.id for chain in target.chains if chain.sequence == sequence]
-    return f" of chain{'s' if ids[1:] else ''} {', '.join(ids)}"
+def _of_chains(target: Target, ids: Sequence[str]) -> str:
+    """Return the names of some chains of a complex; empty for a single chain."""
+    return f" of chain{'s' if ids[1:] else ''} {', '.join(ids)}" if target.is_complex else ""

@@ -6,6 +6,7 @@ the public function that networks call; the fast implementations are modules nex
 
 from fastfold.kernels import reference
 from fastfold.kernels.ops.attention.op import attention
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import attention_bias, gated_attention
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
@@ -15,10 +16,15 @@ from fastfold.kernels.ops.softmax.op import softmax
 from fastfold.kernels.ops.transition.op import transition
 from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_update
 
 __all__ = [
+    "FactorParams",
+    "GatedAttentionParams",
     "OuterProductRows",
+    "TriangleParams",
+    "UpdateParams",
     "attention",
     "attention_bias",
     "gated_attention",

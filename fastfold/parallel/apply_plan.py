@@ -31,7 +31,7 @@ from fastfold.utils.module_structure import module_structure
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
-AxialSharding = Callable[[nn.Module, ParallelMesh], None]
+AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ def parallelize(
         sequence: For ``sp``: applies sequence parallelism to the model, as
             :class:`fastfold.parallel.sequence_parallel.module.SequenceParallel` does. Its return value becomes the
             result's ``sequence``.
-        dap: For ``dap``: shards the model's work over the ranks of one sample, in place, as
-            :func:`fastfold.parallel.alphafold.shard` does.
+        dap: For ``dap``: returns the model with its work sharded over the ranks of one sample, as
+            :func:`fastfold.parallel.alphafold.shard` does. Use the result's ``module`` in place of ``model``.
         device_type: ``cpu`` or ``cuda``; None for the device of the model's parameters.
         compare_first: For ``tp`` in 1d: at their first call, run modules whose layers are cut by ``ParallelLinear`` or
             by your own function once more, and refuse them if the plain layers give other numbers.
@@ -93,7 +93,7 @@ def parallelize(
     _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     if asked.dap > 1 and dap is not None:
-        dap(model, mesh)
+        model = dap(model, mesh)
     tied = tied_names(model)
     plain: dict[str, nn.Module] = {}
     for path, shard_fn in shard_fns.items():
@@ -102,6 +102,7 @@ def parallelize(
         _replace(model, path, shard_fn, mesh)
     _retie(model, tied)
     found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
+    model = getattr(found, "module", model)  # a model that is an attention layer itself is replaced
     module, renamed = model, dict[str, str]()
     if asked.pp > 1:
         assert stages is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -63,6 +63,7 @@ def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -
     model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
     # parallelize must precede autocast_trunk, which wraps forward.
     parallel = parallelize(model, context.mesh, dap=alphafold.shard)
+    model = cast(AlphaFold, parallel.module)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":
         autocast_trunk(model, context.device.type, cache=not managed)

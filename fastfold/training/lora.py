@@ -10,12 +10,14 @@ import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fastfold.errors import ConfigError
+from fastfold.utils.module_structure import exchange_modules, move_into
 
 
 class LowRank(nn.Module):
@@ -114,18 +116,23 @@ def merge_lora(model: nn.Module) -> nn.Module:
         model: Changed in place.
 
     Returns:
-        The same network.
+        The same network; a single layer is replaced.
     """
-    for _, layer in list(_adapters(model)):
-        weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
-        # parametrize.remove_parametrizations changes the layer's class, which copies of the layer share.
-        layer.__class__ = parametrize.type_before_parametrizations(layer)
-        del layer.parametrizations
-        # Register the weight first, because the order of names decides the bytes of a weights file.
-        bias = layer._parameters.pop("bias")
-        layer.register_parameter("weight", weight)
-        layer.register_parameter("bias", bias)
-    return model
+    adapted = {layer for _, layer in _adapters(model)}
+    return exchange_modules(model, lambda part: _merged(part) if part in adapted else part)
+
+
+def _merged(layer: Any) -> nn.Module:
+    """Return the plain layer of a layer with an adapter, which takes over its attributes."""
+    weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+    # parametrize.remove_parametrizations changes the layer's class, which copies of the layer share.
+    plain: nn.Module = move_into(parametrize.type_before_parametrizations(layer), layer)
+    del plain.parametrizations
+    # Register the weight first, because the order of names decides the bytes of a weights file.
+    bias = plain._parameters.pop("bias")
+    plain.register_parameter("weight", weight)
+    plain.register_parameter("bias", bias)
+    return plain
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -125,7 +125,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise output_error(path, "write", error) from error
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -144,7 +144,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, if the system supports that (not Windows)."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

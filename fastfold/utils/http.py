@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import math
 import platform
 import urllib.error
@@ -21,6 +22,7 @@ BROKEN = (OSError, http.client.HTTPException)
 
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
 _MAX_WAIT = 3600.0
+_MAX_EXPLANATION = 10_000
 
 
 def check_url(url: str, *, setting: str) -> str:
@@ -45,6 +47,7 @@ def open_url(
     url: str,
     *,
     data: bytes | None = None,
+    method: str | None = None,
     headers: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
     timeout: float = 60.0,
@@ -57,6 +60,7 @@ def open_url(
     Args:
         url: Address that begins with ``http://`` or ``https://``.
         data: Body of a POST; None for a GET.
+        method: Method; None for GET or POST.
         headers: More headers of the request.
         secrets: Headers with credentials, which no redirect gets.
         timeout: Seconds that connecting and each wait for data may take.
@@ -65,7 +69,10 @@ def open_url(
         NetworkError: No answer came, or its status excludes any content.
     """
     request = urllib.request.Request(
-        url, data=data, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+        url,
+        data=data,
+        method=method,
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})},
     )
     for name, value in (secrets or {}).items():
         request.add_unredirected_header(name, value)
@@ -91,7 +98,18 @@ def _status_error(url: str, error: urllib.error.HTTPError) -> NetworkError:
         status=error.code,
         temporary=error.code in _TEMPORARY,
         retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
+        explanation=_explanation(error),
     )
+
+
+def _explanation(error: urllib.error.HTTPError) -> str:
+    """Return the reason that a server gives as ``{"error": "..."}``; empty if there is none."""
+    try:
+        found = json.loads(error.read(_MAX_EXPLANATION))
+    except (*BROKEN, ValueError, RecursionError):
+        return ""
+    text = found.get("error") if isinstance(found, dict) else None
+    return "".join(c for c in text if c.isprintable()) if isinstance(text, str) else ""
 
 
 def _seconds(text: str | None) -> float | None:

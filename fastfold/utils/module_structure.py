@@ -1,13 +1,15 @@
-"""The structure of a module in words that processes can compare."""
+"""Structure of a module: a description that processes can compare, and exchange of parts."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def module_structure(module: nn.Module) -> dict[str, str]:
@@ -36,6 +38,34 @@ def differences(own: Mapping[str, str], other: Mapping[str, str], rank: int, oth
         for name in names[:3]
     ]
     return "; ".join(shown or ["they are in another order"]) + (" ..." if len(names) > 3 else "")
+
+
+def move_into(kind: type[M], module: nn.Module) -> M:
+    """Return a module of class ``kind`` with all attributes of ``module``, which is left empty.
+
+    Parameters, submodules, hooks and their names stay; any later use of ``module`` raises an AttributeError.
+    """
+    made = kind.__new__(kind)
+    made.__dict__, module.__dict__ = module.__dict__, {}
+    return made
+
+
+def exchange_modules(model: M, make: Callable[[nn.Module], nn.Module]) -> M:
+    """Replace modules everywhere they are registered in a model.
+
+    Args:
+        model: Changed in place; may itself be replaced.
+        make: Returns a module's replacement, or the module itself.
+
+    Returns:
+        The model, or its replacement.
+    """
+    paths = list(model.named_modules(remove_duplicate=False))
+    made = {module: make(module) for module in dict.fromkeys(module for _, module in paths)}
+    for path, module in paths[1:]:
+        if made[module] is not module:
+            made[model].set_submodule(path, made[module])
+    return cast(M, made[model])
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ import importlib.util
 
 from fastfold.errors import ConfigError
 
-MODULES = {"kalign-python": "kalign", "molstar-cli": "molstar_cli"}
+MODULES = {"kalign-python": "kalign", "molstar-cli": "molstar_cli", "scikit-learn": "sklearn"}
 """Modules of packages that are named differently."""
 
 

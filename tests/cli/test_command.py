@@ -103,10 +103,10 @@ def test_fasta_files_behind_weights_are_noticed(cli: CommandLine):
     """--weights takes all names that follow, which would otherwise end in a puzzling message."""
     fasta, weights = cli.fasta({"T1": SEQUENCE}), cli.weights()
     done = cli.run("infer", "--out", cli.out, "--weights", weights, fasta)
-    assert done.code == 1
+    assert done.code == 2
     assert f"{fasta}: every name after --weights is a weights file; put FASTA files first" in done.err
     done = cli.run("infer", "--out", cli.out, "--weights", weights)
-    assert (done.code, "no input given" in done.err) == (1, True)
+    assert (done.code, "no input given" in done.err) == (2, True)
 
 
 def test_several_weights_may_follow_one_flag(cli: CommandLine):

@@ -7,7 +7,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.cli.commands import infer, plan, relax, report, search, train, verify, weights
+from fastfold.cli.commands import (
+    infer,
+    plan,
+    relax,
+    report,
+    train,
+    verify,
+)
+from fastfold.cli.commands.resources import search, weights
+from fastfold.cli.commands.service import serve, submit
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 
@@ -18,7 +27,7 @@ from tests.helpers.command_line import CommandLine
 )
 def test_plan_asks_for_what_it_lacks(cli: CommandLine, given: list[str], missing: str) -> None:
     done = cli.run("plan", *given)
-    assert done.code == 1
+    assert done.code == 2
     assert f"fastfold plan needs {missing}" in done.err
 
 
@@ -56,6 +65,8 @@ COMMANDS = {
     relax: ["x.pdb"],
     report: ["out"],
     search: ["x.fasta", "--out", "out", "--db", "x"],
+    serve: ["--data", "data"],
+    submit: [],
     train: [],
     verify: ["recorded"],
     weights: ["info", "x.npz"],

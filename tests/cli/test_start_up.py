@@ -34,7 +34,15 @@ def python(code: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["infer", "--help"], ["relax", "--help"], ["weights", "info", "--help"], []]
+    "arguments",
+    [
+        ["--help"],
+        ["infer", "--help"],
+        ["relax", "--help"],
+        ["serve", "--help"],
+        ["weights", "info", "--help"],
+        [],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]):
     code = (

@@ -204,7 +204,8 @@ def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record
     """As near as bfloat16 in whole tensors, and within 3e-2 while distances do not change their bins.
 
     The activations of the structure module are the exception. Its eight iterations turn a difference of 4e-3 in their
-    input into one of 2e-2 to 12e-2 (two networks, two proteins), while positions and pLDDT stay within 3e-2.
+    input into one of 2e-2 to 12e-2 (two networks, two proteins), while its positions and pLDDT stay within 3e-2. The
+    descent on the distogram follows it, and may end in another minimum.
     """
     targets = read_fasta(REPOSITORY / "examples" / "proteins.fasta")
     chains = next(target.chains for target in targets if target.name == record)
@@ -223,7 +224,8 @@ def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record
             float((x[key].float() - exact[key]).norm() / exact[key].norm()) for x in (found, whole)
         )
         assert error < max(1.5 * plain, 5e-3), key
-        if recycles == 1 and key != "representations/structure_module":
+        moved = key.startswith("structure_module/final")
+        if recycles == 1 and key != "representations/structure_module" and not moved:
             assert error < 3e-2, key
 
 

@@ -228,7 +228,7 @@ def test_auto_takes_what_the_processor_has(
 
 def test_int8_is_refused_where_its_sums_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.int() @ b.int()).clamp(-(2**15), 2**15 - 1))
-    precision_module._int8_is_exact.cache_clear()
+    precision_module.adds_int8_exactly.cache_clear()
     try:
         with pytest.raises(ConfigError, match="int8 sums overflow on this processor"):
             choose_precision("int8", CPU)
@@ -237,7 +237,7 @@ def test_int8_is_refused_where_its_sums_overflow(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
         assert choose_precision("auto", CPU)[0] == "fp32"
     finally:
-        precision_module._int8_is_exact.cache_clear()
+        precision_module.adds_int8_exactly.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["bf16-products", "int8"])
@@ -250,6 +250,8 @@ def test_settings_know_every_precision() -> None:
     assert ("auto", *get_args(Precision)) == PRECISIONS
     for name in get_args(Precision):
         assert choose_precision(name, CPU) == (name, "as requested")
+    with pytest.raises(ConfigError, match=r"found Sequential; fastfold\.quantize\(model, 'int8'\)"):
+        set_precision(torch.nn.Sequential(torch.nn.Linear(2, 2)), "int8")  # type: ignore[arg-type]
     for function in (lambda: choose_precision("fp8", CPU), lambda: set_precision(None, "fp8")):
         with pytest.raises(ConfigError, match=r"expected a precision .*, found 'fp8'"):
             function()

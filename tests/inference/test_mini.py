@@ -141,4 +141,6 @@ def test_a_protein_that_it_has_not_seen_comes_out_neither_collapsed_nor_torn(min
     mask = torch.from_numpy(chain.mask[:, ca])
     ratio = float(radius_of_gyration(predicted, mask) / radius_of_gyration(true, mask))
     assert 0.75 < ratio < 1.3
-    assert near_neighbours(predicted, mask) <= 0.15
+    assert near_neighbours(predicted, mask) <= 0.05
+    lengths = (predicted[1:] - predicted[:-1]).norm(dim=-1)
+    assert float((lengths - rc.ca_ca_distance).abs().max()) < 0.4

@@ -202,3 +202,45 @@ def test_python_takes_files_per_chain(tmp_path: Path):
             wrong = [[tmp_path / "own.cif"]]
         with pytest.raises(ConfigError, match=message):
             read_templates(pair, nothing, wrong)
+
+
+@pytest.mark.parametrize("name", ["model_1_multimer_v3", "model_1_ptm"])
+def test_templates_of_complexes_show_the_distance_of_chains(cli: CommandLine, name: str):
+    """Moving one chain of the template changes the prediction; both kinds of networks use it, and the page says so."""
+    fasta = cli.fasta({"T1": f"{QUERY}:{QUERY[::-1]}"})
+    whole = cli.folder / "whole.cif"
+    predictions = []
+    for shift in (20.0, 27.0):
+        text = entry({"A": HOMOLOGUE, "B": QUERY[::-1]})
+        lines = [
+            f"{' '.join(x[:8])} {float(x[8]) + shift:.3f} {' '.join(x[9:])}"
+            if (x := line.split())[:1] == ["ATOM"] and x[-2] == "B"
+            else line
+            for line in text.splitlines()
+        ]
+        whole.write_text("\n".join([*lines, ""]))
+        done = cli.infer(fasta, "--cross-chain-templates", whole, "--overwrite", weights=[cli.weights(name)])
+        assert done.code == 0, done.err
+        assert "T1: templates of chain B: 1 used of 1 found in whole complex whole: whole_B" in done.err
+        (pdb,) = cli.out.glob("T1_rank_001_*.pdb")
+        predictions.append([line[30:54] for line in pdb.read_text().splitlines() if line.startswith("ATOM")])
+    assert len(predictions[0]) == len(predictions[1])
+    assert predictions[0] != predictions[1]
+    again = cli.infer(fasta, "--cross-chain-templates", whole, weights=[cli.weights(name)])
+    assert again.out.startswith("0 folded, 1 finished before")
+
+
+def test_templates_of_complexes_in_python(tmp_path: Path):
+    """Options with files give the features of a run; others need the command."""
+    whole = tmp_path / "whole.cif"
+    whole.write_text(entry({"A": HOMOLOGUE, "B": HOMOLOGUE}))
+    target = target_from_sequence(f"{QUERY}:{QUERY}")
+    found = read_templates(target, [([], [])] * 2, TemplateOptions(complexes=(whole,), keep_clashes=True))
+    assert found is not None
+    assert found.is_in_one_frame
+    assert [one["template_domain_names"].tolist() for one in found.features if one] == [
+        [b"whole_A"],
+        [b"whole_B"],
+    ]
+    with pytest.raises(ConfigError, match="in Python, TemplateOptions has files"):
+        read_templates(target, [([], [])] * 2, TemplateOptions(mmcif_dir=tmp_path))

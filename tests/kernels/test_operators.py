@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from tests.helpers import named_operators
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
         }
         inputs |= {"gate_bias": _randn(16), "output_weight": _randn(12, 16) / 3, "output_bias": _randn(12)}
         return Case(
-            kernels.gated_attention, reference.gated_attention, inputs | {"heads": 2}, frozenset({"mask"})
+            named_operators.gated_attention,
+            reference.gated_attention,
+            inputs | {"heads": 2},
+            frozenset({"mask"}),
         )
     if name == "outer_product_mean":
         inputs = {"left": _randn(*batch, 5, n, 4), "right": _randn(*batch, 5, n + 2, 4)}
@@ -84,12 +88,12 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
         inputs = {"z": _randn(*batch, n, n + 2, 12), "mask": _mask(*batch, n, n + 2)} | _norm(12)
         inputs |= {"proj_weight": _randn(16, 12) / 3, "proj_bias": _randn(16)}
         inputs |= {"gate_weight": _randn(16, 12) / 3, "gate_bias": _randn(16)}
-        return Case(kernels.triangle_factors, reference.triangle_factors, inputs, frozenset({"mask"}))
+        return Case(named_operators.triangle_factors, reference.triangle_factors, inputs, frozenset({"mask"}))
     if name == "triangle_update":
         inputs = {"product": _randn(*batch, 8, n, n + 2), "z": _randn(*batch, n, n + 2, 12)}
         inputs |= _norm(12) | _norm(8, "norm_out") | {"out_weight": _randn(12, 8) / 3, "out_bias": _randn(12)}
         inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
-        return Case(kernels.triangle_update, reference.triangle_update, inputs, frozenset())
+        return Case(named_operators.triangle_update, reference.triangle_update, inputs, frozenset())
     inputs = (
         {"z": _randn(*batch, n, n, 12), "mask": _mask(*batch, n, n)}
         | _norm(12, "norm_in")
@@ -101,7 +105,10 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
     inputs["outgoing"] = name.endswith("outgoing")
     return Case(
-        kernels.triangle_multiplication, reference.triangle_multiplication, inputs, frozenset({"mask"})
+        named_operators.triangle_multiplication,
+        reference.triangle_multiplication,
+        inputs,
+        frozenset({"mask"}),
     )
 
 

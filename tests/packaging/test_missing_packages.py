@@ -61,7 +61,7 @@ def test_infer_folds_without(module: str, fasta: str) -> None:
 )
 def test_a_feature_names_the_package_it_lacks(module: str, arguments: list[str], fasta: str) -> None:
     code, said = _command(module, "infer", fasta, "--out", "out", *arguments)
-    assert code == 1
+    assert code == 2
     assert f"pip install {module}" in said
     assert "internal error" not in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -57,3 +58,14 @@ def test_the_command_prints_papers_of_results(cli: CommandLine) -> None:
     assert "Jumper, J.; Evans, R.; Pritzel, A. et al. Highly accurate" in every
     with pytest.raises(InputError, match=r"found none; give a folder"):
         used_methods(cli.folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("columns", "afsample2"), ("clusters", "afcluster"), ("depth", "subsampling"), ("dropout", "afsample")],
+)
+def test_samples_name_the_paper_of_their_method(tmp_path: Path, method: str, key: str) -> None:
+    config = {"weights": {"model": "model_1"}, "settings": {"sample": {"method": method}}}
+    (tmp_path / "a_config.json").write_text(json.dumps(config))
+    assert used_methods(tmp_path) == {"alphafold", key}
+    assert [one.key for one in find_citations([key])] == [key]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.commands.search import search_inputs
+from fastfold.cli.commands.resources.search import search_inputs
 from fastfold.cli.options.alignment_sources import alignment_engines
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
@@ -138,9 +138,9 @@ def run_infer(options: argparse.Namespace) -> int:
     return print_summary(summary, options.out)
 
 
-def print_summary(summary: Summary, out: Path) -> int:
-    """Print the result of a run in one line; return the exit code."""
-    counts = [f"{len(summary.folded)} folded"]
+def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
+    """Print the result of a run in one line, where targets are ``done``; return the exit code."""
+    counts = [f"{len(summary.folded)} {done}"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []
     where = f"; results in {out}" if summary.folded or summary.skipped else ""

@@ -11,6 +11,7 @@ from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import announce, orderly_termination
 
 _SCREEN = """\
@@ -69,37 +70,7 @@ def add_screen_command(commands: Any) -> None:
     lists.add_argument(
         "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
-    workers = screen.add_argument_group("workers")
-    workers.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
-    )
-    workers.add_argument(
-        "--cpus-per-worker",
-        type=int,
-        metavar="N",
-        help="CPUs of each worker (default: equal parts of all)",
-    )
-    workers.add_argument(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS",
-        help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
-    )
-    workers.add_argument(
-        "--shard", metavar="I/N", help="fold the I-th of N parts of about equal work, for job arrays"
-    )
-    workers.add_argument(
-        "--time-limit", metavar="TIME", help="give a target up after this time: 90s, 15m, 2h (default: none)"
-    )
-    workers.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
-    )
+    add_worker_group(screen)
     add_fold_options(screen)
     # Options of fastfold infer only: a screen has its own order and processes.
     add_config_options(screen)
@@ -114,13 +85,11 @@ def run_screen(options: argparse.Namespace) -> int:
         ConfigError: An option is invalid, or the request is impossible.
     """
     complete_options(options)
-    options.db = [_absolute(database) for database in options.db]
+    options.db = [absolute_database(database) for database in options.db]
     announce(options)
 
-    from fastfold.inference.screen.options import ScreenOptions, TargetLists
+    from fastfold.inference.screen.options import TargetLists
     from fastfold.inference.screen.run import screen
-    from fastfold.inference.screen.shard import parse_shard
-    from fastfold.utils.units import parse_bytes, parse_duration
 
     lists = TargetLists(
         inputs=tuple(options.inputs),
@@ -130,22 +99,19 @@ def run_screen(options: argparse.Namespace) -> int:
         baits=options.baits,
         candidates=options.candidates,
     )
-    where = ScreenOptions(
-        workers=options.workers,
-        ray=options.ray,
-        cpus_per_worker=options.cpus_per_worker,
-        time_limit=None if options.time_limit is None else parse_duration(options.time_limit),
-        memory_limit=None if options.memory_limit is None else parse_bytes(options.memory_limit),
-        shard=None if options.shard is None else parse_shard(options.shard),
-    )
     with orderly_termination():
         summary = screen(
-            lists, options.out, options.weights, infer_config(options), run_options(options), where
+            lists,
+            options.out,
+            options.weights,
+            infer_config(options),
+            run_options(options),
+            worker_options(options),
         )
     return print_summary(summary, options.out)
 
 
-def _absolute(database: str) -> str:
+def absolute_database(database: str) -> str:
     """Make the path of a database, ``FILE`` or ``NAME=FILE``, valid in every working folder."""
     name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
     return f"{name}{separator}{os.path.abspath(path)}" if path else database

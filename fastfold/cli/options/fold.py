@@ -28,6 +28,7 @@ from fastfold.inference.config import (
     parse_max_msa,
     parse_seeds,
 )
+from fastfold.inference.ensemble.settings import SampleMethod, Sampling
 from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
@@ -36,8 +37,13 @@ if TYPE_CHECKING:
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
-def add_fold_options(parser: Any) -> None:
-    """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine."""
+def add_fold_options(parser: Any, *, structures: bool = True) -> None:
+    """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine.
+
+    Args:
+        parser: Parser of the command.
+        structures: Add the options about predicted structures too.
+    """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--weights",
@@ -60,14 +66,21 @@ def add_fold_options(parser: Any) -> None:
     add_source_options(parser)
     _add_templates(parser.add_argument_group("templates"))
     parser.add_argument("--complex", action="store_true", help="all records of a file are one complex")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="PATH",
-        help="experimental structure to compare with, or a folder of files named like the targets",
-    )
-    _add_sampling(parser.add_argument_group("sampling"))
-    _add_output(parser.add_argument_group("output"))
+    if structures:
+        parser.add_argument(
+            "--reference",
+            type=Path,
+            metavar="PATH",
+            help="experimental structure to compare with, or a folder of files named like the targets",
+        )
+    sampling, output = parser.add_argument_group("sampling"), parser.add_argument_group("output")
+    _add_sampling(sampling)
+    if structures:
+        _add_restraints(sampling)
+        _add_structure_output(output)
+    else:
+        parser.set_defaults(**_NO_STRUCTURES)
+    _add_output(output)
     _add_machine(parser.add_argument_group("machine"))
 
 
@@ -81,6 +94,29 @@ def _add_templates(group: Any) -> None:
         metavar="PATH",
         help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
         "server's template hits (needs hhsearch)",
+    )
+    group.add_argument(
+        "--cross-chain-templates",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="structures of whole complexes as templates, with the distances between their chains",
+    )
+    group.add_argument(
+        "--superpose-chains",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
+    )
+    group.add_argument(
+        "--keep-clashes",
+        action="store_true",
+        help="keep clashing residues of --cross-chain-templates, which are left free by default",
     )
     group.add_argument(
         "--template-alignment",
@@ -140,6 +176,9 @@ def _template_options(options: argparse.Namespace) -> TemplateOptions:
         is_optional=getattr(options, "has_optional_templates", False),
         structures=tuple(options.templates or ()),
         alignments=tuple(options.template_alignment),
+        complexes=tuple(options.cross_chain_templates),
+        chains=tuple(options.superpose_chains),
+        keep_clashes=options.keep_clashes,
         database=options.template_db,
         mmcif_dir=options.template_mmcif_dir,
         obsolete=options.obsolete_pdbs,
@@ -182,23 +221,59 @@ def _add_sampling(group: Any) -> None:
         help="keep dropout on, for more diverse predictions by many seeds",
     )
     group.add_argument(
+        "--sample",
+        choices=get_args(SampleMethod),
+        metavar="METHOD",
+        help="predict samples of each target: columns (mask random alignment columns), clusters (of alignment rows, "
+        "needs scikit-learn), depth (random alignment rows) or dropout; see fastfold ensemble",
+    )
+    group.add_argument(
+        "--samples",
+        type=positive_number,
+        metavar="N",
+        help="samples per network and seed (default: 10; one of each depth; all clusters)",
+    )
+    group.add_argument(
+        "--sample-fraction",
+        type=float,
+        metavar="X",
+        help="share of the columns that --sample columns masks (default 0.15)",
+    )
+    group.add_argument(
+        "--sample-depths",
+        metavar="LIST",
+        help="numbers of rows for --sample depth (default 16,32,64,128,256,512,1024,5120)",
+    )
+    group.add_argument(
         "--num-ensemble",
         type=_count,
         metavar="N",
         help="samples of the alignment averaged in each pass (default 1)",
     )
     group.add_argument(
+        "--initial-guess",
+        type=Path,
+        metavar="FILE",
+        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
+    )
+    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=InferConfig.precision,
+        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
+        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
+        "device (default: auto on GPUs, fp32 on CPUs)",
+    )
+
+
+def _add_restraints(group: Any) -> None:
+    group.add_argument(
         "--stop-at-score",
         type=float,
         metavar="X",
         help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
         "pTM)",
-    )
-    group.add_argument(
-        "--initial-guess",
-        type=Path,
-        metavar="FILE",
-        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
     group.add_argument(
         "--restraints",
@@ -213,18 +288,9 @@ def _add_sampling(group: Any) -> None:
         metavar="N",
         help=f"largest number of gradient steps towards the restraints (default {InferConfig.restraint_steps})",
     )
-    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
-    group.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default=InferConfig.precision,
-        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
-        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
-        "device (default: auto on GPUs, fp32 on CPUs)",
-    )
 
 
-def _add_output(group: Any) -> None:
+def _add_structure_output(group: Any) -> None:
     group.add_argument(
         "--rank",
         choices=get_args(RankBy),
@@ -250,11 +316,6 @@ def _add_output(group: Any) -> None:
         "--skip-output", metavar="LIST", help="leave out kinds of files, joined by commas: plots, pae_json"
     )
     group.add_argument(
-        "--jobname-prefix",
-        metavar="TEXT",
-        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
-    )
-    group.add_argument(
         "--zip",
         dest="zip_results",
         action="store_true",
@@ -275,6 +336,12 @@ def _add_output(group: Any) -> None:
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
     )
     group.add_argument(
+        "--relax-platform",
+        choices=("auto", *PLATFORMS),
+        default=InferConfig.relax_platform,
+        help="OpenMM's platform for relaxation (default: the fastest that works)",
+    )
+    group.add_argument(
         "--save-representations",
         action="store_true",
         help="write single, pair and structure module's activations",
@@ -283,6 +350,35 @@ def _add_output(group: Any) -> None:
         "--save-distogram", action="store_true", help="write the probabilities of distances of all pairs"
     )
     group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
+
+
+_NO_STRUCTURES = {
+    "reference": None,
+    "stop_at_score": None,
+    "restraints": None,
+    "restraint_steps": InferConfig.restraint_steps,
+    "rank": InferConfig.rank,
+    "pae": "auto",
+    "output_format": "fastfold",
+    "no_plots": True,
+    "skip_output": None,
+    "zip_results": False,
+    "num_relax": None,
+    "relax": InferConfig.relax,
+    "relax_platform": InferConfig.relax_platform,
+    "save_representations": False,
+    "save_distogram": False,
+    "save_recycles": False,
+}
+"""Values of the options about structures for commands without them."""
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument(
+        "--jobname-prefix",
+        metavar="TEXT",
+        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
+    )
     group.add_argument(
         "--overwrite",
         "--overwrite-existing-results",
@@ -302,12 +398,6 @@ def _add_machine(group: Any) -> None:
         default=InferConfig.device,
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
-    )
-    group.add_argument(
-        "--relax-platform",
-        choices=("auto", *PLATFORMS),
-        default=InferConfig.relax_platform,
-        help="OpenMM's platform for relaxation (default: the fastest that works)",
     )
     group.add_argument(
         "--memory-budget",
@@ -407,6 +497,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
         cuda_graphs=options.cuda_graphs,
         dropout=options.dropout,
+        sample=_sampling(options),
         recycle_tolerance=options.recycle_tolerance,
         stop_at_score=options.stop_at_score,
         num_ensemble=options.num_ensemble,
@@ -421,6 +512,34 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         **_relaxation(options),
         relax_platform=options.relax_platform,
     )
+
+
+def _sampling(options: argparse.Namespace) -> Sampling | None:
+    """Return the settings of samples; None without ``--sample``."""
+    given = {
+        "number": options.samples,
+        "fraction": options.sample_fraction,
+        "depths": None if options.sample_depths is None else _depths(options.sample_depths),
+    }
+    if options.sample is None:
+        used = next((name for name, value in given.items() if value is not None), None)
+        if used is not None:
+            option = {"number": "--samples", "fraction": "--sample-fraction", "depths": "--sample-depths"}[
+                used
+            ]
+            raise ConfigError(f"{option} needs a method of sampling; give one with --sample")
+        return None
+    for name, method in (("fraction", "columns"), ("depths", "depth")):
+        if given[name] is not None and options.sample != method:
+            raise ConfigError(f"--sample-{name} is for --sample {method}; leave it out")
+    return Sampling(options.sample, **{name: value for name, value in given.items() if value is not None})
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    """Parse numbers of rows joined by commas."""
+    if re.fullmatch(r"\d{1,7}(,\d{1,7})*", text, re.ASCII) is None:
+        raise ConfigError(f"--sample-depths: expected numbers of rows such as 16,64,256, found {text[:40]!r}")
+    return tuple(map(int, text.split(",")))
 
 
 def _skipped_outputs(options: argparse.Namespace) -> set[str]:

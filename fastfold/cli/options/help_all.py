@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 RARE = frozenset(
     (
         *("api_key_header", "api_key_value", "msa_server_password", "msa_server_username", "pair_strategy"),
-        *("template_alignment", "obsolete_pdbs", "max_templates"),
+        *("template_alignment", "obsolete_pdbs", "max_templates", "superpose_chains", "keep_clashes"),
         *("recycle_tolerance", "num_ensemble", "initial_guess", "cyclic", "dropout", "max_msa"),
         *(
             "skip_bad_weights",

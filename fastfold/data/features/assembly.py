@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfold.data.features import joining, merging
-from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features.raw import TEMPLATE_LAYOUT, msa_features, sequence_features, template_features
 from fastfold.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,18 +76,23 @@ def multimer_features(
     return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
 
 
-def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> Features:
+def joined_features(
+    chains: Sequence[Chain],
+    alignments: Sequence[ChainMsas],
+    templates: Sequence[Mapping[str, Any] | None] | None = None,
+) -> Features:
     """Compute raw features of a complex for a monomer network, with all chains joined.
 
     Args:
         chains: The chains.
         alignments: See :func:`fastfold.data.features.pipeline.featurize`.
+        templates: Per chain, raw template features whose atoms are in one frame (:func:`share_frames`); None for none.
 
     Returns:
-        See :func:`fastfold.data.features.joining.join_chains`.
+        See :func:`fastfold.data.features.joining.join_chains`; with templates if there are any.
 
     Raises:
-        InputError: Alignments do not belong to the chains, or cannot be paired.
+        InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
     own, in_lines = _by_sequence(chains, alignments)
     has_pairs = any(msas[1] for _, msas in own.values())
@@ -99,7 +104,24 @@ def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) ->
         paired[sequence] = monomer_features(chain, msas[1])
     sequences = [chain.sequence for chain in chains]
     raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
-    return joining.join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+    joined = joining.join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+    if templates is not None and any(templates):
+        order = merging.chain_order(sequences)
+        parts = [template_features(templates[i] or {}, len(sequences[i])) for i in order]
+        axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
+        joined |= {name: np.concatenate([part[name] for part in parts], axis) for name, axis in axes.items()}
+        joined["template_sum_probs"] = parts[0]["template_sum_probs"]
+    return joined
+
+
+def share_frames(templates: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Return True if each template has its atoms of all chains in one frame.
+
+    Args:
+        templates: Per chain, raw template features or None.
+    """
+    frames = [() if one is None else tuple(one.get("template_frame", ())) for one in templates]
+    return len(set(frames)) == 1 and len(frames[0]) > 0 and all(frame > 0 for frame in frames[0])
 
 
 def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> list[np.ndarray]:

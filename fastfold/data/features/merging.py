@@ -83,7 +83,8 @@ def merge_chains(
         ``[S, N]`` int32 residue types; ``deletion_matrix``, ``msa_mask`` (0 in padded rows), ``bert_mask``
         (0 also outside of a block's diagonal) ``[S, N]``, ``cluster_bias_mask`` ``[S]`` float32;
         ``template_aatype`` ``[4, N]`` int32, ``template_all_atom_positions`` ``[4, N, 37, 3]`` in Å,
-        ``template_all_atom_mask`` ``[4, N, 37]`` float32; ``all_atom_mask`` ``[N, 37]`` and zeros
+        ``template_all_atom_mask`` ``[4, N, 37]`` float32, and ``template_frame`` ``[4, N]`` int32 if a chain has it;
+        ``all_atom_mask`` ``[N, 37]`` and zeros
         ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars ``seq_length``,
         ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
     """
@@ -101,6 +102,9 @@ def merge_chains(
     merged = {name: np.concatenate([chain.features[name] for chain in chains]) for name in chains[0].features}
     for name in chains[0].templates:
         merged[name] = np.concatenate([chain.templates[name] for chain in chains], axis=1)
+    if any("template_frame" in raw[index] for index in order):
+        frames = [_frames(raw[index], asym) for asym, index in enumerate(order, start=1)]
+        merged["template_frame"] = np.concatenate(frames, axis=1)
     merged |= _merge_alignments(chains, min_rows)
     merged |= {
         "seq_length": np.array(len(merged["aatype"]), np.int32),
@@ -139,6 +143,12 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _Rows(np.asarray(raw["msa"], np.uint8), deletions)
     return _Chain(entity, sym, features, templates, number, unpaired)
+
+
+def _frames(raw: Mapping[str, np.ndarray], asym: int) -> np.ndarray:
+    """Return the frame of each template's residues ``[4, N]``: the chain, or a negative number shared by chains."""
+    frame = transforms.pad_templates(np.asarray(raw.get("template_frame", ()), np.int32), MAX_TEMPLATES)
+    return np.repeat(np.where(frame > 0, -frame, asym)[:, None], len(raw["aatype"]), axis=1)
 
 
 def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool) -> np.ndarray:

@@ -80,6 +80,7 @@ def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: 
         ``[T]``, float32.
     """
     given = raw_features.template_features(raw, length)
+    given.pop("template_frame", None)  # the chains of a monomer network are one
     positions, masks = given["template_all_atom_positions"], given["template_all_atom_masks"]
     aatype = transforms.template_aatype(given["template_aatype"])
     beta, beta_mask = transforms.pseudo_beta(aatype, positions, masks)

@@ -46,7 +46,8 @@ def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np
         ``asym_id``, ``entity_id``, ``sym_id`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat``
         ``[N, 21]`` float32, the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, and the templates
         (``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å,
-        ``template_all_atom_mask`` ``[T, N, 37]``) if the network uses them.
+        ``template_all_atom_mask`` ``[T, N, 37]``, and ``template_frame`` ``[T, N]`` int32 if given) if the network uses
+        them.
 
     Raises:
         InputError: A merged feature is missing, or has an invalid shape or residue ids.
@@ -68,6 +69,9 @@ def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np
         check_ids(merged, "template_aatype", 22)
         static |= {name: np.asarray(merged[name], np.float32) for name in _TEMPLATE_LAYOUT}
         static["template_aatype"] = np.asarray(merged["template_aatype"], np.int32)
+        if "template_frame" in merged:
+            check_layout(merged, {"template_aatype": ("T", "N"), "template_frame": ("T", "N")})
+            static["template_frame"] = np.asarray(merged["template_frame"], np.int32)
     msa = np.asarray(merged["msa"], np.uint8)
     mask = np.asarray(merged["msa_mask"], np.float32)
     return static, Alignment(

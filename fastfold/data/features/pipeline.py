@@ -18,6 +18,7 @@ from fastfold.data.features.assembly import (
     joined_features,
     monomer_features,
     multimer_features,
+    share_frames,
 )
 from fastfold.errors import ConfigError, InputError
 
@@ -117,7 +118,8 @@ def featurize(
         :class:`FeatureSampler` of the target.
 
     Raises:
-        ConfigError: A complex for a monomer network without ``join``, or with templates, or a negative seed.
+        ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative
+            seed.
         InputError: Missing chains, or alignments or templates that do not belong to the chains.
     """
     if not chains:
@@ -139,19 +141,24 @@ def featurize(
             f"this target is a complex of {len(chains)} chains, but the weights are of a monomer network; use "
             "weights of a multimer network (such as model_1_multimer_v3), or fold its chains separately"
         )
-    if any(templates):
+    if any(templates) and not share_frames(templates):
         raise ConfigError(
-            "a monomer network does not use templates of a complex; use weights of a multimer network"
+            "a monomer network does not use templates of single chains of a complex; use weights of a multimer network"
         )
-    return _joined_sampler(chains, alignments, config, seed=seed)
+    return _joined_sampler(chains, alignments, config, seed=seed, templates=templates)
 
 
 def _joined_sampler(
-    chains: Sequence[Chain], alignments: Sequence[ChainMsas], config: Any, *, seed: int
+    chains: Sequence[Chain],
+    alignments: Sequence[ChainMsas],
+    config: Any,
+    *,
+    seed: int,
+    templates: Sequence[Mapping[str, Any] | None],
 ) -> FeatureSampler:
     """Compute features of a complex for a monomer network."""
     order = merging.chain_order([chain.sequence for chain in chains])
-    raw = joined_features(chains, alignments)
+    raw = joined_features(chains, alignments, templates)
     if coevolution.is_input(config):
         raw |= coevolution.of_chains(chain_alignments(chains, alignments))
     return sampler_from_raw(raw, config, seed=seed, chain_order=order)

@@ -152,8 +152,10 @@ def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np
 
     Args:
         templates: ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids, ``template_all_atom_positions``
-            ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``, ``template_sum_probs`` ``[T, 1]``; other
-            features are ignored. Without ``template_aatype``, ``T`` is 0.
+            ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``, ``template_sum_probs`` ``[T, 1]``; and
+            optionally ``template_frame`` ``[T]``, 0 for a template of this chain alone, and the same positive number
+            for chains whose atoms are in one frame. Other features are ignored. Without ``template_aatype``, ``T``
+            is 0.
         length: Number of residues of the chain, ``N``.
 
     Raises:
@@ -165,5 +167,7 @@ def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np
             name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], np.float32)
             for name, shape in TEMPLATE_LAYOUT.items()
         }
-    check_layout(templates, TEMPLATE_LAYOUT, N=length)
-    return {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}
+    frame = {"template_frame": ("T",)} if "template_frame" in templates else {}
+    check_layout(templates, {**TEMPLATE_LAYOUT, **frame}, N=length)
+    found = {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}
+    return found | {name: np.asarray(templates[name], np.int32) for name in frame}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from fastfold.data.queries.table import MAX_A3M_BYTES, parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import STDIN_NAME, PathLike, check_listed, read_stdin_bytes, read_text_bytes
+
+TargetReader = Callable[[], tuple[list[Target], list[InputError]]]
+"""Function that reads targets with unique names, and collects an error for each bad input."""
 
 STDIN = "-"
 FASTA_ENDINGS = (".fasta", ".fa", ".faa", ".fas")

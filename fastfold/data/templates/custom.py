@@ -76,7 +76,7 @@ def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], li
     unusable: list[Outcome] = []
     files: dict[str, Path] = {}
     for path in map(Path, paths):
-        inside = _structures_inside(path) if path.is_dir() else [path]
+        inside = structures_inside(path) if path.is_dir() else [path]
         before = len(chains)
         for file in inside:
             try:
@@ -109,8 +109,12 @@ def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
     ]
 
 
-def _structures_inside(folder: Path) -> list[Path]:
-    """Return the structures of a folder, sorted by name."""
+def structures_inside(folder: Path) -> list[Path]:
+    """Return the structures of a folder, sorted by name.
+
+    Raises:
+        InputError: The folder has none.
+    """
     found = sorted(
         file
         for file in folder.iterdir()
@@ -201,7 +205,7 @@ def custom_templates(
     outcomes: dict[int, Outcome] = {}
     for i, one in enumerate(chains):
         try:
-            places = given[i] if i in given else _own_places(profiles[i], query, one)
+            places = given[i] if i in given else aligned_residues(profiles[i], query, one)
             letters = {mine: one.chain.sequence[place] for mine, place in places.items()}
             template = place_template(one.chain, places, letters, len(query), name=one.name)
         except TemplateSkipped as skipped:
@@ -243,8 +247,17 @@ def _by_structure(
     return [candidate for _, candidate in ranked]
 
 
-def _own_places(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar."""
+def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar.
+
+    Args:
+        places: Residue of the chain for each residue of the query, by the profile; may be empty.
+        query: Sequence of the query.
+        one: The chain.
+
+    Raises:
+        TemplateSkipped: No part of its sequence aligns with the query.
+    """
     if places:
         return places
     try:

@@ -35,6 +35,8 @@ class Template:
         sum_probs: HHsearch's sum of posterior probabilities, 0 for other searches.
         mapping: Place in the chain's whole sequence for each aligned residue of the query.
         exact: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned.
+        frame: Number shared by the templates of other chains whose atoms are in one frame with these; 0 for a template
+            of one chain.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Template:
     sum_probs: float
     mapping: Mapping[int, int]
     exact: bool = True
+    frame: int = 0
 
 
 def template_of_hit(

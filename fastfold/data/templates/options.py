@@ -26,6 +26,9 @@ class TemplateOptions:
         obsolete: The PDB's list of obsolete entries, see :class:`fastfold.data.templates.database.MmcifFolder`.
         max_date: Latest release date of a hit, None for any.
         max_templates: Largest number of templates of a chain.
+        complexes: Structures of whole complexes, whose templates span the chains.
+        chains: Structures of single chains that replace those of the complexes, superposed on them.
+        keep_clashes: Keep residues of complexes that clash, instead of leaving them free.
         is_optional: Accept networks that use no templates.
 
     Raises:
@@ -41,6 +44,9 @@ class TemplateOptions:
     max_date: date | None = None
     max_templates: int = MAX_TEMPLATES
     is_optional: bool = False
+    complexes: tuple[Path, ...] = ()
+    chains: tuple[Path, ...] = ()
+    keep_clashes: bool = False
 
     def __post_init__(self) -> None:
         if self.database is not None and self.mmcif_dir is None:
@@ -61,7 +67,21 @@ class TemplateOptions:
                 f"--max-templates must be from 1 to {MAX_TEMPLATES}, the number that the networks use"
             )
 
+        if self.chains and not self.complexes:
+            raise ConfigError(
+                "--superpose-chains needs --cross-chain-templates, the complex that the chains are superposed on"
+            )
+        if len(self.complexes) > self.max_templates:
+            raise ConfigError(
+                f"--cross-chain-templates: {len(self.complexes)} files, but --max-templates is {self.max_templates}"
+            )
+
     @property
     def wanted(self) -> bool:
         """True if templates are requested."""
+        return bool(self.complexes) or self.has_single_chains
+
+    @property
+    def has_single_chains(self) -> bool:
+        """True if templates of single chains are requested."""
         return bool(self.structures) or self.server or self.mmcif_dir is not None

@@ -43,7 +43,7 @@ class ChainTemplates:
             self.templates + other.templates,
             self.outcomes + other.outcomes,
             self.found + other.found,
-            self.sources + other.sources,
+            tuple(dict.fromkeys(self.sources + other.sources)),
         )
 
     def report(self) -> dict[str, Any]:
@@ -78,13 +78,14 @@ class ChainTemplates:
         Returns:
             With ``T`` templates, ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids,
             ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]`` and
-            ``template_sum_probs`` ``[T, 1]``, float32, and ``template_domain_names`` and ``template_sequence``
-            ``[T]`` bytes; empty if there are none.
+            ``template_sum_probs`` ``[T, 1]``, float32, ``template_domain_names`` and ``template_sequence``
+            ``[T]`` bytes, and ``template_frame`` ``[T]`` int32 if a template is of several chains; empty if there are
+            none.
         """
         chosen = self.templates
         if not chosen:
             return {}
-        one_hot = np.eye(22, dtype=np.float32)
+        one_hot, frames = np.eye(22, dtype=np.float32), [one.frame for one in chosen]
         ids = [[rc.hhblits_letter_to_id[letter] for letter in one.sequence] for one in chosen]
         return {
             "template_aatype": one_hot[np.array(ids)],
@@ -93,6 +94,7 @@ class ChainTemplates:
             "template_sum_probs": np.array([[one.sum_probs] for one in chosen], np.float32),
             "template_domain_names": np.array([one.name.encode() for one in chosen]),
             "template_sequence": np.array([one.sequence.encode() for one in chosen]),
+            **({"template_frame": np.array(frames, np.int32)} if any(frames) else {}),
         }
 
 

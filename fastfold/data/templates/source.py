@@ -32,6 +32,7 @@ from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.data.templates.whole.complexes import complex_templates, read_whole
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.packages import require_package
@@ -61,6 +62,8 @@ class TemplateFinder:
         self.options = options
         self.structures, self._unusable = read_custom_chains(options.structures)
         self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
+        self.complexes = [read_whole(path) for path in options.complexes]
+        self.chains = [chain for path in options.chains for chain in read_whole(path)]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
         self._said: set[str] = set()
         if options.mmcif_dir is not None:
@@ -94,7 +97,7 @@ class TemplateFinder:
     def find(
         self, target: Target, alignments: Sequence[ChainMsas], msa_dir: Path | None = None
     ) -> list[ChainTemplates]:
-        """Find the templates of each chain of a target: the user's structures, then hits.
+        """Find the templates of each chain of a target: whole complexes, the user's structures, then hits.
 
         Hits among the target's alignments are used; otherwise the database is searched.
 
@@ -111,9 +114,12 @@ class TemplateFinder:
         if self.options.server and msa_dir is not None:
             served = find_server_templates(msa_dir, target)
             files = {**files, **{sequence: [path] for sequence, path in served.items()}}
+        profiles = [
+            profile_msa(chain.sequence, msas) for chain, msas in zip(target.chains, alignments, strict=True)
+        ]
         found = []
-        for chain, msas in zip(target.chains, alignments, strict=True):
-            here, msa = files.get(chain.sequence, [])[:1], profile_msa(chain.sequence, msas)
+        for chain, msa in zip(target.chains, profiles, strict=True):
+            here = files.get(chain.sequence, [])[:1]
             key = input_hash(chain.sequence, msa.sequences, msa.deletions, here)
             if key not in self._found:
                 self._found[key] = self._of_chain(chain.sequence, msa, here)
@@ -121,14 +127,23 @@ class TemplateFinder:
             found.append(self._found[key])
         while len(self._found) > _KEPT:
             self._found.popitem(last=False)
-        return found
+        if not self.complexes:
+            return found
+        whole = complex_templates(
+            [chain.sequence for chain in target.chains],
+            profiles,
+            self.complexes,
+            self.chains,
+            keep_clashes=self.options.keep_clashes,
+        )
+        return [first + second for first, second in zip(whole, found, strict=True)]
 
     def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
         """Find the templates of one chain."""
         options = self.options
         own = ChainTemplates()
-        if self.structures:
-            most = options.max_templates
+        most = options.max_templates - len(self.complexes)
+        if self.structures and most:
             own = custom_templates(
                 self.structures,
                 query,
@@ -137,7 +152,7 @@ class TemplateFinder:
                 alignments=self.alignments,
                 unusable=self._unusable,
             )
-        wanted = options.max_templates - len(own.templates)
+        wanted = most - len(own.templates)
         if files and options.server and wanted:
             return own + self._of_server(query, msa, files[0], wanted, own)
         if options.mmcif_dir is None or not wanted:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.compat.xla_rounding import own_frame_direction
 from fastfold.evoformer.embedders.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
-from fastfold.evoformer.embedders.xla_rounding import own_frame_direction
 from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
@@ -62,11 +62,12 @@ class MultimerTemplateEmbedder(PolicyModule):
             pair: Pair representation, all rows or a part of them.
             features: ``template_aatype [*, T, N]``, ``template_all_atom_positions [*, T, N, 37, 3]`` (Å),
                 ``template_all_atom_mask [*, T, N, 37]`` and ``asym_id [*, N]``: templates are of single chains,
-                so only pairs within a chain are used.
+                so only pairs within a chain are used. The optional integers ``template_frame [*, T, N]`` replace
+                ``asym_id``: pairs with equal numbers are used, also of different chains.
             pair_mask: ``[*, N, N]``.
             first_row: Residue of the first row.
         """
-        asym_id = features["asym_id"]
+        frames = features.get("template_frame")
         count = features["template_aatype"].shape[-2]
         total: Tensor | None = None
         target = self.policy.pair_rows(pair)
@@ -76,7 +77,7 @@ class MultimerTemplateEmbedder(PolicyModule):
                 features["template_aatype"][..., t, :],
                 features["template_all_atom_positions"][..., t, :, :, :],
                 features["template_all_atom_mask"][..., t, :, :],
-                asym_id,
+                features["asym_id"] if frames is None else frames[..., t, :],
                 target,
                 pair_mask,
                 first_row,
@@ -108,7 +109,7 @@ class MultimerTemplateEmbedder(PolicyModule):
         aatype: Tensor,
         positions: Tensor,
         mask: Tensor,
-        asym_id: Tensor,
+        frame: Tensor,
         target: PairRows,
         pair_mask: Tensor,
         first_row: int,
@@ -121,9 +122,9 @@ class MultimerTemplateEmbedder(PolicyModule):
         own = own_frame_direction(positions).to(positions.dtype)
 
         def embed_rows(_: Tensor, rows: slice) -> Tensor:
-            same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
-            beta_pair = (outer(has_beta, rows) * same_chain).unsqueeze(-1)
-            backbone_pair = (outer(has_backbone, rows) * same_chain).unsqueeze(-1)
+            same_frame = frame[..., rows, None] == frame[..., None, :]
+            beta_pair = (outer(has_beta, rows) * same_frame).unsqueeze(-1)
+            backbone_pair = (outer(has_backbone, rows) * same_frame).unsqueeze(-1)
             distances = distance_one_hot(beta, self.dgram, rows) * beta_pair
             vectors = backbone_vectors(positions, rows)
             vectors = vectors / vectors.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()

@@ -169,6 +169,23 @@ class StructureModule(PolicyModule):
             "final_atom_mask": lookup("restype_atom37_mask", aatype, atom14) * present,
         }
 
+    def moved(self, structure: dict[str, Any], affines: Tensor, aatype: Tensor) -> dict[str, Any]:
+        """Return a structure with other residue frames and the same torsion angles.
+
+        Args:
+            structure: Result of :meth:`forward`; the iterations that it holds stay as they are.
+            affines: Frames ``[*, N, 7]``: quaternions, and CA positions in Å.
+            aatype: ``[*, N]``.
+        """
+        backbone = Rigid(quaternion_to_rotation(affines[..., :4]), affines[..., 4:])
+        frames = torsion_angles_to_frames(aatype, backbone, structure["sidechains"]["angles_sin_cos"][-1])
+        atom14 = frames_to_atom14(aatype, frames)
+        return structure | {
+            "final_affines": affines,
+            "final_atom14_positions": atom14,
+            "final_atom_positions": atom14_to_atom37(atom14, aatype),
+        }
+
     def _atoms(
         self, x: Tensor, initial: Tensor, aatype: Tensor, quaternion: Tensor, translation: Tensor
     ) -> dict[str, Tensor]:

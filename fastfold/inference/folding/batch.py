@@ -12,6 +12,8 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.batch_passes import BatchTarget, run_batch
 from fastfold.inference.folding.network import OnCycle
@@ -43,6 +45,7 @@ class Request(NamedTuple):
         seed: Random seed.
         on_cycle: See :meth:`fastfold.inference.folding.predictor.TargetPredictor.predict`.
         state: Saves the state after each pass of a target that is folded alone; None to save nothing.
+        sample: Sample of the target for this seed, folded alone; None for the target's own alignments.
     """
 
     predictor: TargetPredictor
@@ -50,20 +53,27 @@ class Request(NamedTuple):
     seed: int
     on_cycle: OnCycle | None = None
     state: RecycleState | None = None
+    sample: Sample | None = None
 
 
 class Answer(NamedTuple):
-    """Prediction with its cost.
+    """Prediction or embedding with its cost.
 
     Attributes:
-        prediction: The prediction.
+        found: The prediction; an embedding if the predictor's settings ask for one.
         seconds: Its share of the duration.
         shared: Number of targets in its passes.
     """
 
-    prediction: Prediction
+    found: Prediction | Embedding
     seconds: float
     shared: int
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction."""
+        assert isinstance(self.found, Prediction)
+        return self.found
 
 
 def check_batch(batch: Any) -> BatchSize:
@@ -188,13 +198,15 @@ def batch_plan(requests: Sequence[Request]) -> FoldPlan | None:
 
 def _alone(request: Request) -> Answer | Exception:
     start = time.monotonic()
+    predictor = request.predictor
+    make = predictor.predict if predictor.config.embed is None else predictor.embed
     try:
-        prediction = request.predictor.predict(
-            request.model, request.seed, request.on_cycle, state=request.state
+        found = make(
+            request.model, request.seed, request.on_cycle, state=request.state, sample=request.sample
         )
     except Exception as error:
         return error
-    return Answer(prediction, time.monotonic() - start, 1)
+    return Answer(found, time.monotonic() - start, 1)
 
 
 def _fold_batch(requests: Sequence[Request], plan: FoldPlan) -> list[Answer | Exception]:

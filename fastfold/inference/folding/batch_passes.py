@@ -53,12 +53,16 @@ def run_batch(
         return _Batch(model, targets, first).run()
 
 
+_RESIDUES = ("seq_mask", "asym_id", "aatype", "residue_index")
+"""Features ``[B, N]`` that results are computed from, kept after a pass."""
+
+
 class _Pass(NamedTuple):
     """Pass of a batch.
 
     Attributes:
         cycle: Its number.
-        features: ``seq_mask`` and ``asym_id`` of its features.
+        features: Those of its features that results are computed from.
         before: ``prev_pos`` that it started from.
         representations: Its representations.
         structure: Its structure.
@@ -91,7 +95,7 @@ class _Batch:
         previous: Features | None = None
         for cycle in count():
             members = [self._features(cycle, member) for member in range(self.passes.num_ensemble)]
-            kept: Features = {key: members[0][key] for key in ("seq_mask", "asym_id") if key in members[0]}
+            kept: Features = {key: members[0][key] for key in _RESIDUES if key in members[0]}
             if previous is None:
                 previous = self.model.first_previous(members[0])
             before = {"prev_pos": previous["prev_pos"]}
@@ -117,16 +121,18 @@ class _Batch:
         one, cycle = self.targets[target], done.cycle
         n = one.residues
         own = {key: _own(value, row, n, key) for key, value in done.representations.items()}
-        atoms = ("final_atom_positions", "final_atom_mask")
-        structure: dict[str, Any] = {key: done.structure[key][row, :n] for key in atoms}
+        kept = ("final_atom_positions", "final_atom_mask", "final_affines")
+        structure: dict[str, Any] = {key: done.structure[key][row, :n] for key in kept}
+        angles = done.structure["sidechains"]["angles_sin_cos"]
+        structure["sidechains"] = {"angles_sin_cos": angles[:, row, :n]}
         features = {key: value[row, :n] for key, value in done.features.items()}
         self.model.report_pass(one.on_cycle, cycle, own, structure)
         if cycle == self.limits[target]:
             tree = self.model.result_tree(own, structure, features, cycle)
             self.results[target] = network_results(tree, one.passes)
             # The next pass overwrites the batch's pair.
-            kept = ("single", "pair", "structure_module") if self.passes.representations else ()
-            tree["representations"] = {key: own[key].clone() for key in kept}
+            wanted = ("single", "pair", "structure_module") if self.passes.representations else ()
+            tree["representations"] = {key: own[key].clone() for key in wanted}
         elif self.passes.recycle_tolerance > 0:
             was = {"prev_pos": done.before["prev_pos"][row, :n]}
             now = {"prev_pos": structure["final_atom_positions"]}

@@ -106,6 +106,48 @@ def network_results(
     return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
 
 
+def represent(
+    model: AlphaFold,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    passes: NetworkPasses,
+    on_cycle: OnCycle | None = None,
+    *,
+    stop_after_block: int | None,
+    plan: FoldPlan | None = None,
+    state: RecycleState | None = None,
+) -> tuple[dict[str, Tensor], int]:
+    """Run a network for its representations, without heads.
+
+    Args:
+        model: The network.
+        features: Returns the features of a cycle and an ensemble member.
+        passes: Settings of the run; ``distogram`` adds the distogram head.
+        on_cycle: Called after the passes that have a structure.
+        stop_after_block: See :meth:`fastfold.evoformer.model.AlphaFold.forward`; None to run the structure module.
+        plan: Plan of the fold; None for the policy of a fold without a memory limit.
+        state: Saves the state after each pass; None to save nothing.
+
+    Returns:
+        Representations ``single``, ``pair``, ``msa_first_row`` and, after the structure module, ``structure_module``,
+        with ``distogram`` and ``distogram_edges`` if asked for; and the number of passes after the first.
+    """
+    with prepared_network(model, passes, plan, distogram=False):
+        model.policy = replace(model.policy, heads=())
+        result = model(
+            features,
+            passes.num_recycles,
+            num_ensemble=passes.num_ensemble,
+            recycle_tolerance=passes.recycle_tolerance,
+            on_cycle=on_cycle,
+            state=state,
+            stop_after_block=stop_after_block,
+        )
+        found: dict[str, Tensor] = result["representations"]
+        if passes.distogram:
+            found |= _distogram(model.heads["distogram"](found))
+        return found, int(result["num_recycles"])
+
+
 @contextmanager
 def prepared_network(
     model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool

@@ -18,6 +18,8 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.compute import Embedding, compute_embedding
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.folding.features import add_settings, initial_positions
 from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
@@ -28,6 +30,7 @@ from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.restraints import fit_restraints, read_restraints
+from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
 
@@ -95,7 +98,7 @@ class TargetPredictor:
         self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
-        if shown and not any(takes_templates(model.config, target) for model in models):
+        if shown and not any(self._shows(model) for model in models):
             names = ", ".join(model.name for model in models)
             raise ConfigError(
                 f"{target.name}: templates are given, but {names} does not use "
@@ -103,8 +106,13 @@ class TargetPredictor:
                 "chains) or a multimer network"
             )
         self._guess: np.ndarray | None = None
-        if config.initial_guess is not None:
-            self._guess = initial_positions(config.initial_guess, target)
+        guess = config.initial_guess
+        if target.given is not None and target.given.use == "initial_guess":
+            guess = target.given.path
+        if guess is not None:
+            self._guess = initial_positions(guess, target)
+        if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
+            raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
         if config.cyclic and target.is_cut:
             raise ConfigError(
                 f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
@@ -135,6 +143,11 @@ class TargetPredictor:
             for model in models
         }
 
+    def _shows(self, model: AlphaFold) -> bool:
+        """Return True if a network uses the target's templates."""
+        are_whole = self.templates is not None and self.templates.is_in_one_frame
+        return takes_templates(model.config, self.target, are_whole=are_whole)
+
     def num_recycles(self, model: AlphaFold) -> int:
         """Return the largest number of recycles of a network."""
         return int(self._configs[id(model)].model.num_recycle)
@@ -146,6 +159,7 @@ class TargetPredictor:
         on_cycle: OnCycle | None = None,
         *,
         state: RecycleState | None = None,
+        sample: Sample | None = None,
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
@@ -154,20 +168,29 @@ class TargetPredictor:
             seed: Random seed.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
             state: Saves the state after each pass; None to save nothing.
+            sample: Sample of the target for this seed; None for the target's own alignments.
 
         Raises:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
             OutputError: The network's results are not finite.
         """
+        draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
-            sampler = self._sampler(model, seed)
+            sampler = self._features(model, seed, sample)
             restrained = None
             if self._restraints:
                 steps = self.config.restraint_steps
                 restrained = fit_restraints(model, sampler, self._restraints, steps=steps)
                 sampler = restrained.sampler
             by = partial(
-                fold, model, sampler, self.target, self.config, seed=seed, on_cycle=on_cycle, run=self._run
+                fold,
+                model,
+                sampler,
+                self.target,
+                self.config,
+                seed=draw_seed,
+                on_cycle=on_cycle,
+                run=self._run,
             )
             if self._graph is not None:
                 by = partial(by, graph=self._graph)
@@ -177,9 +200,54 @@ class TargetPredictor:
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
-        templates = self._templates_of(model)
+        templates = self._templates_for(model)
         report = None if templates is None or not templates.report else templates.report
-        return replace(prediction, templates=report)
+        given = self.target.given
+        return replace(
+            prediction,
+            seed=seed,
+            sample=None if sample is None else sample.record,
+            templates=report,
+            given_structure=None if given is None else compare_with_given(prediction, given),
+        )
+
+    def embed(
+        self,
+        model: AlphaFold,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        *,
+        state: RecycleState | None = None,
+        sample: Sample | None = None,
+    ) -> Embedding:
+        """Compute the representations that ``config.embed`` selects.
+
+        Args:
+            model: The network.
+            seed: Random seed.
+            on_cycle: See :func:`fastfold.inference.folding.network.represent`.
+            state: Saves the state after each pass; None to save nothing.
+            sample: Sample of the target for this seed; None for the target's own alignments.
+
+        Raises:
+            InputError: See :meth:`predict`.
+            OutputError: The representations are not finite.
+        """
+        draw_seed = seed if sample is None else sample.draw_seed
+        with current_device(self.device), _moved(model, self.device, stays=False):
+            sampler = self._features(model, seed, sample)
+            by = partial(
+                compute_embedding,
+                model,
+                sampler,
+                self.target,
+                self.config,
+                seed=draw_seed,
+                on_cycle=on_cycle,
+                state=state,
+            )
+            embedding = self.fit(model).run(by, self.say)
+        return replace(embedding, seed=seed, sample=None if sample is None else sample.record)
 
     def reason_alone(self, model: AlphaFold) -> str:
         """Return why the target cannot share a pass with other targets; empty if it can.
@@ -194,11 +262,15 @@ class TargetPredictor:
             (config.dropout, "dropout"),
             (config.restraints is not None, "restraints"),
             (config.initial_guess is not None, "initial_guess"),
+            (config.sample is not None, "sample"),
+            (config.embed is not None, "embed"),
         )
         for is_set, name in settings:
             if is_set:
                 return f"{name} folds targets one by one"
-        if self._templates_of(model) is not None:
+        if self.target.given is not None:
+            return "given structures are scored one by one"
+        if self._templates_for(model) is not None:
             return "targets with templates are folded one by one"
         return "its fold runs in blocks" if self.fit(model).plan.blocks else ""
 
@@ -208,7 +280,7 @@ class TargetPredictor:
         Raises:
             InputError: An alignment is invalid.
         """
-        return TargetFold(model, self._sampler(model, seed), self.target, self.config, seed, on_cycle)
+        return TargetFold(model, self._features(model, seed, None), self.target, self.config, seed, on_cycle)
 
     def fit(self, model: AlphaFold) -> Fit:
         """Return the plan of the target's fold by one of the networks."""
@@ -220,23 +292,23 @@ class TargetPredictor:
         with current_device(self.device), _moved(model, self.device, stays=self._stays):
             yield
 
-    def _templates_of(self, model: AlphaFold) -> TargetTemplates | None:
-        """Return the templates for a network; None if it uses none."""
-        return self.templates if takes_templates(model.config, self.target) else None
-
-    def _sampler(self, model: AlphaFold, seed: int) -> FeatureSampler:
-        """Return the features of the target for a network."""
-        target, templates = self.target, self._templates_of(model)
+    def _features(self, model: AlphaFold, seed: int, sample: Sample | None) -> FeatureSampler:
+        """Return the features of a prediction."""
+        templates = self._templates_for(model)
         sampler = featurize(
-            target.chains,
-            self.alignments,
+            self.target.chains,
+            self.alignments if sample is None else sample.drawn,
             self._configs[id(model)],
-            seed=seed,
+            seed=seed if sample is None else sample.draw_seed,
             templates=None if templates is None else templates.features,
-            join=target.is_complex and not model.multimer,
+            join=self.target.is_complex and not model.multimer,
         )
-        add_settings(sampler, target, cyclic=self.config.cyclic, guess=self._guess)
+        add_settings(sampler, self.target, cyclic=self.config.cyclic, guess=self._guess)
         return sampler
+
+    def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
+        """Return the templates for a network; None if it uses none."""
+        return self.templates if self._shows(model) else None
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         "sequences": sequences,
         "model_name": scores["model"],
         "seed": scores["seed"],
+        "sample": scores.get("sample"),
         "num_recycles": int(scores.get("num_recycles", 0)),
         "aatype": protein.aatype,
         "residue_index": residue_numbers(scores) - 1,

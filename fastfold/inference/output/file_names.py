@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fastfold.data.targets import safe_stem
-from fastfold.inference.config import OutputFormat
+from fastfold.inference.config import FolderFormat, OutputFormat
 
 COLABFOLD_SCORES = "_colabfold.json"
 """Ending of ColabFold's scores file; ``_scores.json`` is FastFold's."""
@@ -18,29 +18,33 @@ _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
 """ColabFold's words for parts of endings that differ from FastFold's."""
 
 _COLABFOLD = re.compile(
-    r"(?P<target>.+)_(?P<kind>unrelaxed|relaxed|scores|fastfold|config|pae|coverage|representations)"
-    r"_(?P<key>rank_\d{3,9}_alphafold2_.+?)(?:\.(?P<cycle>r\d+))?(?P<suffix>\.[a-z]+)"
+    r"(?P<target>.+)_(?P<kind>unrelaxed|relaxed|scores|fastfold|config|pae|coverage|representations"
+    r"|msa(?:_[A-Za-z0-9]+?)?(?:_paired)?)"
+    r"_(?P<key>rank_\d{3,9}_alphafold2_.+?)(?:\.(?P<cycle>r\d+))?(?P<suffix>\.(?:a3m|[a-z]+))"
 )
 
 
-def prediction_key(network: str, seed: int, output_format: OutputFormat = "fastfold") -> str:
-    """Return network and seed as they occur in file names.
+def prediction_key(
+    network: str, seed: int, output_format: OutputFormat = "fastfold", *, sample: str | None = None
+) -> str:
+    """Return network, seed and sample as they occur in file names.
 
     Args:
         network: Name of the network.
         seed: Random seed.
+        sample: Method and number of the sample, ``columns_003``, which follow the seed; None for no sample.
         output_format: ``fastfold`` for ``model_1_multimer_v3_seed_0``, ``colabfold`` for
             ``alphafold2_multimer_v3_model_1_seed_000``.
     """
-    name = safe_stem(network)
+    name, tail = safe_stem(network), "" if sample is None else f"_{sample}"
     if output_format == "fastfold":
-        return f"{name}_seed_{seed}"
+        return f"{name}_seed_{seed}{tail}"
     name = re.sub(r"(model_\d+)_(ptm|multimer_v\d)", r"\2_\1", name)
-    return f"alphafold2_{name}_seed_{seed:03d}"
+    return f"alphafold2_{name}_seed_{seed:03d}{tail}"
 
 
 def file_name(
-    stem: str, rank: int | None, key: str, ending: str, output_format: OutputFormat = "fastfold"
+    stem: str, rank: int | None, key: str, ending: str, output_format: FolderFormat = "fastfold"
 ) -> str:
     """Return the name of one of a prediction's files.
 
@@ -50,10 +54,10 @@ def file_name(
         key: See :func:`prediction_key`.
         ending: Ending of the file. Empty for the common part of the names (FastFold), or for the structure without
             suffix (ColabFold).
-        output_format: Style of the name.
+        output_format: Style of the name; names of embeddings lack the rank.
     """
-    place = key if rank is None else f"rank_{rank:03d}_{key}"
-    if output_format == "fastfold":
+    place = key if rank is None or output_format == "embeddings" else f"rank_{rank:03d}_{key}"
+    if output_format != "colabfold":
         return f"{stem}_{place}{ending}"
     word, dot, suffix = ending.partition(".")
     if re.fullmatch(r"_r\d+", word):  # the structure after a pass

@@ -61,11 +61,11 @@ def confidence_png(
     scores |= {name: f"{value:.2f}" for name, value in (("pTM", ptm), ("ipTM", iptm)) if value is not None}
     line = " · ".join(f"{name} {value}" for name, value in scores.items())
     width, panels = (7.4, [1]) if pae is None else (12.6, [3, 2])
-    with _figure(width, 4.8, [part for part in (title, line) if part], panels) as (figure, axes):
+    with figure_in_style(width, 4.8, [part for part in (title, line) if part], panels) as (figure, axes):
         _draw_plddt(axes[0], plddt, lengths, numbers)
         if pae is not None:
             _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers)
-        return _png(figure)
+        return to_png(figure)
 
 
 def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
@@ -82,7 +82,7 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
     depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most similar rows at the bottom
     names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
     line = f"alignment rows: {', '.join(f'{rows:,}' for rows in coverage['rows'])}"
-    with _figure(7.4, 4.8, [part for part in (title, line) if part], [1]) as (figure, (axis,)):
+    with figure_in_style(7.4, 4.8, [part for part in (title, line) if part], [1]) as (figure, (axis,)):
         # Steps, so that all residues have the same width.
         borders = np.arange(depth.shape[1] + 1) + 0.5
         values = np.concatenate([depth, depth[:, -1:]], 1)
@@ -92,10 +92,10 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
         numbers = None
         if ranges := coverage.get("residue_ranges"):
             numbers = np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
-        _mark_chains(axis, lengths, numbers, colour=INK)
+        mark_chains(axis, lengths, numbers, colour=INK)
         handles, labels = axis.get_legend_handles_labels()
         _legend(axis, handles[::-1], labels[::-1], "identity to the query")
-        return _png(figure)
+        return to_png(figure)
 
 
 def trajectory_png(
@@ -113,7 +113,7 @@ def trajectory_png(
         A PNG file, the same bytes for the same input and matplotlib version.
     """
     steps = np.arange(1, len(loss) + 1)
-    with _figure(12.6, 4.8, [title], [1, 1]) as (figure, axes):
+    with figure_in_style(12.6, 4.8, [title], [1, 1]) as (figure, axes):
         for axis, values, label in zip(axes, (loss, plddt), ("loss", "mean pLDDT"), strict=True):
             axis.plot(steps, values, color=INK, linewidth=0.9, marker="." if len(steps) < 3 else None)
             axis.set(xlabel="step", ylabel=label, xlim=(0.5, len(steps) + 0.5))
@@ -121,14 +121,53 @@ def trajectory_png(
                 if stages[i] != stages[i - 1]:
                     axis.axvline(i + 0.5, color=FAINT, linewidth=0.8)
         axes[1].set_ylim(0, 100)
-        return _png(figure)
+        return to_png(figure)
+
+
+def scan_png(
+    panels: Mapping[str, np.ndarray],
+    residues: Sequence[str],
+    letters: Sequence[str],
+    wild_type: Sequence[int],
+    *,
+    title: str = "",
+) -> bytes:
+    """Draw heat maps of single mutants: a row for each new letter, a column for each residue.
+
+    Args:
+        panels: ``[L, M]`` values by label; NaN for mutants that were not folded. Labels with Δ have colours around 0.
+        residues: ``M`` names of the residues.
+        letters: ``L`` new letters.
+        wild_type: ``M`` rows of the wild type's letters, which are marked.
+        title: Text above the plot.
+
+    Returns:
+        A PNG file, the same bytes for the same input and matplotlib version.
+    """
+    width = min(40.0, max(6.0, 2.0 + 0.16 * len(residues)))
+    with figure_in_style(width, 3.6 * len(panels), [title], [1], rows=len(panels)) as (figure, axes):
+        step = max(1, -(-len(residues) // 200))
+        for axis, (label, values) in zip(axes, panels.items(), strict=True):
+            known = values[np.isfinite(values)]
+            top = float(np.abs(known).max()) if len(known) and np.abs(known).max() > 0 else 1.0
+            low, colours = (-top, "RdBu") if "Δ" in label else (0.0, "viridis")
+            image = axis.imshow(
+                values, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest"
+            )
+            axis.set_facecolor("#e8e8e8")
+            axis.plot(range(len(residues)), wild_type, ".", color=INK, markersize=2.5)
+            axis.set_yticks(range(len(letters)), letters, fontsize=6)
+            axis.set_xticks(range(0, len(residues), step), residues[::step], rotation=90, fontsize=6)
+            axis.set_title(label, fontsize=9)
+            figure.colorbar(image, ax=axis, shrink=0.8)
+        return to_png(figure)
 
 
 @contextmanager
-def _figure(
-    width: float, height: float, title: Sequence[str], panels: Sequence[int]
+def figure_in_style(
+    width: float, height: float, title: Sequence[str], panels: Sequence[int], *, rows: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure in the style of all plots, and its axes from left to right."""
+    """Yield a figure in the style of all plots, and its axes from left to right, or from top to bottom."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -150,10 +189,11 @@ def _figure(
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle("\n".join(title), fontsize=10)
-        yield figure, figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)[0]
+        yield figure, figure.subplots(rows, len(panels), squeeze=False, width_ratios=panels).ravel()
 
 
-def _png(figure: Any) -> bytes:
+def to_png(figure: Any) -> bytes:
+    """Return a figure as PNG, the same bytes for the same figure and matplotlib version."""
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
@@ -167,7 +207,7 @@ def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int], numbers: n
     residues = np.arange(1, len(plddt) + 1)
     axis.plot(residues, plddt, color=INK, linewidth=0.9, marker="." if len(plddt) < 3 else None)
     axis.set(ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
-    _mark_chains(axis, lengths, numbers, colour=INK)
+    mark_chains(axis, lengths, numbers, colour=INK)
     patches = [Patch(color=band.colour, alpha=0.6, linewidth=0) for band in BANDS]
     names = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
     _legend(axis, patches, names, None)
@@ -189,7 +229,7 @@ def _draw_pae(
     colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
     image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
     axis.set_ylabel("aligned residue")
-    _mark_chains(axis, lengths, numbers, colour="#d6604d", both=True)
+    mark_chains(axis, lengths, numbers, colour="#d6604d", both=True)
     axis.set_xlabel("scored residue")
     figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8)
 
@@ -201,7 +241,7 @@ def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str 
     )  # fmt: skip
 
 
-def _mark_chains(
+def mark_chains(
     axis: Any, lengths: Sequence[int], numbers: np.ndarray | None, *, colour: str, both: bool = False
 ) -> None:
     """Draw lines between chains, their names and residue numbers; on the y axis too if ``both``."""

@@ -96,6 +96,10 @@ class Prediction:
             (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any.
         chain_confidence: Confidences of the chains of a complex; None for single chains and networks without aligned
             errors.
+        given_structure: Scores against the structure that was scored
+            (:func:`fastfold.inference.score.compare.compare_with_given`); None if the target was folded.
+        sample: Method, number and values of the sample, in JSON's types
+            (:attr:`fastfold.inference.ensemble.samples.Sample.record`); None without sampling.
         no_interface_scores: Reason why a complex has no interface scores; None if it has them.
 
     Raises:
@@ -123,6 +127,8 @@ class Prediction:
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
     restraints: Mapping[str, Any] | None = None
+    given_structure: Mapping[str, Any] | None = None
+    sample: Mapping[str, Any] | None = None
     no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:
@@ -307,6 +313,7 @@ class Prediction:
             "name": self.name,
             "model": self.model_name,
             "seed": int(self.seed),
+            **({} if self.sample is None else {"sample": dict(self.sample)}),
             "num_recycles": int(self.num_recycles),
             "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
             "sequences": list(self.sequences),
@@ -319,6 +326,11 @@ class Prediction:
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
+            **(
+                {}
+                if self.given_structure is None
+                else {"given_structure": score_files.rounded_tree(dict(self.given_structure), 4)}
+            ),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 
@@ -362,7 +374,7 @@ class Prediction:
             config = {"fastfold_version": __version__, "settings": dict(settings)}
             contents["_config.json"] = score_files.lines_json(config)
         stem = safe_stem(self.name)
-        key = prediction_key(self.model_name, int(self.seed), output_format)
+        key = self.file_key(output_format)
         folder = prepare_output_directory(directory)
         paths = {
             _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder
@@ -375,8 +387,17 @@ class Prediction:
 
     @property
     def key(self) -> str:
-        """Network and seed as in file names: ``model_1_ptm_seed_0``."""
-        return prediction_key(self.model_name, int(self.seed))
+        """Network, seed and sample as in file names: ``model_1_ptm_seed_0``."""
+        return self.file_key()
+
+    def file_key(self, output_format: OutputFormat = "fastfold") -> str:
+        """Return network, seed and sample in a style of file names."""
+        return prediction_key(self.model_name, int(self.seed), output_format, sample=self.sample_label)
+
+    @property
+    def sample_label(self) -> str | None:
+        """Method and number of the sample as in file names, ``columns_003``; None without sampling."""
+        return None if self.sample is None else f"{self.sample['method']}_{self.sample['number']:03d}"
 
     def files(
         self, *, plots: bool = True, output_format: OutputFormat = "fastfold"

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
-from fastfold.inference.config import OutputFormat
+from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
 from fastfold.utils.atomic_files import (
     output_error,
@@ -88,7 +88,7 @@ class ResultsFolder:
         self,
         path: str | os.PathLike[str],
         say: Callable[[str], None] = lambda _: None,
-        output_format: OutputFormat | None = None,
+        output_format: FolderFormat | None = None,
     ) -> None:
         self.path, self.say = prepare_output_directory(path), say
         if (self.path / STATE).is_symlink():
@@ -96,21 +96,27 @@ class ResultsFolder:
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
-        self.output_format: OutputFormat = self._agreed_format(output_format)
+        self.output_format: FolderFormat = self._agreed_format(output_format)
 
-    def _agreed_format(self, wanted: OutputFormat | None) -> OutputFormat:
+    @property
+    def style(self) -> OutputFormat:
+        """Style of the files of predictions."""
+        return "colabfold" if self.output_format == "colabfold" else "fastfold"
+
+    def _agreed_format(self, wanted: FolderFormat | None) -> FolderFormat:
         """Return the style of file names here; a folder without targets takes the requested one."""
         path = self.state / "format.json"
         with self.locked():
             known: Any = (_read_json(path) or {}).get("output_format", "fastfold")
-            if known not in get_args(OutputFormat):
+            if known not in get_args(FolderFormat):
                 raise WriteError(f"{path}: unknown format {known!r:.40}; use another output folder")
             if wanted is None or wanted == known:
                 return known
             if any(self.state.glob("*/target.json")):
-                raise WriteError(
-                    f"{self.path} holds results in the format {known}; give another --out, or --output-format {known}"
-                )
+                remedy = "give another --out"
+                if "embeddings" not in (known, wanted):
+                    remedy += f", or --output-format {known}"
+                raise WriteError(f"{self.path} holds results in the format {known}; {remedy}")
             write_atomic(path, json.dumps({"output_format": wanted}) + "\n")
             return wanted
 
@@ -341,6 +347,8 @@ class TargetResults:
     def _free_key(self, name: str, prediction: str) -> str:
         """Return an unused key for a new prediction's files, also not used by other programs."""
         pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{name}") + r"[._].*")
+        if self.parent.output_format == "embeddings":
+            pattern = re.compile(re.escape(f"{self.stem}_{name}") + r"\..*")
         taken = any(record.key == name for record in self.records())
         names = [entry.name for entry in os.scandir(self.parent.path)]
         if self.parent.output_format == "colabfold":

@@ -29,9 +29,10 @@ COLUMNS = (
     "seconds",
     "peak_memory",
     "files",
+    "sample",
 )
 """Columns of the table. ``clashes`` counts pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol,
-``peak_memory`` in MiB; ``files`` is the common part of the file names."""
+``peak_memory`` in MiB; ``files`` is the common part of the file names, ``sample`` method and number of a sample."""
 
 
 @dataclass

@@ -17,6 +17,7 @@ _ENGINES = {
     "jackhmmer": "hmmer",
     "phmmer": "hmmer",
 }
+_SAMPLING = {"columns": "afsample2", "clusters": "afcluster", "depth": "subsampling", "dropout": "afsample"}
 
 
 def used_methods(directory: Path) -> set[str]:
@@ -32,6 +33,10 @@ def used_methods(directory: Path) -> set[str]:
         weights = config.get("weights")
         name = str(weights.get("model", "")) if isinstance(weights, dict) else ""
         found |= {"alphafold", "multimer"} if "multimer" in name else {"alphafold"}
+        settings = config.get("settings")
+        sample = settings.get("sample") if isinstance(settings, dict) else None
+        method = sample.get("method") if isinstance(sample, dict) else None
+        found |= {_SAMPLING[method]} if method in _SAMPLING else set()
     if not found:
         raise InputError(
             "expected results with ..._config.json, found none; give a folder that fastfold infer wrote to",

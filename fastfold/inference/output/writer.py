@@ -18,10 +18,15 @@ from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
+from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.embed.files import embedding_bytes
+from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
-from fastfold.inference.output.file_names import COLABFOLD_SCORES, prediction_key
+from fastfold.inference.output.file_names import COLABFOLD_SCORES
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
@@ -53,6 +58,9 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
     files = [
         None if path is None else file_digest(path) for path in (config.initial_guess, config.restraints)
     ]
+    given = target.given
+    if given is not None:
+        chains.append((given.use, given.shows_targets, file_digest(given.path)))
     # Without restraints the hash is that of results from before there were any.
     return input_hash(chains, rows, *(files if files[1] else files[:1]))
 
@@ -67,6 +75,7 @@ def run_record(
     digest: str,
     device: str,
     templates: TargetTemplates | None = None,
+    sample: Sample | None = None,
 ) -> dict[str, Any]:
     """Return settings, versions and ``input_hash``, in JSON's types.
 
@@ -81,10 +90,16 @@ def run_record(
         digest: See :func:`target_digest`.
         device: Device of the fold; only recorded, because results of other devices are equivalent.
         templates: Templates used by the network; None if it uses none.
+        sample: Sample of the target; None without sampling.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
+    if sample is not None:
+        settings["sample"] = sample.record
+    if config.embed is not None:
+        settings["embed"] = {"layer": config.embed.layer, "arrays": config.embed.names}
+        settings["embed"] |= {"mean": config.embed.mean, "dtype": config.embed.dtype}
     return {
         "schema_version": 2,
         "name": target.name,
@@ -95,6 +110,7 @@ def run_record(
         **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **({} if templates is None else {"templates": _template_names(templates)}),
+        **({} if target.given is None else {"given_structure": _given(target.given)}),
         "weights": weights,
         "settings": settings,
         "device": device,
@@ -108,6 +124,10 @@ def run_record(
     }
 
 
+def _given(given: GivenStructure) -> dict[str, Any]:
+    return {"file": given.path.name, "use": given.use, "shows_targets": given.shows_targets}
+
+
 def _template_names(templates: TargetTemplates) -> dict[str, list[str]]:
     return {chain["chain"]: [one["name"] for one in chain["used"]] for chain in templates.report}
 
@@ -116,8 +136,12 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
     """Return the template arrays of the network, which its results depend on; empty without templates."""
     if templates is None or not templates.number:
         return []
+    names = (*TEMPLATE_LAYOUT, "template_frame")
     return [
-        [None if one is None else {name: one[name] for name in TEMPLATE_LAYOUT} for one in templates.features]
+        [
+            None if one is None else {name: one[name] for name in names if name in one}
+            for one in templates.features
+        ]
     ]
 
 
@@ -154,6 +178,21 @@ class Wanted:
         asked["_distogram.npz"] = self.distogram
         asked[COLABFOLD_SCORES] = self.colabfold
         return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
+
+
+@dataclass(frozen=True)
+class WantedEmbedding:
+    """Files of an embedding.
+
+    Attributes:
+        ending: Ending of the file of arrays.
+    """
+
+    ending: str
+
+    def missing(self, record: PredictionRecord) -> set[str]:
+        """Return the endings of the files that a finished embedding lacks."""
+        return {ending for ending in (self.ending, "_config.json") if ending not in record.files}
 
 
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -204,16 +243,44 @@ def write_prediction(
     Raises:
         OutputError: The prediction cannot be written; earlier files are unchanged.
     """
-    output_format = results.parent.output_format
+    output_format = results.parent.style
     files = {**prediction.files(plots=False, output_format=output_format), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(
         record["input_hash"],
-        prediction_key(prediction.model_name, prediction.seed, output_format),
+        prediction.file_key(output_format),
         files,
         {**listed_scores(prediction), **scores},
         partial(ranking_scores, config.rank),
     )
+
+
+def write_embedding(
+    results: TargetResults,
+    record: Mapping[str, Any],
+    embedding: Embedding,
+    scores: Mapping[str, Any],
+    config: InferConfig,
+    *,
+    more: Mapping[str, str | bytes],
+) -> PredictionRecord:
+    """Add an embedding with its files to a target's results; see :func:`write_prediction`.
+
+    Raises:
+        OutputError: The embedding cannot be written.
+    """
+    embed = config.embed or EmbedConfig()
+    files = {embed.ending: embedding_bytes(embedding.arrays, embedding.about, embed.file_format), **more}
+    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
+    listed = {
+        "model": embedding.model_name,
+        "seed": embedding.seed,
+        "sample": embedding.sample_label,
+        "length": sum(map(len, embedding.sequences)),
+        "sequence": ":".join(embedding.sequences),
+    }
+    ranking = partial(ranking_scores, config.rank)
+    return results.add(record["input_hash"], embedding.key, files, listed | dict(scores), ranking)
 
 
 def listed_scores(prediction: Prediction) -> dict[str, Any]:
@@ -225,6 +292,7 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
     return {
         "model": prediction.model_name,
         "seed": prediction.seed,
+        **({} if prediction.sample is None else {"sample": prediction.sample_label}),
         "length": len(prediction.aatype),
         "plddt": prediction.mean_plddt,
         "ptm": plain(prediction.ptm),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,12 @@ from fastfold.errors import ConfigError
 from fastfold.memory import HostBuffers, disk_buffers
 from fastfold.utils.host_memory import host_available_bytes
 
-_sharers = 1
+_SHARERS = ContextVar("processes of this machine that fold", default=1)
 
 
 def share_host_memory(processes: int) -> None:
     """Set the number of processes on this machine that fold at the same time."""
-    global _sharers
-    _sharers = max(1, processes)
+    _SHARERS.set(max(1, processes))
 
 
 def host_memory_bytes(device: str) -> int:
@@ -27,7 +27,7 @@ def host_memory_bytes(device: str) -> int:
 
     Processes that fold at the same time (:func:`share_host_memory`) get equal parts.
     """
-    return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _sharers)
+    return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _SHARERS.get())
 
 
 def available_bytes(device: torch.device) -> int:
@@ -86,10 +86,11 @@ class FoldMemory:
         Raises:
             ConfigError: The folder cannot be used.
         """
-        host = host_memory_bytes(device.type) if host_memory is None else host_memory // _sharers
+        sharers = _SHARERS.get()
+        host = host_memory_bytes(device.type) if host_memory is None else host_memory // sharers
         free = available_bytes(device)
         shared = free // processes if device.type == "cpu" else free
-        return cls(shared, host // processes, free_disk_bytes(offload_dir) // (processes * _sharers))
+        return cls(shared, host // processes, free_disk_bytes(offload_dir) // (processes * sharers))
 
 
 def free_disk_bytes(folder: Path | None) -> int:

@@ -154,25 +154,53 @@ def fit_target(
         cuda_graph=cuda_graph,
     )
     free = memory.free + (planner.parameters if home.type == device.type else 0)
-    smallest = planner.smallest(residues, rows=rows, templates=templates)
-    if smallest > free and (budget is None or smallest <= budget):
-        halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
-        fits = planner.longest(free, rows=rows, templates=templates)
-        remedy = "leave out --cuda-graphs, " if cuda_graph else ""
-        remedy += "use --precision bf16, or " if dtype.itemsize > 2 and halved <= free else ""
-        raise InputError(
-            f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
-            f"{f' in each of {ranks} processes' if ranks > 1 else ''}; {device.type} has "
-            f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; {remedy}use a device with more memory, "
-            "or fold shorter pieces",
-            record=name,
-        )
+    check_fit(planner, residues, budget, free, name=name, rows=rows, templates=templates)
     budget = free if budget is None else budget
     plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
     if plan.blocks:
         planner = replace(planner, costs=measure_costs(device, dtype))
         plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
     return Fit(planner, plan, budget, residues, name, rows, templates)
+
+
+def check_fit(
+    planner: Planner,
+    residues: int,
+    budget: int | None,
+    free: int,
+    *,
+    name: str,
+    rows: int | None = None,
+    templates: int | None = None,
+) -> None:
+    """Check that the smallest plan of a target fits the free memory.
+
+    Args:
+        planner: Planner for its network and device.
+        residues: Length of the target, all chains together.
+        budget: Budget in bytes, None for the free memory; :func:`plan_target` refuses a plan beyond it.
+        free: Free bytes of the device, including those of the parameters there.
+        name: Name of the target.
+        rows: Rows of all alignments; None for the network's maximum.
+        templates: Number of templates; None for the network's maximum.
+
+    Raises:
+        InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
+    """
+    smallest = planner.smallest(residues, rows=rows, templates=templates)
+    if smallest <= free or (budget is not None and smallest > budget):
+        return
+    halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
+    fits = planner.longest(free, rows=rows, templates=templates)
+    remedy = "leave out --cuda-graphs, " if planner.cuda_graph else ""
+    remedy += "use --precision bf16, or " if planner.element_size > 2 and halved <= free else ""
+    raise InputError(
+        f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
+        f"{f' in each of {planner.ranks} processes' if planner.ranks > 1 else ''}; {planner.device} has "
+        f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; {remedy}use a device with more memory, "
+        "or fold shorter pieces",
+        record=name,
+    )
 
 
 def plan_target(

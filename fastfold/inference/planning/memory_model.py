@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fastfold.evoformer.config import ensemble_size, is_multimer
+from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.shard_memory import (
     RESHARD_BLOCKS,
@@ -296,7 +297,12 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
     # One rank owns the rows of a block and sends a copy of them to each other rank.
-    found.append(cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits))
+    descent = 0
+    if "distogram_descent" in structure:
+        descent = descent_bytes(fold.own, n, config.model.heads.distogram.num_bins)
+    found.append(
+        cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits + descent)
+    )
     return found
 
 

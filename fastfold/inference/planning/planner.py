@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -247,5 +248,5 @@ class Planner:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of a network's parameters."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    """Return the bytes of a network's parameters, also of those that are stored in 8 bits, which are buffers."""
+    return sum(x.numel() * x.element_size() for x in itertools.chain(model.parameters(), model.buffers()))

@@ -8,6 +8,7 @@ are measured on the device in less than a second (:func:`measure_costs`).
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,13 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step
+from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.msa_attention import MSAColumnAttention, MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.transition import Transition
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
 from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 from fastfold.kernels.ops.transition.op import transition_flops
@@ -26,6 +34,8 @@ from fastfold.memory.block_sizes import measure_blocks
 _OUTER_CHANNELS = 32
 """Channels of a column in the outer product mean of every official network."""
 
+MULTIPLICATIONS = sum(step.layer is TriangleMultiplication for step in EVOFORMER_STEPS)
+"""Triangle multiplications of a block, also of a template block."""
 
 _PAIR_TRAFFIC = {
     "embedding": 6,
@@ -125,38 +135,25 @@ class Costs:
             fold: :class:`~fastfold.inference.planning.memory_model.Fold`.
         """
         c = config.model.embeddings_and_evoformer
-        n, pairs, c_z, c_m, c_e = (
-            fold.residues,
-            fold.residues**2,
-            c.pair_channel,
-            c.msa_channel,
-            c.extra_msa_channel,
-        )
+        n, pairs, c_z = fold.residues, fold.residues**2, c.pair_channel
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
-        clusters, extra = fold.clusters + fold.templates, fold.extra
-        msa = blocks * (
-            _attention(clusters, n, c_m) + _attention(n, clusters, c_m) + _transition(clusters * n, c_m)
-        )
-        msa += extra_blocks * (_attention(extra, n, c_e) + _transition(extra * n, c_e))
-        outer_products = blocks * sum(outer_product_flops(clusters, pairs, _OUTER_CHANNELS, c_z))
-        outer_products += extra_blocks * sum(outer_product_flops(extra, pairs, _OUTER_CHANNELS, c_z))
-        attention = both * (2 * _attention(n, n, c_z) + _transition(pairs, c_z))
+        in_block = _block_flops(fold.clusters + fold.templates, n, c.msa_channel, c_z)
+        # Global attention of the extra stack is cheap.
+        in_extra = _block_flops(fold.extra, n, c.extra_msa_channel, c_z, without=MSAColumnAttention)
+        steps = Counter(map(_planned_with, EVOFORMER_STEPS))
+        del steps[TriangleMultiplication.operator]
         structure = config.model.heads.structure_module
         points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
         work = {
             "embedding": 20.0 * pairs * c_z,
-            "MSA attention": msa,
-            "outer product mean": outer_products,
-            "triangle attention": attention,
+            **{name: blocks * in_block[name] + extra_blocks * in_extra[name] for name in steps},
             "structure module": float(points),
             "heads": 2.0 * pairs * c_z * 64,
         }
         runs = {
             "embedding": 1,
-            "MSA attention": 3 * both,
-            "outer product mean": both,
-            "triangle attention": 3 * both,
+            **{name: count * both for name, count in steps.items()},
             "structure module": structure.num_layer,
             "heads": 2,
         }
@@ -173,14 +170,14 @@ class Costs:
         }
 
         def products(count: int, channels: int, other_work: float) -> Products:
-            """Return the time of a number of blocks, each with two triangle multiplications and other work."""
+            """Return the time of a number of blocks, each with triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
-            work = 2 * sum(triangle_flops(pairs, n, channels, channels)) + other_work
+            work = MULTIPLICATIONS * sum(triangle_flops(pairs, n, channels, channels)) + other_work
             traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
             return Products(
-                count * max(work / rate, 2 * traffic / self.memory),
-                count * 2 * own_pairs * self.per_pair,
-                count * 2,
+                count * max(work / rate, MULTIPLICATIONS * traffic / self.memory),
+                count * MULTIPLICATIONS * own_pairs * self.per_pair,
+                count * MULTIPLICATIONS,
                 2 * own_pairs * channels * fold.element_size / self.bandwidth,
                 multiply / rate,
                 2 * self.per_block,
@@ -195,6 +192,40 @@ class Costs:
             own_pairs * c_z * fold.element_size / self.bandwidth,
             4 * both * self.per_block if fold.ranks > 1 else 0.0,
         )
+
+
+def _planned_with(step: Step) -> str:
+    """Return the name of a step in plans: transitions are planned with the attention of the same tensor."""
+    if step.layer is not Transition:
+        return step.layer.operator
+    return (MSARowAttention if step.updates == "msa" else TriangleAttention).operator
+
+
+def _block_flops(
+    rows: int, length: int, c_m: int, c_z: int, without: type[PolicyModule] | None = None
+) -> dict[str, float]:
+    """Return the operations of a block's steps but triangle multiplication, by their names in plans.
+
+    Args:
+        rows: Rows of the MSA.
+        length: Residues.
+        c_m: Channels of the MSA.
+        c_z: Channels of the pair.
+        without: Class of layers to leave out.
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for step in EVOFORMER_STEPS:
+        shape, channels = ((rows, length), c_m) if step.updates == "msa" else ((length, length), c_z)
+        if step.layer is OuterProductMean:
+            flops = sum(outer_product_flops(rows, length**2, _OUTER_CHANNELS, c_z))
+        elif step.layer is Transition:
+            flops = _transition(shape[0] * shape[1], channels)
+        elif step.layer in (TriangleMultiplication, without):
+            continue
+        else:
+            flops = _attention(*(shape if step.cut == -3 else shape[::-1]), channels)
+        found[_planned_with(step)] += flops
+    return found
 
 
 def _attention(rows: int, length: int, channels: int) -> float:
@@ -227,11 +258,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
     transition = _parameters(z, (c,), (c,), (4 * c, c), (4 * c,), (c, 4 * c), (c,))
     sides = _parameters(z, (2 * c, c), (2 * c,), (2 * c, c), (2 * c,))
     rest = _parameters(z, (c, c), (c,), (c, c), (c,))
-    norms, products = ("norm_in", "proj", "gate", "norm_out", "out", "out_gate"), ("weight", "bias")
-    names = [f"{name}_{kind}" for name in norms for kind in products]
-    multiplication: dict[str, Any] = dict(
-        zip(names, (*transition[:2], *sides, *transition[:2], *rest), strict=True)
-    )
+    multiplication = kernels.TriangleParams(*transition[:2], *sides, *transition[:2], *rest)
 
     def rows(blocks: int) -> None:
         for part in z.chunk(blocks):
@@ -239,9 +266,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
 
     def groups(count: int) -> None:
         plan = ContractionPlan(c // count)
-        kernels.triangle_multiplication(
-            z, mask, **multiplication, outgoing=True, residual=z, out=z, plan=plan
-        )
+        kernels.triangle_multiplication(z, mask, multiplication, outgoing=True, residual=z, out=z, plan=plan)
 
     with torch.inference_mode():
         blocks = measure_blocks(rows, (1, n // 4), synchronize=wait)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import InputError
-from fastfold.inference.config import OutputFormat
+from fastfold.inference.config import FolderFormat
 from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.prediction import prediction_title
@@ -116,7 +116,7 @@ def relax_results(
 
 def relax_in_folder(
     folder: Path,
-    output_format: OutputFormat,
+    output_format: FolderFormat,
     target: tuple[str, Path],
     predictions: Sequence[str],
     ranking: Ranking,
@@ -126,7 +126,7 @@ def relax_in_folder(
 
     Args:
         folder: The results folder.
-        output_format: Style of its file names.
+        output_format: Kind of its files.
         target: Stem of the target's files, and the folder of its records.
         predictions: Identifiers of the predictions.
         ranking: Ranks the target's predictions.

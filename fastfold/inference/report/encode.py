@@ -41,12 +41,15 @@ def pack_json(value: Any) -> str:
     return pack(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
 
 
-def pack_structure(path: Path, sequences: Sequence[str]) -> tuple[dict[str, Any], str]:
+def pack_structure(
+    path: Path, sequences: Sequence[str], *, motion: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[dict[str, Any], str]:
     """Encode the atoms of a structure file, rotated so that the view along z shows the longest axes.
 
     Args:
         path: PDB or mmCIF file of the prediction.
         sequences: One letter per residue of each chain, as it was folded.
+        motion: Rotation ``[3, 3]`` and translation ``[3]`` in Å that replace this rotation and the centering.
 
     Returns:
         Metadata (``step`` in Å, ``atoms``), and packed data: five bytes per residue with a bit for each of the 37
@@ -74,8 +77,11 @@ def pack_structure(path: Path, sequences: Sequence[str]) -> tuple[dict[str, Any]
     present = positions[mask]
     if not len(present):
         raise ValueError("it has no atoms")
-    present = present @ _principal_axes(present)
-    middle = (present.min(0) + present.max(0)) / 2
+    if motion is None:
+        present = present @ _principal_axes(present)
+        middle = (present.min(0) + present.max(0)) / 2
+    else:
+        present, middle = present @ motion[0].T + motion[1], np.zeros(3)
     step = max(_COORDINATE_STEP, float(np.abs(present - middle).max()) / 32_000)
     quantised = np.rint((present - middle) / step).astype("<i2")
     return {"step": step, "atoms": len(present)}, pack(

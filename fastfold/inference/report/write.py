@@ -20,6 +20,7 @@ from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.ensembles import find_ensembles
 from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
@@ -42,9 +43,12 @@ _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
+_LARGEST_SCAN = 2**23
+SCAN = "mutations.png"
+"""Picture of a scan of mutants in a folder of results, which the page shows."""
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
-_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "scores.js", "main.js")
+_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "scores.js", "main.js")
 
 
 def write_report(
@@ -135,6 +139,11 @@ def _page(
         for key, (layout, text) in found.items():
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
+    overlays = find_ensembles(folder, predictions, left // 4, say)
+    for ensemble in overlays:
+        for one in ensemble["overlay"]:
+            one["structure"]["blob"] = len(blobs)
+            blobs.append(one.pop("text"))
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     try:
         molstar, refused = load_molstar(), ""
@@ -144,6 +153,8 @@ def _page(
     meta = {
         "rows": rows,
         "failures": _failures(folder),
+        "scan": _scan(folder),
+        "ensembles": overlays,
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -231,15 +242,26 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
     if isinstance(interfaces, dict):
         numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    given = scores.get("given_structure")
+    if isinstance(given, dict):
+        numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
     return {
         "target": prediction.target,
         "model": scores["model"],
         "seed": scores["seed"],
+        **_sample(scores.get("sample")),
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
         **_best_pair(pairs),
     } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _sample(values: Any) -> dict[str, str]:
+    """Return method and number of a sample; nothing of a prediction without sampling."""
+    if not isinstance(values, dict) or not {"method", "number"} <= set(values):
+        return {}
+    return {"sample": f"{values['method']} {values['number']}"[:40]}
 
 
 def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:
@@ -319,6 +341,19 @@ def _failures(folder: Path) -> list[list[str]]:
         [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
         for line in lines[1 : 1 + _MOST_FAILURES]
     ]
+
+
+def _scan(folder: Path) -> str | None:
+    """Return the picture of a scan of mutants as a data URI, if the folder has one of moderate size."""
+    path = folder / SCAN
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        data = check_size(path, _LARGEST_SCAN).read_bytes()
+    except (OSError, ValueError):
+        return None
+    is_png = data.startswith(b"\x89PNG\r\n\x1a\n")
+    return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}" if is_png else None
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class JobResult:
         lines: Further lines for users, in order.
         seconds: Duration in seconds.
         members: Results of the members of a job; empty for a job of its own.
+        predictions: See :class:`fastfold.inference.target_runner.FoldedTarget`.
     """
 
     status: Status
@@ -72,6 +73,7 @@ class JobResult:
     lines: Sequence[str] = ()
     seconds: float = 0.0
     members: tuple[JobResult, ...] = ()
+    predictions: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

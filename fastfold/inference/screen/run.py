@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastfold.data.queries.read import TargetReader
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
@@ -46,7 +47,7 @@ MAX_REPORTED = 10_000
 
 
 def screen(
-    lists: TargetLists,
+    lists: TargetLists | TargetReader,
     output: Path,
     weights: Sequence[Path],
     config: InferConfig,
@@ -59,7 +60,7 @@ def screen(
     ``failures.tsv``, and the others continue.
 
     Args:
-        lists: Sources of the targets.
+        lists: Sources of the targets, or a function that reads them.
         output: Folder for the results, the same on all machines.
         weights: Weights files; empty for the small network that ships with the package.
         config: Settings of the fold.
@@ -102,7 +103,7 @@ def screen(
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources
-    targets, errors = screen_targets(lists, complex_=options.complex_)
+    targets, errors = lists() if callable(lists) else screen_targets(lists, complex_=options.complex_)
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)
     if untrained := untrained_networks(networks, targets):
@@ -146,6 +147,7 @@ class _Screen:
         self._folded: list[str] = []
         self._skipped: list[str] = []
         self._failed: list[tuple[str, str]] = []
+        self._predictions: dict[str, tuple[str, ...]] = {}
 
     def run(self, setup: Setup) -> Summary:
         """Fold all targets."""
@@ -171,7 +173,8 @@ class _Screen:
             with suppress(InputError):  # nothing to show if all targets failed
                 page = partial(write_report, self._folder.path, say=self._progress.line)
                 failed += finish_tables(self._progress, page)
-        return Summary(tuple(self._folded), tuple(self._skipped), (*self._failed, *failed))
+        everything_failed = (*self._failed, *failed)
+        return Summary(tuple(self._folded), tuple(self._skipped), everything_failed, self._predictions)
 
     def _report(self, job: Job, result: JobResult) -> None:
         """Report a finished job."""
@@ -191,6 +194,7 @@ class _Screen:
             self._failures.add(target.name, result.text)
             return
         self._failures.remove(target.name)
+        self._predictions[target.name] = result.predictions
         self._table.update(self._folder.target(target))
         if result.status == "finished":
             self._skipped.append(target.name)

@@ -15,14 +15,14 @@ from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import Network
-from fastfold.inference.screen.job import Executor, Job, JobResult, Worker
+from fastfold.inference.screen.job import Executor, Job, Worker
 from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Rules
 from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.screen.worker_process import Limits, resident_bytes
+from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
 from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
@@ -60,6 +60,7 @@ class Setup:
         where: Workers and limits.
         search: Search for alignments; None for no searches.
         say: Called with lines for the user.
+        adapt: Makes the function of a worker from the one that folds a target.
     """
 
     networks: Sequence[Network]
@@ -70,6 +71,7 @@ class Setup:
     where: ScreenOptions
     search: ChainSearch | None
     say: Callable[[str], None]
+    adapt: Callable[[FoldWorker], Function] = lambda worker: worker
 
     def start(self) -> Workers:
         """Start the workers.
@@ -86,7 +88,8 @@ class Setup:
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
             searches, needs = search_jobs(targets, costs)
-        templates = None if self.options.templates.wanted else 0
+        has_templates = self.options.templates.wanted or any(target.brings_templates for target in targets)
+        templates = None if has_templates else 0
         memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
         folds = [
             Job(
@@ -152,6 +155,8 @@ class Setup:
                 templates,
                 structures=tuple(path.resolve() for path in templates.structures),
                 alignments=tuple(path.resolve() for path in templates.alignments),
+                complexes=tuple(path.resolve() for path in templates.complexes),
+                chains=tuple(path.resolve() for path in templates.chains),
                 database=_resolved(templates.database),
                 mmcif_dir=_resolved(templates.mmcif_dir),
                 obsolete=_resolved(templates.obsolete),
@@ -183,9 +188,9 @@ class Setup:
             raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
         threads = where.cpus_per_worker or max(1, available_cores() // count)
         memory = None if gpus else host_available_bytes()
-        workers: list[tuple[Worker, Callable[..., JobResult]]] = []
+        workers: list[tuple[Worker, Function]] = []
         for k in range(count):
-            function = self._function(devices[k % len(devices)], threads, count if gpus else 1)
+            function = self.adapt(self._function(devices[k % len(devices)], threads, count if gpus else 1))
             workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), function))
         if self.search is not None:
             workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
@@ -210,7 +215,7 @@ class Setup:
         if cpus > found.smallest:
             self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
         sharers = -(-gpus // found.machines) if gpus else 1
-        function = self._function("cuda" if gpus else "cpu", cpus, sharers)
+        function = self.adapt(self._function("cuda" if gpus else "cpu", cpus, sharers))
         groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.

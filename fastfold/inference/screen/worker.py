@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.screen.job import JobResult, Task
+from fastfold.inference.screen.job import JobResult, Status, Task
 from fastfold.inference.screen.search import ChainSearch
 from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork, conclusion
 
 if TYPE_CHECKING:
+    import torch
+
     from fastfold.data.targets import Target
+    from fastfold.inference.models import Network
 
 
 @dataclass
@@ -93,16 +96,16 @@ class FoldWorker:
         """Return the result of a target, or raise its error."""
         if isinstance(found, Exception):
             raise found
-        results, made, in_progress = found
-        if in_progress:
+        if found.in_progress:
             return JobResult("in_progress")
         if runner.options.reference is not None:
-            runner.compare(results, target, target.name, runner.options.reference)
-        records = results.records()
+            runner.compare(found.results, target, target.name, runner.options.reference)
+        records = found.results.records()
         if not records:  # with --skip-bad-weights
             text = f"{target.name}: its suitable networks were left out, because their files are invalid"
             return JobResult("failed", text)
-        return JobResult("done" if made else "finished", conclusion(records))
+        status: Status = "done" if found.made else "finished"
+        return JobResult(status, conclusion(records), predictions=found.predictions)
 
     def _failed(self, target: Target, error: Exception, said: io.StringIO) -> JobResult:
         if isinstance(error, WriteError | WeightsError) and not isinstance(error, PlaceError):
@@ -111,28 +114,38 @@ class FoldWorker:
             said.write("".join(traceback.format_exception(error)))
         return JobResult("failed", reason(error, target))
 
+    def open_networks(self) -> tuple[list[Network], torch.device]:
+        """Prepare this process for folds; return the networks, not yet loaded, and the device.
+
+        Raises:
+            FastFoldError: A weights file is invalid, or the device is not available.
+        """
+        import torch
+
+        from fastfold.evoformer.config import MINI
+        from fastfold.inference.models import open_networks
+        from fastfold.inference.planning.available_memory import share_host_memory
+        from fastfold.utils.device import choose_device
+
+        torch.set_num_threads(self.threads)
+        device = choose_device(self.config.device)
+        if device.type == "cuda":
+            # Before other calls, because PyTorch would make a context on the first GPU too.
+            torch.cuda.set_device(device)
+        share_host_memory(self.sharers)
+        skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
+        return open_networks(self.weights or (Path(MINI),), skip=skip), device
+
     def _opened(self) -> TargetRunner:
         """Return the runner with its networks, opened once."""
         if self._runner is None:
-            import torch
-
             from fastfold.data.templates.source import TemplateFinder
-            from fastfold.evoformer.config import MINI
-            from fastfold.inference.models import open_networks
             from fastfold.inference.output.results_folder import ResultsFolder
-            from fastfold.inference.planning.available_memory import share_host_memory
             from fastfold.inference.progress import Progress
-            from fastfold.utils.device import choose_device
 
-            torch.set_num_threads(self.threads)
-            device = choose_device(self.config.device)
-            if device.type == "cuda":
-                # Before other calls, because PyTorch would make a context on the first GPU too.
-                torch.cuda.set_device(device)
-            share_host_memory(self.sharers)
-            skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
+            networks, device = self.open_networks()
             self._runner = TargetRunner(
-                open_networks(self.weights or (Path(MINI),), skip=skip),
+                networks,
                 ResultsFolder(self.output),
                 device,
                 self.config,

@@ -42,16 +42,6 @@ OPERATOR_COSTS: dict[str, CostOf] = {}
 """Cost functions by the operator's name in the namespace ``fastfold``."""
 
 
-def declares_cost(*operators: str) -> Callable[[CostOf], CostOf]:
-    """Register the decorated function as the cost of these operators."""
-
-    def declare(cost: CostOf) -> CostOf:
-        OPERATOR_COSTS.update(dict.fromkeys(operators, cost))
-        return cost
-
-    return declare
-
-
 def no_products(call: Arguments) -> OperatorCost:
     """Return the cost of an operator that only reads its inputs and writes its results."""
     return OperatorCost(0.0)

@@ -1,4 +1,4 @@
-"""Memory layout of operands that kernels read."""
+"""Memory layout of operands that kernels read, and constants that operators share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ MAX_ROW_LENGTH = 4096
 
 MAX_CHANNELS = 256
 """Maximum row width of the Triton kernels that multiply whole rows by a matrix, in channels."""
+
+MASKED_LOGIT = -1e9
+"""AlphaFold's substitute for minus infinity: if all keys of a row are masked, they have equal weights, and attention
+returns the mean of their values."""
+
+MAX_HEADS = 16
+"""Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 
 ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Lengths to which these rows are padded."""

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -115,10 +116,11 @@ def float32_products(device: torch.device) -> str:
     Raises:
         ConfigError: The variable has another value, or asks a GPU without TF32 for ``tf32x3``.
     """
-    name = (_recording.float32 if _recording else None) or os.environ.get(FLOAT32_VARIABLE) or "auto"
+    recording = _RECORDING.get()
+    name = (recording.float32 if recording else None) or os.environ.get(FLOAT32_VARIABLE) or "auto"
     if name not in ("auto", TF32X3, "ieee"):
         raise ConfigError(f"{FLOAT32_VARIABLE}: expected auto, {TF32X3} or ieee, found {name!r}")
-    chip = _recording.chip if _recording else chip_class(device)
+    chip = recording.chip if recording else chip_class(device)
     if name == "auto":
         return "ieee" if chip == FALLBACK else TF32X3
     if name == TF32X3 and chip == FALLBACK and device.type == "cuda":
@@ -138,12 +140,12 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
     Raises:
         KeyError: The table has no entry for the kernel at all.
     """
-    entries = configurations()[kernel]
-    for chip in (_recording.chip if _recording else chip_class(device), FALLBACK):
+    entries, recording = configurations()[kernel], _RECORDING.get()
+    for chip in (recording.chip if recording else chip_class(device), FALLBACK):
         for name in (key, key.removesuffix(f"_{TF32X3}"), FALLBACK):
             if name in entries.get(chip, {}):
-                if _recording:
-                    _recording.origins[kernel] = chip
+                if recording:
+                    recording.origins[kernel] = chip
                 return entries[chip][name]
     raise KeyError(f"no configuration of {kernel} for {key}")
 
@@ -157,12 +159,12 @@ class _Recording:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-_recording: _Recording | None = None
+_RECORDING: ContextVar[_Recording | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
 def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
-    """Use the configurations of a class of chips on every device, for the whole process.
+    """Use the configurations of a class of chips on every device, in this thread.
 
     Args:
         chip: Key of :data:`CHIPS`.
@@ -171,12 +173,12 @@ def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
     Yields:
         For each kernel, the class of the entry that was last found: this one, or ``any``.
     """
-    global _recording
-    _recording = _Recording(chip, float32)
+    recording = _Recording(chip, float32)
+    token = _RECORDING.set(recording)
     try:
-        yield _recording.origins
+        yield recording.origins
     finally:
-        _recording = None
+        _RECORDING.reset(token)
 
 
 @functools.cache

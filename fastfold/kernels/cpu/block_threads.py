@@ -68,7 +68,7 @@ def for_blocks(
 
     # The choice of the product library is a setting of the process, which concurrent blocks would change.
     with small_products():
-        pool = _pool(lanes, threads)
+        pool = _pools.get(lanes, threads)
         running = [pool.submit(lane, scratch.lane(i)) for i in range(lanes)]
         try:
             for one in running:
@@ -97,37 +97,37 @@ class _Queue:
             self._items = iter(())
 
 
+class _Pools:
+    """Pools of threads, by the numbers of blocks and of threads of PyTorch's operators."""
+
+    def __init__(self) -> None:
+        self._drop()
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            # A forked process has none of the threads.
+            os.register_at_fork(after_in_child=self._drop)
+
+    def _drop(self) -> None:
+        self._lock, self._pools = threading.Lock(), dict[tuple[int, int], ThreadPoolExecutor]()
+
+    def get(self, lanes: int, threads: int) -> ThreadPoolExecutor:
+        """Return a pool whose threads each have an equal part of ``threads`` cores for PyTorch's operators."""
+        with self._lock:
+            if (lanes, threads) not in self._pools:
+                started = threading.Barrier(lanes)
+
+                def start() -> None:
+                    _thread.is_lane = True
+                    # A thread takes the process's number when it first asks. A number set after that is its own, but
+                    # also the process's for later threads, so it is restored below.
+                    torch.get_num_threads()
+                    torch.set_num_threads(threads // lanes)
+
+                pool = ThreadPoolExecutor(lanes, thread_name_prefix="fastfold-block", initializer=start)
+                wait([pool.submit(started.wait) for _ in range(lanes)])
+                torch.set_num_threads(threads)
+                self._pools[lanes, threads] = pool
+            return self._pools[lanes, threads]
+
+
 _thread = threading.local()
-_lock = threading.Lock()
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
-
-
-def _drop_pools() -> None:
-    """Drop the pools in a forked process, which has none of their threads."""
-    global _lock
-    _lock = threading.Lock()
-    _pools.clear()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_drop_pools)
-
-
-def _pool(lanes: int, threads: int) -> ThreadPoolExecutor:
-    """Return a pool whose threads each have an equal part of ``threads`` cores for PyTorch's operators."""
-    with _lock:
-        if (lanes, threads) not in _pools:
-            started = threading.Barrier(lanes)
-
-            def start() -> None:
-                _thread.is_lane = True
-                # A thread takes the process's number when it first asks. A number set after that is its own, but also
-                # the process's for later threads, so it is restored below.
-                torch.get_num_threads()
-                torch.set_num_threads(threads // lanes)
-
-            pool = ThreadPoolExecutor(lanes, thread_name_prefix="fastfold-block", initializer=start)
-            wait([pool.submit(started.wait) for _ in range(lanes)])
-            torch.set_num_threads(threads)
-            _pools[lanes, threads] = pool
-        return _pools[lanes, threads]
+_pools = _Pools()

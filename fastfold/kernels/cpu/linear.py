@@ -107,7 +107,7 @@ class Linear:
         elif self.products == "bf16":
             self._weight = weight.to(torch.bfloat16)
         elif self.products == "int8":
-            self._weight, self._scale = _split_into_words(weight, 1 if least == "int8" else 2)
+            self._weight, self._scale = split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         if mean is not None and self.products is not None:
             rounded = self._weight if self.products == "bf16" else self._integers() * self._scale[:, None]
@@ -164,7 +164,7 @@ class Linear:
         integers = scratch.of(x, torch.int32)
         if _is_column_major(out):
             sums = integers("linear sums", len(self._weight), len(x))
-            whole = self._join_words(torch._int_mm(self._weight, rounded.t(), out=sums), 0)
+            whole = join_words(torch._int_mm(self._weight, rounded.t(), out=sums), self._outputs, 0)
             if self._offsets is not None:
                 whole.add_(self._offsets[:, None])
             # In two operators: addcmul is slow where it reads one number for a whole row.
@@ -173,7 +173,7 @@ class Linear:
                 out.add_(self._bias)
             return
         sums = integers("linear sums", len(x), len(self._weight))
-        whole = self._join_words(torch._int_mm(rounded, self._weight.t(), out=sums), -1)
+        whole = join_words(torch._int_mm(rounded, self._weight.t(), out=sums), self._outputs, -1)
         if self._offsets is not None:
             whole.add_(self._offsets)
         # Scaled after a copy, because arithmetic of two dtypes is slow.
@@ -185,14 +185,21 @@ class Linear:
 
     def _integers(self) -> Tensor:
         """Return the 8-bit weights as whole numbers of steps, ``[N, K]``, in int32."""
-        return self._join_words(self._weight.int(), 0)
+        return join_words(self._weight.int(), self._outputs, 0)
 
-    def _join_words(self, x: Tensor, dim: int) -> Tensor:
-        """Combine both words of each output in place; return ``x`` if there is one word."""
-        if len(self._weight) == self._outputs:
-            return x
-        first, second = x.chunk(2, dim)
-        return torch.add(second, first, alpha=_WORDS, out=first)
+
+def join_words(x: Tensor, outputs: int, dim: int) -> Tensor:
+    """Combine the words of each output in place; inverse of :func:`split_into_words` in steps of the last word.
+
+    Args:
+        x: Words or their sums; of size ``outputs``, or twice that for two words, along ``dim``.
+        outputs: Number of outputs.
+        dim: Axis of the outputs.
+    """
+    if x.shape[dim] == outputs:
+        return x
+    first, second = x.chunk(2, dim)
+    return torch.add(second, first, alpha=_WORDS, out=first)
 
 
 def max_inputs(positive: bool = False) -> int:
@@ -224,10 +231,15 @@ def _is_column_major(x: Tensor) -> bool:
     return x.stride(0) == 1 != x.stride(1)
 
 
-def _split_into_words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split ``weight [N, K]`` into words of 8 bits, all first words before all second ones.
+def split_into_words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Split a weight into words of 8 bits, all first words before all second ones.
 
-    Also return the scales ``[N]`` of the last words.
+    Args:
+        weight: ``[N, K]``, float32.
+        count: 1 or 2.
+
+    Returns:
+        Words, int8 ``[count * N, K]``, and the scales ``[N]`` of the last words.
     """
     step = (weight.abs().amax(-1, keepdim=True)).clamp_(min=torch.finfo(weight.dtype).tiny).div_(_LARGEST)
     first = (weight / step).round_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_setting
 
 _CPUINFO = Path("/proc/cpuinfo")
-_onednn_multiplies = False
+_ONEDNN_MULTIPLIES = ContextVar("onednn_multiplies", default=False)
 _ROUNDING = 1e-6
 """Maximum error of an exact product, relative to its largest value; bfloat16 or TF32 would have about 1e-3."""
 
@@ -43,13 +44,12 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _by_onednn() -> Iterator[None]:
-    global _onednn_multiplies
     torch.set_float32_matmul_precision("medium")
-    _onednn_multiplies = True
+    token = _ONEDNN_MULTIPLIES.set(True)
     try:
         yield
     finally:
-        _onednn_multiplies = False
+        _ONEDNN_MULTIPLIES.reset(token)
         torch.set_float32_matmul_precision("highest")
 
 
@@ -60,16 +60,15 @@ def small_products() -> Iterator[None]:
     For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than MKL
     takes to compute it.
     """
-    global _onednn_multiplies
-    if not _onednn_multiplies:
+    if not _ONEDNN_MULTIPLIES.get():
         yield
         return
     torch.set_float32_matmul_precision("highest")
-    _onednn_multiplies = False
+    token = _ONEDNN_MULTIPLIES.set(False)
     try:
         yield
     finally:
-        _onednn_multiplies = True
+        _ONEDNN_MULTIPLIES.reset(token)
         torch.set_float32_matmul_precision("medium")
 
 
@@ -87,7 +86,7 @@ def multiplies_bfloat16() -> bool:
 
 def onednn_multiplies() -> bool:
     """Return True if :func:`exact_products` gives products to oneDNN at the moment."""
-    return _onednn_multiplies
+    return _ONEDNN_MULTIPLIES.get()
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

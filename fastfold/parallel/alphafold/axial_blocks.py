@@ -8,7 +8,8 @@ all other steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import (
+    EVOFORMER_STEPS,
     BlockStack,
     EvoformerBlock,
     EvoformerStack,
+    Step,
     TemplatePairBlock,
     TemplatePairStack,
 )
@@ -35,14 +38,13 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
 
 
 def reshard_pair(
-    shards: AxialShards, pair: Tensor, policy: ExecutionPolicy, *, columns: bool
+    shards: AxialShards, pair: Tensor, cut: int, *, policy: ExecutionPolicy
 ) -> AsyncResult[Tensor]:
-    """Start resharding the pair to a shard along its columns or its rows.
+    """Start resharding the pair to a shard along its columns (``cut=-2``) or its rows (``cut=-3``).
 
     In place it is done at once, and the result takes the memory of ``pair``.
     """
-    cut, join = (-2, -3) if columns else (-3, -2)
-    where = {"cut": cut, "join": join, "length": pair.shape[cut]}
+    where = {"cut": cut, "join": -5 - cut, "length": pair.shape[cut]}
     if works_in_place(policy):
         return completed(shards.reshard_into(pair, pair, **where, blocks=policy.reshard_blocks))
     return shards.reshard_async(pair, **where)
@@ -51,45 +53,52 @@ def reshard_pair(
 def reshard_msa(
     shards: AxialShards,
     msa: Tensor,
+    cut: int,
+    *,
     msa_mask: Tensor,
     policy: ExecutionPolicy,
-    *,
-    residues: bool,
     memory: Tensor | None = None,
 ) -> AsyncResult[Tensor]:
-    """Start resharding the MSA to a shard along its residues or its sequences.
+    """Start resharding the MSA to a shard along its residues (``cut=-2``) or its sequences (``cut=-3``).
 
     With a ``memory`` it is done at once, in that tensor's memory if it is large enough.
     """
-    sequences, length = msa_mask.shape[-2:]
-    cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
-    where = {"cut": cut, "join": join, "length": whole}
+    where = {"cut": cut, "join": -5 - cut, "length": msa_mask.shape[-4 - cut]}
     if memory is None:
         return shards.reshard_async(msa, **where)
     return completed(shards.reshard_into(msa, memory, **where, blocks=policy.reshard_blocks))
 
 
-def run_pair_steps(
-    shards: AxialShards, steps: Sequence[Any], pair: Tensor, pair_mask: Tensor, *, columns: bool, end: bool
+def run_steps(
+    block: ShardedEvoformerBlock | AxialTemplatePairBlock,
+    steps: Iterable[Step],
+    x: Tensor,
+    mask: Tensor,
+    reshard: Callable[[Tensor, int], AsyncResult[Tensor]],
+    *,
+    cut: int,
+    end: int,
+    pair: Tensor | None = None,
 ) -> Tensor:
-    """Run triangle steps in order, each on the shard that it needs.
+    """Run steps that update one tensor, each on the shard that it needs.
 
     Args:
-        shards: The cut.
-        steps: :class:`AxialTriangleAttention` and :class:`AxialTriangleMultiplication` modules.
-        pair: A shard along the columns or the rows.
-        pair_mask: ``[*, N, N]``.
-        columns: True if ``pair`` is cut along its columns.
-        end: True if the result is to be cut along its columns.
+        block: A block with ``shards``.
+        steps: Steps of the block, in order; the last one works on any shard.
+        x: A shard of the MSA or the pair.
+        mask: Mask of ``x``, whole and without channels.
+        reshard: Starts resharding a tensor to another cut.
+        cut: Axis along which ``x`` is cut.
+        end: Axis along which the result is cut.
+        pair: The pair, for updates of the MSA.
     """
     for step in steps:
-        if step.columns != columns:
-            pair = reshard_pair(shards, pair, step.policy, columns=step.columns).wait()
-            columns = step.columns
-        pair = step(pair, shards.take(pair_mask, -1 if columns else -2))
-    if columns == end:
-        return pair
-    return reshard_pair(shards, pair, steps[-1].policy, columns=end).wait()
+        needed = end if step.cut is None else step.cut
+        if needed != cut:
+            x, cut = reshard(x, needed).wait(), needed
+        own = block.shards.take(mask, cut + 1)
+        x = getattr(block, step.name)(*step.inputs(x, x if pair is None else pair, own, own))
+    return x
 
 
 def refuse_missing_steps(model: nn.Module) -> None:
@@ -99,11 +108,7 @@ def refuse_missing_steps(model: nn.Module) -> None:
         ConfigError: A block lacks steps, as those of ``mini`` do.
     """
     for block in model.modules():
-        if isinstance(block, EvoformerBlock) and None in (
-            block.msa_column_attention,
-            block.triangle_attention_starting,
-            block.triangle_attention_ending,
-        ):
+        if isinstance(block, EvoformerBlock) and len(block.steps()) < len(EVOFORMER_STEPS):
             raise ConfigError(
                 "dap expects AlphaFold's whole blocks, and this network's blocks lack attention along an axis: use "
                 "dap=1 or another network"
@@ -133,47 +138,37 @@ class ShardedEvoformerBlock(EvoformerBlock):
             msa_mask: ``[*, S, N]``, whole.
             pair_mask: ``[*, N, N]``, whole.
         """
-        memory = msa if works_in_place(self.msa_transition.policy) else None
+        policy = self.msa_transition.policy
+        memory = msa if works_in_place(policy) else None
+        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
         if not self.outer_product_first:
-            msa = self._update_msa(msa, pair, msa_mask, memory)
+            msa = self._update_msa(msa, pair, msa_mask, reshard)
         # The MSA's resharding overlaps with the pair's updates. Before row attention it overlaps with the
         # outer product, unless that reads the MSA in place.
         beside = self.outer_product_first and memory is None
-        moving = self._by_sequence(msa, msa_mask, memory) if beside else None
+        moving = reshard(msa, -3) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        moving = moving or self._by_sequence(msa, msa_mask, memory)
+        moving = moving or reshard(msa, -3)
         del msa  # its resharded copy replaces it
         if self.outer_product_first:
-            return self._update_msa(moving.wait(), pair, msa_mask, memory), self._update_pair(pair, pair_mask)
+            return self._update_msa(moving.wait(), pair, msa_mask, reshard), self._update_pair(
+                pair, pair_mask
+            )
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncResult[Tensor]:
-        policy = self.msa_transition.policy
-        return reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory)
-
-    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
+    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, reshard: Any) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
-        policy = self.msa_transition.policy
-        msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=True, memory=memory).wait()
-        assert self.msa_column_attention is not None  # refuse_missing_steps() guarantees it
-        msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
-        return self.msa_transition(msa)
+        steps = [x for x in self.steps() if x.updates == "msa"]
+        return run_steps(self, steps, msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        steps = self._triangle_steps()
-        return self.pair_transition(
-            run_pair_steps(self.shards, steps, pair, pair_mask, columns=True, end=True)
-        )
+        reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
+        return run_steps(self, self.edge_steps(), pair, pair_mask, reshard, cut=-2, end=-2)
 
-    def _triangle_steps(self) -> tuple[Any, ...]:
-        return (
-            self.triangle_multiplication_outgoing,
-            self.triangle_multiplication_incoming,
-            self.triangle_attention_starting,
-            self.triangle_attention_ending,
-        )
+    def edge_steps(self) -> list[Step]:
+        """Return the steps that update the pair from the pair alone."""
+        return [x for x in self.steps() if x.updates == "pair" and not x.reads_other]
 
 
 class AxialEvoformerBlock(ShardedEvoformerBlock):
@@ -195,11 +190,8 @@ class AxialTemplatePairBlock(TemplatePairBlock):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
-        attention = (self.triangle_attention_starting, self.triangle_attention_ending)
-        multiplication = (self.triangle_multiplication_outgoing, self.triangle_multiplication_incoming)
-        steps = (*attention, *multiplication) if self.attention_first else (*multiplication, *attention)
-        pair = run_pair_steps(self.shards, steps, pair, pair_mask, columns=False, end=False)
-        return self.pair_transition(pair)
+        reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
+        return run_steps(self, self.steps(), pair, pair_mask, reshard, cut=-3, end=-3)
 
 
 class AxialEvoformerStack(EvoformerStack):
@@ -218,22 +210,23 @@ class AxialEvoformerStack(EvoformerStack):
         assert isinstance(first, ShardedEvoformerBlock)
         residues, policy = first.outer_product_first, first.msa_transition.policy
         memory = msa if works_in_place(policy) else None
+        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
         moving = self._entering(pair, pair_mask, policy)
         if residues:
-            msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=True, memory=memory).wait()
+            msa = reshard(msa, -2).wait()
         msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
         moving = self._leaving(pair, pair_mask, policy)
         if residues:
-            msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory).wait()
+            msa = reshard(msa, -3).wait()
         return msa, moving.wait()
 
     def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         """Start moving rows of the pair to the layout of the blocks."""
-        return reshard_pair(self.shards, pair, policy, columns=True)
+        return reshard_pair(self.shards, pair, -2, policy=policy)
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
         """Start moving the pair from the blocks' layout to rows."""
-        return reshard_pair(self.shards, pair, policy, columns=False)
+        return reshard_pair(self.shards, pair, -3, policy=policy)
 
 
 class AxialTemplatePairStack(TemplatePairStack):

@@ -15,7 +15,6 @@ from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from fastfold.parallel.alphafold.regather import (
     Again,
     Regathered,
@@ -56,21 +55,14 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
             again: Gathers the bias again in the backward pass; None keeps it.
             begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
         """
+        dropout = self.dropout(msa)
         return attention_regathered(
-            *(self.norm, self.attention, msa, bias, msa_mask),
-            dropout=self.dropout(msa),
-            again=again,
-            begun=begun,
+            self.norm, self.attention, msa, bias, msa_mask, dropout=dropout, again=again, begun=begun
         )
 
 
 class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
-
-    @property
-    def columns(self) -> bool:
-        """True if the pair is cut along its columns for this step, False along its rows."""
-        return not self.starting
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``.
@@ -78,7 +70,7 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         ``pair_mask`` is the same shard of the mask. ``bias`` is that of this shard if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
+        cut, length = (-2, pair.shape[-2]) if self.starting else (-1, pair.shape[-3])
         whole, again = self.gathered(own, cut, length, pair)
         if torch.is_grad_enabled():
             return self.attend(pair, pair_mask, whole, again)
@@ -100,13 +92,14 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         dropout = self.dropout(pair)
         if self.starting:
             return attention_regathered(
-                *(self.norm, self.attention, pair, bias, pair_mask),
-                dropout=dropout,
-                again=again,
-                begun=begun,
+                self.norm, self.attention, pair, bias, pair_mask, dropout=dropout, again=again, begun=begun
             )
         return attention_regathered(
-            *(self.norm, self.attention, pair.transpose(-3, -2), bias.mT, pair_mask.mT),
+            self.norm,
+            self.attention,
+            pair.transpose(-3, -2),
+            bias.mT,
+            pair_mask.mT,
             dropout=columns(dropout),
             again=None if again is None else lambda: again().mT,
             begun=begun,
@@ -212,11 +205,6 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
 
     shards: AxialShards
 
-    @property
-    def columns(self) -> bool:
-        """True if the pair is cut along its columns for this step, False along its rows."""
-        return self.outgoing
-
     def forward(self, pair: Tensor, pair_mask: Tensor, *, columns: bool | None = None) -> Tensor:
         """Return the updated shard of the pair.
 
@@ -225,7 +213,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             pair_mask: The same shard of the mask, without channels.
             columns: False if the pair has outgoing edges and is ``[*, n, N, c_z]``, at any cost in communication.
         """
-        cut_columns = self.columns if columns is None else columns
+        cut_columns = self.outgoing if columns is None else columns
         length = pair.shape[-3 if cut_columns else -2]
 
         def contract(left: Tensor, right: Tensor) -> Tensor:
@@ -250,16 +238,10 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             pair_mask: As for :meth:`forward`.
             meanwhile: First work of the backward pass while the product's gradient is sent, or None.
         """
-        length = pair.shape[-3 if self.columns else -2]
-        parameters = TriangleParams(
-            *(self.norm_in.weight, self.norm_in.bias),
-            *(self.projection.weight, self.projection.bias, self.gate.weight, self.gate.bias),
-            *(self.norm_out.weight, self.norm_out.bias, self.output.weight, self.output.bias),
-            *(self.output_gate.weight, self.output_gate.bias),
-        )
+        length = pair.shape[-3 if self.outgoing else -2]
         row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])
         terms = SummedTerms(self.shards, length, self.outgoing, meanwhile)
-        return multiplication_of_terms(pair, pair_mask, self.dropout(row), parameters, terms)
+        return multiplication_of_terms(pair, pair_mask, self.dropout(row), self.kernel_parameters(), terms)
 
     def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
         """Return this rank's part of the whole pair's dropout factors, which all ranks draw alike."""

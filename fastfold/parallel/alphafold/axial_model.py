@@ -15,7 +15,7 @@ from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptSta
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
-from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
+from fastfold.parallel.comm.collectives import all_reduce, broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
 
 
@@ -74,6 +74,7 @@ class AxialAlphaFold(AlphaFold):
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
         run_pass: RunPass | None = None,
+        stop_after_block: int | None = None,
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(
@@ -84,6 +85,7 @@ class AxialAlphaFold(AlphaFold):
             on_cycle=on_cycle,
             state=state,
             run_pass=run_pass,
+            stop_after_block=stop_after_block,
         )
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):
@@ -126,6 +128,9 @@ class AxialAlphaFold(AlphaFold):
 
     def _own_rows(self, residues: int) -> slice:
         return self.shards.own(residues)
+
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        return all_reduce(x, self.shards.group)
 
     def _own_sequences(self, sequences: int, templates: int) -> tuple[slice, slice]:
         """Return slices of this rank's rows of the MSA and of the templates.

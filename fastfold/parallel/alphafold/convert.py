@@ -7,40 +7,49 @@ from collections.abc import Mapping
 from torch import nn
 
 from fastfold.errors import ConfigError
+from fastfold.utils.module_structure import M, exchange_modules, move_into
 
 
 def convert_modules(
-    model: nn.Module,
+    model: M,
     variants: Mapping[type[nn.Module], type[nn.Module]],
     **attributes: object,
-) -> None:
-    """Turn every module of a class in ``variants`` into its parallel variant, in place.
+) -> M:
+    """Replace every module of a class in ``variants`` by its parallel variant, which takes over its attributes.
 
     Args:
         model: The network or a part of it.
         variants: Classes, and the subclasses that replace them.
-        attributes: Attributes that each converted module gets.
+        attributes: Attributes that each variant gets.
+
+    Returns:
+        The model, or its variant.
 
     Raises:
         ConfigError: A module is parallel already, its ``forward`` was wrapped before, or no module can be converted.
     """
-    found = [(name, module) for name, module in model.named_modules() if type(module) in variants]
     for name, module in model.named_modules():
         if isinstance(module, tuple(variants.values())):
             raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
-    if not found:
+    if not any(type(module) in variants for module in model.modules()):
         raise ConfigError(f"dap: {type(model).__name__} has neither an MSA nor a pair to shard; use sp or tp")
-    for name, module in found:
-        if "forward" in vars(module):
+    for name, module in model.named_modules():
+        if type(module) in variants and "forward" in vars(module):
             raise ConfigError(
                 f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
                 "apply autocast and other wrappers afterwards"
             )
-    for _, module in found:
-        module.__class__ = variants[type(module)]
-        module.compile = _refuse_to_compile
+
+    def make(module: nn.Module) -> nn.Module:
+        if type(module) not in variants:
+            return module
+        variant = move_into(variants[type(module)], module)
+        variant.compile = _refuse_to_compile  # type: ignore[method-assign]
         for name, value in attributes.items():
-            setattr(module, name, value)
+            setattr(variant, name, value)
+        return variant
+
+    return exchange_modules(model, make)
 
 
 def _refuse_to_compile(*_: object, **__: object) -> None:

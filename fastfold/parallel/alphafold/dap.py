@@ -34,6 +34,7 @@ from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.grid import grid_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.utils.module_structure import M
 
 _PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
@@ -50,8 +51,8 @@ _PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
+def axial_parallel(model: M, mesh: ParallelMesh) -> M:
+    """Shard a network, or a part of it, over the mesh's ``dap`` group.
 
     Each module that communicates becomes its parallel variant (such as :class:`AxialAlphaFold`) with the same
     parameters under the same names. Call it with the same model on every rank of the group, before anything that wraps
@@ -64,8 +65,11 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     :func:`fastfold.parallel.axial.shards.mean_gradients` over ``mesh.group("dap")``.
 
     Args:
-        model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules.
+        model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules; use only the result afterwards.
         mesh: The ranks; a DAP group of one rank changes nothing.
+
+    Returns:
+        The sharded network, which takes over the parameters and hooks of ``model``.
 
     Raises:
         ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
@@ -73,23 +77,17 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     """
     group = mesh.group("dap")
     if group.size == 1:
-        return
+        return model
     refuse_missing_steps(model)
-    convert_modules(model, _PARALLEL_VARIANTS, shards=AxialShards(group))
+    return convert_modules(model, _PARALLEL_VARIANTS, shards=AxialShards(group))
 
 
-def shard(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Share each protein over the mesh's ``dap`` group, in place: along one axis, or on a grid.
+def shard(model: M, mesh: ParallelMesh) -> M:
+    """Share each protein over the mesh's ``dap`` group: along one axis, or on a grid.
 
     Pass it to :func:`fastfold.parallel.parallelize` as ``dap=``. The plan's ``dap_mode`` selects
     :func:`axial_parallel` or :func:`grid_parallel`.
 
-    Args:
-        model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.
-        mesh: The ranks; a group of one rank changes nothing.
-
-    Raises:
-        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
-            of ``mini``).
+    Arguments, result and errors are theirs.
     """
-    (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)
+    return (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)

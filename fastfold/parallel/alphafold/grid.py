@@ -39,15 +39,16 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_ops import AsyncResult, Box
 from fastfold.parallel.comm.redistribute import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.utils.module_structure import M
 
 
 class GridEvoformerBlock(ShardedEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        for step in self._triangle_steps():
-            pair = step(pair, pair_mask)
-        return self.pair_transition(pair)
+        for step in self.edge_steps():
+            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
+        return pair
 
 
 class GridEvoformerStack(AxialEvoformerStack):
@@ -110,22 +111,23 @@ _AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def grid_parallel(
-    model: nn.Module, mesh: ParallelMesh, *, contraction: str = "auto", attention: str = "auto"
-) -> None:
-    """Shard the stacks of a network, or one stack, over the mesh's grid of ``dap`` ranks, in place.
+def grid_parallel(model: M, mesh: ParallelMesh, *, contraction: str = "auto", attention: str = "auto") -> M:
+    """Shard the stacks of a network, or one stack, over the mesh's grid of ``dap`` ranks.
 
     Within the stacks the pair is cut into blocks of residues. The MSA, and the pair in the rest of the network, are
     cut as by :func:`fastfold.parallel.alphafold.axial_parallel`. The same rules hold for features, dropout and
     gradients: after ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group.
 
     Args:
-        model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.
+        model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules; use only the result afterwards.
         mesh: The ranks, of a plan with ``dap_mode="grid"``; a group of one rank changes nothing.
         contraction: Method of triangle sums: ``summa``, ``channels`` or ``auto``; see
             :func:`fastfold.parallel.axial.grid_matmul.contract`.
         attention: Method of attention within rows and columns: ``ring``, ``reshard`` or ``auto``; see
             :class:`GridLayout`.
+
+    Returns:
+        The sharded network, which takes over the parameters and hooks of ``model``.
 
     Raises:
         ConfigError: The mesh has no grid, a method is unknown, the model was made parallel before, a ``forward``
@@ -139,9 +141,9 @@ def grid_parallel(
             raise ConfigError(f"grid: {name}: expected one of {', '.join(known)}, found {value!r}")
     grid = Grid.of(mesh)
     if grid.whole.size == 1:
-        return
+        return model
     refuse_missing_steps(model)
     layout = GridLayout(grid, contraction, attention)
-    convert_modules(
+    return convert_modules(
         model, _PARALLEL_VARIANTS | _AXIAL_VARIANTS, layout=layout, shards=AxialShards(grid.whole)
     )

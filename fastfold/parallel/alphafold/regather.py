@@ -6,14 +6,14 @@ The operators' own backward passes need only the inputs of their forward passes,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.attention import Attention
+from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
@@ -169,20 +169,6 @@ def outer_product_regathered(
     return out
 
 
-class _How(NamedTuple):
-    """Options of one attention.
-
-    Attributes:
-        options: Options of its operators.
-        again: Gathers the bias again; None keeps it.
-        begun: Tensors that were computed while the bias was sent.
-    """
-
-    options: dict[str, Any]
-    again: Again | None
-    begun: list[Tensor]
-
-
 class _Attention(Function):
     @staticmethod
     def forward(
@@ -191,13 +177,14 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        how: _How,
+        how: tuple[Again | None, list[Tensor], dict[str, Any]],
         *parameters: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, bias if how.again is None else None, mask, dropout, *parameters)
-        ctx.again, ctx.begun, ctx.options = how.again, None, how.options
+        again, begun, options = how
+        ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
+        ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
-            x, how.begun, bias, mask, dropout, *parameters, **ctx.options
+            x, begun, bias, mask, dropout, *parameters, **options
         )
         return out
 
@@ -227,17 +214,6 @@ class _Attention(Function):
         return grad_x, of_bias, None, None, None, *of_parameters
 
 
-def _parameters(norm: LayerNorm, attention: Attention) -> GatedAttentionParams:
-    gate = attention.gate
-    return GatedAttentionParams(
-        *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
-        gate_weight=None if gate is None else gate.weight,
-        gate_bias=None if gate is None else gate.bias,
-        output_weight=attention.output.weight,
-        output_bias=attention.output.bias,
-    )
-
-
 def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
     heads = attention.heads
     return {"heads": heads, "backend": attention_backend(x, len(attention.query.weight) // heads, None)}
@@ -249,7 +225,7 @@ def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Te
 
     Pass the result as ``begun`` to :func:`attention_regathered`.
     """
-    return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
+    return gated_attention_begin(x, kernel_parameters(norm, attention), **_options(attention, x))
 
 
 def attention_regathered(
@@ -275,25 +251,21 @@ def attention_regathered(
         again: Gathers the bias again in the backward pass; None keeps it.
         begun: Result of :func:`begin_attention`, or empty.
     """
-    how = _How(_options(attention, x), again, list(begun))
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention))
+    how = again, list(begun), _options(attention, x)
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention))
     return out
 
 
 def begins_backward(out: Tensor) -> Callable[[], None]:
-    """Return the part of an operator's backward pass that needs no gradient; call it within one.
+    """Return the part of an operator's backward pass that needs no gradient.
+
+    Call it within a backward pass that reaches the operator.
 
     Args:
-        out: Result of :func:`attention_regathered`, or of another operator with a ``begin``.
+        out: Result of :func:`attention_regathered`, or of another operator whose context has a ``begin``.
     """
     node: Any = out.grad_fn
-
-    def begin() -> None:
-        # The MSA of the last block of the extra stack is not used, so it gets no gradient.
-        if node is not None and torch._C._will_engine_execute_node(node):
-            type(node)._forward_cls.begin(node)
-
-    return begin
+    return (lambda: None) if node is None else lambda: node.begin(node)
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:

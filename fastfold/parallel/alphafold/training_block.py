@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 from torch import Tensor
 
 from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSAColumnAttention
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.regather import (
     Again,
     Regathered,
@@ -41,6 +44,7 @@ from fastfold.parallel.comm.collectives import exchange_async
 from fastfold.parallel.comm.moves import Move
 
 Moving = tuple[Tensor, Move]
+Begin = Callable[[], None]
 Arriving = Callable[[], tuple[Tensor, ...]]
 
 SMALL_MESSAGE = 2**22
@@ -109,10 +113,14 @@ class TrainingBlock:
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias,) = arriving.wait()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
-        moving = self._start([self._by_residue(msa)])
-        pair = self._update_pair(pair, begins_backward(msa))
+        moving, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
+        pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
         msa, _ = self._attend_columns(moving.wait()[0])
-        return self._block.msa_transition(msa), pair
+        msa = self._block.msa_transition(msa)
+        if msa.requires_grad:
+            # The MSA of the last block of the extra stack is not used, so it gets no gradient.
+            msa.register_hook(lambda _: has_gradient.set())
+        return msa, pair
 
     def _outer_product(
         self, msa: Tensor, pair: Tensor, to_rows: Sequence[Moving] = ()
@@ -184,37 +192,53 @@ class TrainingBlock:
         )
         return turned.transpose(-3, -2), begins_backward(turned)
 
-    def _update_pair(self, pair: Tensor, begin: Callable[[], None] | None) -> Tensor:
+    def _update_pair(self, pair: Tensor, begin: Begin | None) -> Tensor:
         """Return the updated columns.
 
         Args:
             pair: Cut along its columns, or along its rows where triangle products use whole channels.
             begin: Work of the backward pass while it waits for the first product's gradient, or None.
         """
-        block, shards, length = self._block, self._shards, self._residues
-        mask_rows, mask_columns = (shards.take(self._pair_mask, dim) for dim in (-2, -1))
-        outgoing, incoming = block.triangle_multiplication_outgoing, block.triangle_multiplication_incoming
+        cut = -3 if self._way == "channels" else -2
+        for step in self._block.edge_steps():
+            layer = getattr(self._block, step.name)
+            if step.layer is TriangleMultiplication:
+                pair, cut, begin = self._multiply(layer, pair, cut, step.cut, begin)
+            elif step.layer is TriangleAttention:
+                pair, cut, begin = self._attend(layer, pair, cut, step.cut, begin)
+            else:
+                pair = layer(pair)
+        return pair
+
+    def _multiply(
+        self, layer: Any, pair: Tensor, cut: int, needed: int, begin: Begin | None
+    ) -> tuple[Tensor, int, Begin | None]:
+        """Return the pair after a triangle multiplication, its cut, and the part of its backward pass to begin."""
         if self._way == "sums":
-            pair = outgoing.by_terms(pair, mask_columns, begin)
-            pair = incoming.by_terms(pair, mask_rows, begins_backward(pair))
-        elif self._way == "channels":
-            pair = outgoing(pair, mask_rows, columns=False)
-            pair = incoming(pair, mask_rows)
+            pair = layer.by_terms(pair, self._own_mask(needed), begin)
+            return pair, -3, begins_backward(pair)
+        if self._way == "channels":
+            return layer(pair, self._own_mask(cut), columns=False), cut, None
+        if needed != cut:
+            pair = self._shards.reshard(pair, cut=needed, join=cut, length=self._residues)
+        return layer(pair, self._own_mask(needed)), needed, None
+
+    def _attend(
+        self, layer: Any, pair: Tensor, cut: int, needed: int, begin: Begin | None
+    ) -> tuple[Tensor, int, Begin]:
+        """Return the pair after triangle attention; arguments and results as of :meth:`_multiply`."""
+        move, again = self._gathering(layer, layer.bias(pair), cut + 1, layer.regathers(pair))
+        if needed == cut:
+            arriving, begun = self._start([move], begin), begin_attention(layer.norm, layer.attention, pair)
+            (bias,) = arriving.wait()
         else:
-            pair = outgoing(pair, mask_columns)
-            pair = incoming(shards.reshard(pair, cut=-3, join=-2, length=length), mask_rows)
-        starting, ending = block.triangle_attention_starting, block.triangle_attention_ending
-        move, again = self._gathering(starting, starting.bias(pair), -2, starting.regathers(pair))
-        arriving = self._start([move], begins_backward(pair) if self._way == "sums" else None)
-        begun = begin_attention(starting.norm, starting.attention, pair)
-        (bias,) = arriving.wait()
-        pair = starting.attend(pair, mask_rows, bias, again, begun)
-        move, again = self._gathering(ending, ending.bias(pair), -2, ending.regathers(pair))
-        to_columns = pair, shards.resharding(pair, cut=-2, join=-3, length=length)
-        bias, pair = self._start([move, to_columns], begins_backward(pair)).wait()
-        pair = ending.attend(pair, mask_columns, bias, again)
-        found: Tensor = block.pair_transition(pair)
-        return found
+            moved = pair, self._shards.resharding(pair, cut=needed, join=cut, length=self._residues)
+            (bias, pair), begun = self._start([move, moved], begin).wait(), []
+        pair = layer.attend(pair, self._own_mask(needed), bias, again, begun)
+        return pair, needed, begins_backward(pair)
+
+    def _own_mask(self, cut: int) -> Tensor:
+        return self._shards.take(self._pair_mask, cut + 1)
 
 
 def product_way(residues: int, channels: int, batch: int, element_size: int, ranks: int) -> str:

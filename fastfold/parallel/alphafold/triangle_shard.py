@@ -10,13 +10,16 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.evoformer.execution import Block
-from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 Contract = Callable[[Tensor, Tensor], Tensor]
 """Function from blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
+
+
+ROWS = ("proj_weight", "proj_bias", "gate_weight", "gate_bias")
+"""Parameters with a row for each channel of both factors."""
 
 
 class ShardedTriangleMultiplication(TriangleMultiplication):
@@ -102,25 +105,18 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
 
     def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
         """Return the same channels of the left and the right factor, ``[*, 2 c, rows, columns]``."""
-        proj_weight, proj_bias = self._of_channels(self.projection, channels)
-        gate_weight, gate_bias = self._of_channels(self.gate, channels)
+        parameters = self.kernel_parameters().factors
         return kernels.triangle_factors(
             pair,
             mask,
-            norm_weight=self.norm_in.weight,
-            norm_bias=self.norm_in.bias,
-            proj_weight=proj_weight,
-            proj_bias=proj_bias,
-            gate_weight=gate_weight,
-            gate_bias=gate_bias,
+            parameters._replace(**{x: self._of_channels(getattr(parameters, x), channels) for x in ROWS}),
         )
 
-    def _of_channels(self, layer: Linear, channels: slice) -> tuple[Tensor, ...]:
-        """Return weight and bias for these channels of both factors, of a layer that computes both."""
-        whole = (layer.weight, layer.bias)
-        if 2 * (channels.stop - channels.start) == len(layer.weight):
-            return whole
-        return tuple(x.unflatten(0, (2, -1))[:, channels].flatten(0, 1) for x in whole)
+    def _of_channels(self, x: Tensor, channels: slice) -> Tensor:
+        """Return the rows for these channels of both factors, of a parameter ``[2 c, *]``."""
+        if 2 * (channels.stop - channels.start) == len(x):
+            return x
+        return x.unflatten(0, (2, -1))[:, channels].flatten(0, 1)
 
     def updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
         """Return ``pair`` plus its update.
@@ -135,14 +131,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             return kernels.triangle_update(
                 product,
                 block.x,
-                norm_weight=self.norm_in.weight,
-                norm_bias=self.norm_in.bias,
-                norm_out_weight=self.norm_out.weight,
-                norm_out_bias=self.norm_out.bias,
-                out_weight=self.output.weight,
-                out_bias=self.output.bias,
-                out_gate_weight=self.output_gate.weight,
-                out_gate_bias=self.output_gate.bias,
+                self.kernel_parameters().update,
                 add_z=True,
                 dropout=block.dropout,
                 out=block.out,

@@ -91,7 +91,7 @@ class _Multiplication(Function):
         ctx: Any, pair: Tensor, mask: Tensor, dropout: Tensor | None, how: SummedTerms, *parameters: Tensor
     ) -> Tensor:
         group = TriangleParams(*parameters)
-        ctx.how, ctx.begun = how, None
+        ctx.how, ctx.begun, ctx.begin = how, None, _Multiplication.begin
         ctx.backend = products_backend(pair, max(group.out_weight.shape), None)
         factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
         product, *rows = [found.wait() for found in how.send(how.product(factors), pair)]

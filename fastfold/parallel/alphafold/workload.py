@@ -71,8 +71,7 @@ def alphafold_workload(
     stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
 
     def build(mesh: ParallelMesh) -> nn.Module:
-        network = AlphaFold(one_block_config(config)).train()
-        shard(network, mesh)
+        network = shard(AlphaFold(one_block_config(config)).train(), mesh)
         if precision == "bf16":
             autocast_trunk(network, "cpu")
         return network

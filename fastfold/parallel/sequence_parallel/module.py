@@ -16,6 +16,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
 from fastfold.parallel.sequence_parallel.first_call import FirstCall
+from fastfold.utils.module_structure import exchange_modules, move_into
 
 METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
 
@@ -36,7 +37,8 @@ class SequenceParallel:
     is the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
 
     Args:
-        module: Any module; changed in place.
+        module: Any module; changed in place, except that a ``module`` of these classes itself is replaced by the
+            attribute ``module``.
         group: The ranks, ``mesh.group("sp")``.
         attention: Classes of the submodules that call attention.
         positions: Embeddings whose input is positions counted from 0.
@@ -60,32 +62,36 @@ class SequenceParallel:
     ) -> None:
         if method not in METHODS:
             raise ConfigError(f"sequence parallelism: expected one of {', '.join(METHODS)}, found {method!r}")
-        self.module, self.group, self.method = module, group, method
+        self.group, self.method = group, method
         self.sizes: list[int] | None = None
         self.is_whole = False
         """True while every rank runs a whole sequence, for a comparison."""
         self._first_call = FirstCall(group, self._lay_out)
-        layers: list[Any] = [child for child in module.modules() if isinstance(child, attention)]
+        layers = {child for child in module.modules() if isinstance(child, attention)}
         if not layers:
             raise ConfigError(f"{type(module).__name__} lacks a submodule of {attention}")
         if any(hasattr(layer, "sequence") for layer in layers):
             raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
-        for layer in layers:
-            kind: Any = type(layer)
-            layer.__class__ = _parallel_variant(kind)
-            layer.sequence = self
-            # PyTorch's fused encoder layer, which calls no attention, skips modules with a hook.
-            layer.register_forward_pre_hook(_nothing)
-        for encoder in module.modules():
+        self.module = exchange_modules(module, lambda part: self._spread(part) if part in layers else part)
+        for encoder in self.module.modules():
             if isinstance(encoder, nn.TransformerEncoder):
                 # Sequences packed without their padding cannot be spread over the ranks.
                 encoder.use_nested_tensor = False
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
         if compare_first:
-            self._handle = module.register_forward_pre_hook(
+            self._handle = self.module.register_forward_pre_hook(
                 torch.compiler.disable(self._compare), with_kwargs=True
             )
+
+    def _spread(self, layer: nn.Module) -> nn.Module:
+        """Return a layer with attention over the ranks, which takes over the attributes of ``layer``."""
+        kind: Any = type(layer)
+        variant: Any = move_into(_parallel_variant(kind), layer)
+        variant.sequence = self
+        # PyTorch's fused encoder layer, which calls no attention, skips modules with a hook.
+        variant.register_forward_pre_hook(_nothing)
+        return variant
 
     @property
     def first(self) -> int:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed

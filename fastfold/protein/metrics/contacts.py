@@ -115,10 +115,22 @@ def contact_probabilities(
         edges: ``[bins - 1]`` in Å, the first one under the distance and the last one above.
         distance: Largest distance of a contact, in Å.
     """
-    below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
-    share = np.concatenate([[1.0], below, [0.0]]).astype(logits.dtype)  # [bins]
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return (weights @ share) / weights.sum(-1)
+    return sum_contact_bins(weights, edges, distance) / weights.sum(-1)
+
+
+def sum_contact_bins(
+    probabilities: np.ndarray, edges: np.ndarray, distance: float = CONTACT_DISTANCE
+) -> np.ndarray:
+    """Sum the bins ``[N, N]`` under a distance; see :func:`contact_probabilities`.
+
+    Args:
+        probabilities: ``[N, N, bins]``.
+        edges: ``[bins - 1]`` in Å.
+        distance: Largest distance of a contact, in Å.
+    """
+    below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
+    return probabilities @ np.concatenate([[1.0], below, [0.0]]).astype(probabilities.dtype)  # [bins]
 
 
 def contact_precision(

@@ -20,7 +20,12 @@ _BLOCK = 1 << 17
 
 
 def tm_score(
-    predicted: Tensor, reference: Tensor, mask: Tensor, *, reference_length: int | None = None
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    *,
+    reference_length: int | None = None,
+    quick: bool = False,
 ) -> float:
     """Compute the template modelling score (TM-score) of a chain with one-to-one corresponding residues.
 
@@ -35,6 +40,7 @@ def tm_score(
         mask: ``[N]``, 1 for residues of both structures.
         reference_length: Number of residues of the whole reference, which normalises the score; None for the number in
             the mask.
+        quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
 
     Returns:
         A score in (0, 1]; 0 without a common residue.
@@ -43,7 +49,8 @@ def tm_score(
     length = points.count if reference_length is None else reference_length
     d0 = tm_score_scale(length)
     best = 0.0
-    for squared in _superpositions(points, *_search_radii(length)):
+    fragments = _fragments(points, quick=quick)
+    for squared in _superpositions(points, *_search_radii(length), fragments):
         best = max(best, squared.div_(d0 * d0).add_(1.0).reciprocal_().sum(-1).max().item())
     return best / max(length, 1)
 
@@ -92,7 +99,7 @@ def gdt_shares(
     length = points.count if reference_length is None else reference_length
     best = [0] * len(cutoffs)
     for radii in [_search_radii(length), *((cutoff, cutoff) for cutoff in cutoffs)]:
-        for squared in _superpositions(points, *radii):
+        for squared in _superpositions(points, *radii, _fragments(points)):
             for i, cutoff in enumerate(cutoffs):
                 best[i] = max(best[i], int((squared <= cutoff * cutoff).sum(-1).max()))
     return [count / max(length, 1) for count in best]
@@ -146,11 +153,13 @@ class _Points:
         return torch.addmm(self.squares, linear, self.moments.mT).clamp_(min=0.0)
 
 
-def _superpositions(points: _Points, first_radius: float, radius: float) -> Iterator[Tensor]:
+def _superpositions(
+    points: _Points, first_radius: float, radius: float, fragments: Tensor
+) -> Iterator[Tensor]:
     """Yield squared distances ``[S, n]`` of successive sets of superpositions; callers may overwrite them.
 
-    After a fragment's superposition the residues within ``first_radius`` Å are superposed, and later those within
-    ``radius`` Å.
+    The first are those of ``fragments [S, n]``. After a fragment's superposition the residues within ``first_radius`` Å
+    are superposed, and later those within ``radius`` Å.
     """
     if points.count == 0:
         return
@@ -158,7 +167,7 @@ def _superpositions(points: _Points, first_radius: float, radius: float) -> Iter
     generator = torch.Generator().manual_seed(0)
     labels = torch.rand(points.count, generator=generator, dtype=torch.float64).to(points.squares.device)
     seen = labels[:0]
-    waiting = _fragments(points)
+    waiting = fragments
     for turn in range(_ROUNDS + 1):
         following = []
         for selected in waiting.split(max(1, _BLOCK // points.count)):
@@ -191,15 +200,17 @@ def _nearest(squared: Tensor, radius: float) -> Tensor:
     return near
 
 
-def _fragments(points: _Points) -> Tensor:
+def _fragments(points: _Points, *, quick: bool = False) -> Tensor:
     """Return selections ``[S, n]`` of consecutive points, the fragments of :func:`tm_score`."""
     n = points.count
     shortest = min(4, n)
-    lengths = sorted({max(n >> i, shortest) for i in range(5)} | {shortest}, reverse=True)
+    lengths = sorted({max(n >> i, shortest) for i in range(3 if quick else 5)}, reverse=True)
+    if not quick and lengths[-1] != shortest:
+        lengths.append(shortest)
     at = torch.arange(n, device=points.squares.device)
     pieces = []
     for length in lengths:
-        step = -(-(n - length + 1) // _SEEDS_PER_LENGTH)
+        step = max(1, length // 2) if quick else -(-(n - length + 1) // _SEEDS_PER_LENGTH)
         starts = at[: n - length + 1 : step, None]
         pieces.append((at >= starts) & (at < starts + length))
     return torch.cat(pieces)

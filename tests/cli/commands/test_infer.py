@@ -45,7 +45,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(
     cli: CommandLine, runs: list[tuple[Any, ...]], given: list[str], message: str
 ) -> None:
     done = cli.run("infer", *given, "--out", "there")
-    assert (done.code, runs) == (1, [])
+    assert (done.code, runs) == (2, [])
     assert message in done.err
 
 

@@ -100,7 +100,7 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
 )
 def test_what_cannot_be_searched_is_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:
     done = cli.run("search", cli.fasta({"T1": A}), "--out", cli.out, *arguments)
-    assert (done.code, expected in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (2, True), done.err
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLine) -> None:
@@ -110,9 +110,9 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLin
         done.code,
         "--msa-server: expected the address of a server that begins with https://, found 'colabfold'"
         in done.err,
-    ) == (1, True)
+    ) == (2, True)
     done = cli.infer(inputs, "--msa-server", "http://x", "--db", "x.fasta")
-    assert (done.code, "give one of the two" in done.err) == (1, True)
+    assert (done.code, "give one of the two" in done.err) == (2, True)
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_modes_of_colabfold_are_known_by_its_names(cli: CommandLine) -> None:
 )
 def test_modes_without_a_server_are_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:
     done = cli.infer(cli.fasta({"T1": A}), *arguments)
-    assert (done.code, expected in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (2, True), done.err
 
 
 def test_a_fasta_file_after_templates_is_an_input(cli: CommandLine) -> None:

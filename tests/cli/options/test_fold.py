@@ -17,6 +17,7 @@ from fastfold.data.search import local
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.config import InferConfig
+from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.runner import RunOptions
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,6 +55,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "disk": ("--offload-dir d", {"offload_dir": Path("d")}),
     "graphs": ("--cuda-graphs", {"cuda_graphs": True}),
     "state": ("--checkpoint-after 0", {"checkpoint_after": 0.0}),
+    "sample": (
+        "--sample columns --samples 3 --sample-fraction 0.2",
+        {"sample": Sampling("columns", number=3, fraction=0.2)},
+    ),
+    "depths": ("--sample depth --sample-depths 8,32", {"sample": Sampling("depth", depths=(8, 32))}),
     "parallel": ("--parallel dap=4", {"parallel": "dap=4"}),
 }
 AROUND: dict[str, tuple[str, dict[str, Any]]] = {
@@ -111,5 +117,7 @@ def test_every_option_sets_its_own_field(monkeypatch: pytest.MonkeyPatch) -> Non
     for flags, wanted in AROUND.values():
         assert settings(flags) == (InferConfig(), RunOptions(**wanted)), flags
     for cases, kind in ((SETTINGS, InferConfig), (AROUND, RunOptions)):
-        tried = {name for _, wanted in cases.values() for name in wanted}
+        # The command embed has its own options, tested with it.
+        tried = {"embed"} & {field.name for field in dataclasses.fields(kind)}
+        tried |= {name for _, wanted in cases.values() for name in wanted}
         assert tried == {field.name for field in dataclasses.fields(kind)}

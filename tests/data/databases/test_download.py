@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fastfold.cli.commands import databases
+from fastfold.cli.commands.resources import databases
 from fastfold.data.databases import download
 from fastfold.data.databases.download import database_sizes, download_databases, is_present
 from fastfold.data.databases.layout import find_databases

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastfold.data.features import coevolution
-from fastfold.data.features.assembly import joined_features
+from fastfold.data.features.assembly import joined_features, share_frames
 from fastfold.data.features.joining import CHAIN_GAP, join_chains
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
@@ -91,7 +91,7 @@ def test_featurize_joins_only_if_asked() -> None:
     alignments: list[ChainMsas] = [([msa_of("MKVLA", "MRVLA")], []), ([], [])]
     with pytest.raises(ConfigError, match="complex of 2 chains"):
         featurize(chains, alignments, config)
-    with pytest.raises(ConfigError, match="does not use templates of a complex"):
+    with pytest.raises(ConfigError, match="does not use templates of single chains of a complex"):
         featurize(
             chains, alignments, config, join=True, templates=[{"template_aatype": np.zeros((1, 5))}, None]
         )
@@ -104,6 +104,33 @@ def test_featurize_joins_only_if_asked() -> None:
     single = featurize(chains[:1], alignments[:1], config, join=True)
     assert "asym_id" not in single.sample(0)
     assert single.chain_order == (0,)
+
+
+def test_templates_of_whole_complexes_are_joined() -> None:
+    """In the order of the features, and only if the atoms of all chains are in one frame."""
+    chains = make_chains(["MK", "WWV", "MK"])
+    templates = []
+    for number, chain in enumerate(chains):
+        n = len(chain.sequence)
+        templates.append(
+            {
+                "template_aatype": np.eye(22)[np.full((1, n), number)],
+                "template_all_atom_positions": np.full((1, n, 37, 3), float(number)),
+                "template_all_atom_masks": np.ones((1, n, 37)),
+                "template_sum_probs": np.zeros((1, 1)),
+                "template_frame": np.array([1]),
+            }
+        )
+    joined = joined_features(chains, [([], [])] * 3, templates)
+    assert joined["template_all_atom_positions"][0, :, 0, 0].tolist() == [0, 0, 2, 2, 1, 1, 1]
+    assert joined["template_aatype"].argmax(-1).tolist() == [[0, 0, 2, 2, 1, 1, 1]]
+    assert share_frames(templates)
+    assert not share_frames([templates[0], None])
+    assert not share_frames([one | {"template_frame": np.array([0])} for one in templates])
+    config = model_config("model_1_ptm")
+    sampler = featurize(chains, [([], [])] * 3, config, join=True, templates=templates)
+    assert sampler.static["template_mask"].tolist() == [1, 0, 0, 0]
+    assert "template_frame" not in sampler.static
 
 
 def test_residues_come_back_in_the_order_of_the_input() -> None:

@@ -270,6 +270,28 @@ def test_templates_of_a_chain_stay_with_that_chain(config: Any) -> None:
     assert static["template_all_atom_mask"][0, :, 0].tolist() == [0, 0, 0, 1, 1]
 
 
+def test_templates_of_several_chains_share_a_frame(config: Any) -> None:
+    """A shared frame is a negative number; all other templates are of their chain alone."""
+    one = {
+        "template_aatype": np.eye(22)[np.array([[1, 21]] * 2)],
+        "template_all_atom_positions": np.ones((2, 2, 37, 3)),
+        "template_all_atom_masks": np.ones((2, 2, 37)),
+        "template_sum_probs": np.ones((2, 1)),
+        "template_frame": np.array([3, 0]),
+    }
+    chains = [Chain("A", "MK"), Chain("B", "MW"), Chain("C", "WWW")]
+    static = featurize(chains, [([], [])] * 3, config, templates=[one, one, None]).static
+    assert static["template_frame"].tolist() == [
+        [-3] * 4 + [3] * 3,
+        *[[1, 1, 2, 2, 3, 3, 3]] * 3,
+    ]
+    assert static["template_frame"].dtype == np.int32
+    without = featurize(chains, [([], [])] * 3, config, templates=[None] * 3).static
+    assert "template_frame" not in without
+    with pytest.raises(InputError, match="template_frame"):
+        featurize(chains[:1], [([], [])], config, templates=[one | {"template_frame": np.array([1])}])
+
+
 def test_malformed_merged_features_are_refused(merged: Any, config: Any) -> None:
     without = {name: value for name, value in merged.items() if name != "template_all_atom_mask"}
     with pytest.raises(InputError, match="template_all_atom_mask"):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.compat.xla_rounding import own_frame_direction
 from fastfold.evoformer.embedders.multimer_templates import (
     MultimerTemplateEmbedder,
     MultimerTemplateTorsionEmbedder,
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
-from fastfold.evoformer.embedders.xla_rounding import own_frame_direction
 from fastfold.evoformer.evoformer import TemplatePairBlock
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles
@@ -120,10 +120,10 @@ def _multimer(
     layer: MultimerTemplateEmbedder, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor
 ) -> Tensor:
     """AlphaFold-Multimer, section 7.2, with the blocks of the stack as they are."""
-    chains = features["asym_id"]
-    same_chain = (chains[:, None] == chains).double()[..., None]
+    frames = features.get("template_frame", features["asym_id"].expand(TEMPLATES, N))
     total = torch.zeros(())
     for t in range(TEMPLATES):
+        same_chain = (frames[t, :, None] == frames[t]).double()[..., None]
         positions, mask = (features[f"template_all_atom_{key}"][t] for key in ("positions", "mask"))
         aatype = features["template_aatype"][t]
         atom = torch.where(aatype == rc.restype_order["G"], rc.atom_order["CA"], rc.atom_order["CB"])
@@ -157,6 +157,23 @@ def test_multimer_templates_are_averaged() -> None:
     layer, pair = _embedder(MULTIMER), random(N, N, C_Z)
     expected = _multimer(layer, pair, _features(), _pair_mask())
     close(layer(pair, _features(), _pair_mask()), expected, 1e-7)
+
+
+def test_templates_in_one_frame_have_no_mask_of_chains() -> None:
+    """One number for all residues is the official formula without its mask; other templates keep theirs."""
+    layer, pair, features = _embedder(MULTIMER), random(N, N, C_Z), _features()
+    chains = features["asym_id"]
+    masked = layer(pair, features, _pair_mask())
+    unmasked = layer(pair, features | {"asym_id": torch.ones_like(chains)}, _pair_mask())
+    assert (masked - unmasked).abs().max() > 1e-3
+    frames = torch.full((TEMPLATES, N), -1)
+    assert torch.equal(layer(pair, features | {"template_frame": frames}, _pair_mask()), unmasked)
+    assert torch.equal(
+        layer(pair, features | {"template_frame": chains.expand(TEMPLATES, N)}, _pair_mask()), masked
+    )
+    frames = torch.stack([torch.full((N,), -1), chains, chains])
+    mixed = features | {"template_frame": frames}
+    close(layer(pair, mixed, _pair_mask()), _multimer(layer, pair, mixed, _pair_mask()), 1e-7)
 
 
 @pytest.mark.parametrize("name", [MONOMER, MULTIMER])

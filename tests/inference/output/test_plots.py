@@ -47,13 +47,13 @@ def texts_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], bytes]) -> list
     from matplotlib.text import Text
 
     found: list[str] = []
-    original = plots._png
+    original = plots.to_png
 
     def reading(figure: Figure) -> bytes:
         found.extend(text.get_text() for text in figure.findobj(Text) if text.get_visible())
         return original(figure)
 
-    monkeypatch.setattr(plots, "_png", reading)
+    monkeypatch.setattr(plots, "to_png", reading)
     draw()
     return found
 

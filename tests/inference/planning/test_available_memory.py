@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,7 @@ def test_a_plan_is_never_under_what_is_measured_and_never_far_over(preset, resid
 
 def test_processes_of_one_machine_have_equal_parts_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(available_memory, "available_bytes", lambda device: 100 * GIB)
-    monkeypatch.setattr(available_memory, "_sharers", 1)
+    monkeypatch.setattr(available_memory, "_SHARERS", ContextVar("sharers", default=1))
     assert available_memory.host_memory_bytes("cuda") == 80 * GIB
     available_memory.share_host_memory(4)
     assert available_memory.host_memory_bytes("cuda") == 20 * GIB

@@ -12,6 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from fastfold.inference.output.plots import scan_png
 from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
@@ -271,15 +272,20 @@ def test_ten_thousand_pairs_are_paged_filtered_and_shown_as_a_matrix(
 
 
 def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path: Path) -> None:
-    """Explanations, failures, sequence, templates, reference, archive; keys in the aligned error; dark and narrow."""
+    """Explanations, failures, sequence, templates, reference, archive, scan of mutants, scores of a given structure.
+
+    Keys in the aligned error; dark and narrow.
+    """
     folder = tmp_path / "results"
     used = {"chain": "A", "used": [{"name": "1abc_A", "aligned_residues": 28}]}
-    prediction = replace(helix_prediction("helices", 30, 20), templates=(used,))
+    given = {"composite": 0.4321, "tm_score": 0.9}
+    prediction = replace(helix_prediction("helices", 30, 20), templates=(used,), given_structure=given)
     paths = prediction.save(folder, rank=1, plots=False)
     stem = paths["scores"].name.removesuffix("_scores.json")
     scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5}
     (folder / "helices_reference.json").write_text(json.dumps({"reference": "1abc.cif", stem: scores}))
     (folder / "helices.result.zip").write_bytes(b"")
+    (folder / "mutations.png").write_bytes(scan_png({"Δ": np.eye(2)}, ["A1", "G2"], ["A", "G"], [0, 1]))
     (folder / "failures.tsv").write_text("target\treason\nbad\t<b>too long</b>\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
@@ -293,6 +299,8 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
     assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
     assert "1abc.cif0.8120.70066.500" in text(browser, "#reference")
+    assert "0.4320.900" in text(browser, "#list tbody")
+    browser.wait("document.querySelector('#scan img').naturalWidth > 100")
     assert "helices.result.zip" in text(browser, "#files")
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 27, 32)"
     browser.evaluate("document.getElementById('pae').focus()")
@@ -315,3 +323,33 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     )
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     assert browser.messages == []
+
+
+@pytest.mark.slow
+def test_samples_are_chosen_and_representatives_shown_together(browser: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from fastfold.inference.ensemble.write import write_ensembles
+    from tests.inference.ensemble.conftest import FAR, save_two_states
+
+    folder = save_two_states(tmp_path / "results")
+    write_ensembles(folder, plots=False)
+    browser.open(write_report(folder))
+    browser.wait(f"({READY}) && document.getElementById('view').dataset.shown")
+    assert text(browser, "#ensemble-note").startswith("7 samples in 2 clusters")
+    browser.click("#overlay")
+    browser.wait("document.getElementById('view').dataset.shown === '2 together'")
+    assert text(browser, "#legend") == "cluster 1cluster 2"
+    browser.click("#single")
+    browser.wait("document.getElementById('view').dataset.shown === '50'")
+    browser.evaluate("document.getElementById('landscape').scrollIntoView()")
+    box = browser.box("#landscape")
+    points = np.array(json.loads((folder / "helices_ensemble.json").read_text())["components"])[:, :2]
+    across, up = ((points - points.min(0)) / np.ptp(points, 0))[FAR[0]]
+    at = (
+        box["x"] + 46 + across * (box["width"] - 60),
+        box["y"] + box["height"] - 46 - up * (box["height"] - 60),
+    )
+    browser.mouse("mousePressed", *at, down=True)
+    browser.mouse("mouseReleased", *at)
+    chosen = "document.querySelector('#list tr[aria-selected=true] td:nth-child(4)').textContent"
+    browser.wait(f"{chosen} === 'columns {FAR[0] + 1}'")

@@ -23,6 +23,7 @@ from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
+from tests.helpers import named_operators
 
 N, C, HEADS = 7, 8, 2
 
@@ -126,11 +127,11 @@ def test_public_operators_add_residual_and_dropout(in_place: bool, monkeypatch: 
     out = torch.empty_like(z) if in_place else None
     more: dict[str, Any] = {"residual": z, "dropout": dropout, "out": out, "backend": "cueq"}
     w, t = attention_parameters(gate=True), triangle_parameters()
-    attended = kernels.gated_attention(z, bias, mask, heads=HEADS, **w, **more)
+    attended = named_operators.gated_attention(z, bias, mask, heads=HEADS, **w, **more)
     wanted = z + dropout * gated_attention_definition(z, bias, mask, heads=HEADS, **w)
     torch.testing.assert_close(attended, wanted)
     assert (attended is out) == in_place
-    multiplied = kernels.triangle_multiplication(z, mask, outgoing=True, **t, **more)
+    multiplied = named_operators.triangle_multiplication(z, mask, outgoing=True, **t, **more)
     wanted = z + dropout * triangle_multiplication_definition(z, mask, outgoing=True, **t)
     torch.testing.assert_close(multiplied, wanted)
     assert calls == ["cueq", "cueq"]
@@ -151,6 +152,6 @@ def test_a_cpu_is_refused_and_other_operators_are_as_with_auto() -> None:
     z, mask = torch.ones(N, N, C), torch.ones(N, N)
     w = {name: p.float() for name, p in triangle_parameters().items()}
     with pytest.raises(ConfigError, match="expected a tensor on an NVIDIA GPU, found cpu"):
-        kernels.triangle_multiplication(z, mask, outgoing=True, **w, backend="cueq")
+        named_operators.triangle_multiplication(z, mask, outgoing=True, **w, backend="cueq")
     scores = torch.randn(4, 5)
     torch.testing.assert_close(kernels.softmax(scores, backend="cueq"), scores.softmax(-1))

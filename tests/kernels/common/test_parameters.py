@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common import constants
+from fastfold.kernels.common import layout
 from fastfold.kernels.common.parameters import (
     Totals,
     cast_grads,
@@ -87,16 +87,16 @@ def test_an_operator_like_its_first_argument_has_its_shape() -> None:
 def test_a_masked_logit_has_no_weight_beside_others_and_the_same_among_its_own() -> None:
     """In every dtype that logits have, and it survives the addition of a bias in float32."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        masked = torch.tensor(constants.MASKED_LOGIT, dtype=dtype)
+        masked = torch.tensor(layout.MASKED_LOGIT, dtype=dtype)
         assert masked.isfinite()
         assert torch.softmax(torch.stack([masked, torch.tensor(-1e4, dtype=dtype)]), -1).tolist() == [
             0.0,
             1.0,
         ]
-    alone = torch.full((4,), constants.MASKED_LOGIT)
+    alone = torch.full((4,), layout.MASKED_LOGIT)
     assert torch.softmax(alone, -1).tolist() == [0.25] * 4
 
 
 def test_heads_fit_into_one_product() -> None:
     """A matrix product of Triton takes 16 columns at least: more heads than that would need a second block."""
-    assert constants.MAX_HEADS == 16
+    assert layout.MAX_HEADS == 16

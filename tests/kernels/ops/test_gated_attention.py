@@ -12,7 +12,7 @@ from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.kernels import attention_bias, gated_attention, reference
+from fastfold.kernels import attention_bias, reference
 from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
@@ -25,6 +25,7 @@ from tests.helpers.kernel_checks import (
     output_and_gradients,
     relative_error,
 )
+from tests.helpers.named_operators import gated_attention
 
 CONSTANTS = frozenset({"mask", "dropout"})
 

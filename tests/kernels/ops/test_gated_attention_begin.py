@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from fastfold.kernels import gated_attention
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from fastfold.kernels.ops.gated_attention.backward_op import gated_attention_backward, gradients_of_parameters
@@ -15,6 +14,7 @@ from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
 from fastfold.kernels.ops.gated_attention.passes import row_blocks
 from tests.helpers.kernel_checks import BACKENDS
+from tests.helpers.named_operators import gated_attention
 from tests.kernels.ops.test_gated_attention import NAMES, on_device, operands
 
 

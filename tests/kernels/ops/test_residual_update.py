@@ -113,8 +113,10 @@ def test_it_reaches_rows_beyond_two_to_the_31(rows: int, tmp_path: Path) -> None
         exact = reference.residual_update(values.double(), values.double(), bias.double())
         gate = torch.zeros(rows, 16).bfloat16()
         assert relative_error(residual_update(x, x, bias=bias, backend="triton"), exact) < 5e-3
-        found = torch.ops.fastfold.residual_update_backward(x, x, bias, gate, None, True, "triton")
-        wanted = torch.ops.fastfold.residual_update_backward(values, values, bias, gate, None, True, "torch")
+        found = torch.ops.fastfold.residual_update_backward(x, x, bias, gate, None, [True] * 3, "triton")
+        wanted = torch.ops.fastfold.residual_update_backward(
+            values, values, bias, gate, None, [True] * 3, "torch"
+        )
         for name, one, other in zip(("x", "bias", "gate"), found, wanted, strict=True):
             assert relative_error(one, other) < 5e-3, name
         residual_update(values, bias=bias, out=x, backend="triton")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.scratch import Scratch
@@ -23,6 +22,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
 )
 from fastfold.memory import DeviceFull, SimulatedDevice
 from fastfold.memory.offload import HostBuffers, OffloadedRows, disk_buffers
+from tests.helpers import named_operators
 from tests.helpers.forced_blocks import force_blocks
 from tests.helpers.kernel_checks import DEVICE, relative_error
 
@@ -74,7 +74,7 @@ def test_every_plan_gives_the_definition(
     on_device: dict[str, Any] = {k: x.to(DEVICE) for k, x in inputs.items()}
     host = HostBuffers() if streamed else None
     z = on_device["z"]
-    kernels.triangle_multiplication(
+    named_operators.triangle_multiplication(
         **on_device,
         outgoing=outgoing,
         residual=z,
@@ -97,14 +97,14 @@ def test_rows_of_the_product_stay_or_wait_on_the_host_or_on_a_disk(
 ) -> None:
     """The numbers are those of one place, and each byte that leaves goes to one place and comes back once."""
     inputs = _inputs(9)
-    expected = kernels.triangle_multiplication(**inputs, outgoing=outgoing, residual=inputs["z"])
+    expected = named_operators.triangle_multiplication(**inputs, outgoing=outgoing, residual=inputs["z"])
     disk = disk_buffers(tmp_path)
     host = HostBuffers(limit=limit, overflow=None if limit is None else disk)
     plan = ContractionPlan(3, host, kept)
     found = inputs["z"].clone()
     for _ in range(2):
         found.copy_(inputs["z"])
-        kernels.triangle_multiplication(
+        named_operators.triangle_multiplication(
             **(inputs | {"z": found}), outgoing=outgoing, residual=found, out=found, plan=plan
         )
     assert relative_error(found, expected.double()) < 1e-6

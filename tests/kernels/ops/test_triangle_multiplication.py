@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.triangle_multiplication.params import EPS
+from tests.helpers import named_operators
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -52,7 +52,7 @@ def _inputs(n: int, c_z: int = 12, c: int = 20, batch: tuple[int, ...] = ()) -> 
 
 
 def _on(backend: str, **rest: Any) -> Callable[..., Tensor]:
-    return lambda **inputs: kernels.triangle_multiplication(**inputs, **rest, backend=backend)
+    return lambda **inputs: named_operators.triangle_multiplication(**inputs, **rest, backend=backend)
 
 
 def _definition(outgoing: bool) -> Callable[..., Tensor]:
@@ -166,7 +166,7 @@ def test_its_own_input_as_residual(backend: str, monkeypatch: pytest.MonkeyPatch
     force_blocks(monkeypatch, BM=64, BH=64, BO=64)
 
     def function(z: Tensor, **rest: Tensor) -> Tensor:
-        return kernels.triangle_multiplication(z, **rest, residual=z, outgoing=True, backend=backend)
+        return named_operators.triangle_multiplication(z, **rest, residual=z, outgoing=True, backend=backend)
 
     def definition(z: Tensor, **rest: Tensor) -> Tensor:
         return z + _definition(True)(z=z, **rest)
@@ -182,7 +182,7 @@ def test_in_place(outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch)
     z = inputs["z"].clone()
     dropout = (torch.rand(9, 1, 12, device=DEVICE) > 0.25).float() / 0.75
     rest = {k: x for k, x in inputs.items() if k != "z"}
-    function = kernels.triangle_multiplication
+    function = named_operators.triangle_multiplication
     result = function(z, **rest, outgoing=outgoing, residual=z, dropout=dropout, out=z, backend=backend)
     assert result is z
     assert relative_error(z, inputs["z"] + dropout * _definition(outgoing)(**inputs)) < 1e-6
@@ -301,13 +301,13 @@ def test_factors_and_update_around_a_contraction_are_the_whole_operator(backend:
     ends |= {"out_gate_weight": torch.randn(c_z, c_z), "out_gate_bias": torch.randn(c_z)}
     ends |= {f"norm_out_{k}": x for k, x in norm_out.items()}
     dropout = 2 * (torch.rand(2, 1, 5, c_z) > 0.5).float()
-    whole = kernels.triangle_multiplication(
+    whole = named_operators.triangle_multiplication(
         z, mask, **{f"norm_in_{k}": x for k, x in norm_in.items()}, **sides, **ends, outgoing=True,
         residual=z, dropout=dropout, backend=backend,
     )  # fmt: skip
     norm = {f"norm_{k}": x for k, x in norm_in.items()}
-    left, right = kernels.triangle_factors(z, mask, **norm, **sides, backend=backend).chunk(2, dim=-3)
+    left, right = named_operators.triangle_factors(z, mask, **norm, **sides, backend=backend).chunk(2, dim=-3)
     rest = {"add_z": True, "dropout": dropout, "backend": backend, "out": z if inplace else None}
-    found = kernels.triangle_update(left @ right.mT, z, **norm, **ends, **rest)
+    found = named_operators.triangle_update(left @ right.mT, z, **norm, **ends, **rest)
     assert (found is z) == inplace
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)

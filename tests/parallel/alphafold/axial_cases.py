@@ -209,7 +209,7 @@ def differences(
     case: Case,
     mesh: ParallelMesh,
     batch: tuple[int, ...] = (),
-    make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
+    make_parallel: Callable[[nn.Module, ParallelMesh], nn.Module] = axial_parallel,
 ) -> dict[str, float]:
     """Largest difference of each output, input gradient and parameter gradient between one process and shards.
 
@@ -225,7 +225,7 @@ def rounding(
     case: Case,
     mesh: ParallelMesh,
     dtype: torch.dtype,
-    make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
+    make_parallel: Callable[[nn.Module, ParallelMesh], nn.Module] = axial_parallel,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Differences from float64, without dropout, of shards in a dtype, and of one process in it."""
     exact, inputs = plain_module(case).eval(), inputs_of(case, ())
@@ -243,11 +243,11 @@ def _sharded_differences(
     module: nn.Module,
     inputs: Sequence[Tensor],
     expected: Step,
-    make_parallel: Callable[[nn.Module, ParallelMesh], None],
+    make_parallel: Callable[[nn.Module, ParallelMesh], nn.Module],
 ) -> dict[str, float]:
     """Of a module that is made parallel, on this rank's shards of the inputs, from a step of one process."""
     module.zero_grad()
-    make_parallel(module, mesh)
+    module = make_parallel(module, mesh)
     shards = AxialShards(mesh.group("dap"))
     found = run_step(case, module, inputs, lambda x, cut: shards.take(x, cut) if cut else x)
     mean_gradients(module.parameters(), shards.group)

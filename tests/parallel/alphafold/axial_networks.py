@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from ml_collections import ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.training.labels import structure_labels
@@ -139,7 +139,7 @@ def compare_training(
     *,
     steps: int = 1,
     checkpointing: bool = False,
-    make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
+    make_parallel: Callable[[AlphaFold, ParallelMesh], AlphaFold] = axial_parallel,
 ) -> list[tuple[float, str]]:
     """Training of one process next to that on shards.
 
@@ -155,8 +155,7 @@ def compare_training(
         Of each step the worst of its outputs, losses, gradients and updated parameters.
     """
     mesh = ParallelMesh(plan)
-    parallel = copy.deepcopy(model)
-    make_parallel(parallel, mesh)
+    parallel = make_parallel(copy.deepcopy(model), mesh)
     parallel.set_checkpointing(checkpointing)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9) for m in (model, parallel)]
     own = mesh.group("dp").rank

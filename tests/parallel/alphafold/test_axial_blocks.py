@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
@@ -41,8 +44,7 @@ VARIANTS = {
 
 def parallel(module: nn.Module, group: Group) -> nn.Module:
     """The module on shards over a group."""
-    axial_parallel(module, SimpleNamespace(group=lambda name: group))  # type: ignore[arg-type]
-    return module
+    return axial_parallel(module, SimpleNamespace(group=lambda name: group))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -82,16 +84,17 @@ def test_a_pair_and_an_msa_go_from_one_cut_to_the_other_and_back(inplace: bool) 
     def run(group: Group) -> None:
         shards = AxialShards(group)
         rows, sequences = shards.take(pair, 0).clone(), shards.take(msa, 0).clone()
-        columns = reshard_pair(shards, rows, policy, columns=True).wait()
+        columns = reshard_pair(shards, rows, -2, policy=policy).wait()
         assert torch.equal(columns, shards.take(pair, 1))
-        back = reshard_pair(shards, columns, policy, columns=False).wait()
+        back = reshard_pair(shards, columns, -3, policy=policy).wait()
         assert torch.equal(back, shards.take(pair, 0))
         assert (back.data_ptr() == rows.data_ptr()) == inplace
         memory = torch.empty(20, 7, 4) if inplace else None
-        residues = reshard_msa(shards, sequences, mask, policy, residues=True, memory=memory).wait()
+        reshard = partial(reshard_msa, shards, msa_mask=mask, policy=policy, memory=memory)
+        residues = reshard(sequences, -2).wait()
         assert torch.equal(residues, shards.take(msa, 1))
         assert memory is None or residues.data_ptr() == memory.data_ptr()
-        again = reshard_msa(shards, residues.clone(), mask, policy, residues=False, memory=memory).wait()
+        again = reshard(residues.clone(), -3).wait()
         assert torch.equal(again, shards.take(msa, 0))
 
     on_one_line(RANKS, run)
@@ -171,3 +174,31 @@ def test_gradients_are_those_of_one_process_whatever_leaves_in_one_message(
         return errors
 
     assert max(error for rank in on_one_line(ranks, run) for error in rank) < 1e-12
+
+
+class _Begun(TorchDispatchMode):
+    """Counts backward passes of attention that are begun before their gradient."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.fastfold.gated_attention_begin.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_attention_of_an_msa_without_a_gradient_is_not_begun(used: bool) -> None:
+    """The MSA of the last block of the extra stack is not used."""
+
+    def run(group: Group) -> int:
+        shards, block = AxialShards(group), parallel(plain_module(CASES["multimer block"]).eval(), group)
+        cuts = CASES["multimer block"].cuts[:2]
+        inputs = [torch.randn(4, 8, C_M).double(), torch.randn(8, 8, C_Z).double()]
+        own = [shards.take(x, cut).clone().requires_grad_() for x, cut in zip(inputs, cuts, strict=True)]
+        msa, pair = block(*own, torch.ones(4, 8).double(), torch.ones(8, 8).double())
+        with _Begun() as begun:
+            (pair.sum() + msa.sum() if used else pair.sum()).backward()
+        return begun.count
+
+    # Attention around starting nodes is begun in both.
+    assert on_one_line(2, run)[0] == (2 if used else 1)

@@ -54,8 +54,7 @@ def _fold(ranks: int) -> dict[str, float]:
         ("synthetic_multimer", multimer_sample()),
     ):
         plain = small_network(name)
-        parallel = copy.deepcopy(plain)
-        axial_parallel(parallel, mesh)
+        parallel = axial_parallel(copy.deepcopy(plain), mesh)
         for model in (plain, parallel):
             model.config.model.num_ensemble_eval = 1
 

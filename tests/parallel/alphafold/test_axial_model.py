@@ -113,7 +113,7 @@ def test_what_surrounds_the_blocks_equals_one_process(name: str) -> None:
 
     def run(group: Group) -> float:
         shards, module = AxialShards(group), plain_module(case).eval()
-        convert_modules(module, {type(module): variant}, shards=shards)
+        module = convert_modules(module, {type(module): variant}, shards=shards)
         module.policy = ExecutionPolicy(lazy_logits=True)
         own = [shards.take(x, cut) if cut else x for x, cut in zip(inputs, case.cuts, strict=True)]
         with torch.no_grad():

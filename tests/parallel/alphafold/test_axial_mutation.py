@@ -58,8 +58,7 @@ def _network(plan: ParallelPlan) -> tuple[int, list[str]]:
     plain = small_network("synthetic_monomer", recycles=0)
     sample = _sample()
     expected = train_step(plain, sample)
-    parallel = copy.deepcopy(plain)
-    shard(parallel, mesh)
+    parallel = shard(copy.deepcopy(plain), mesh)
 
     def worst() -> float:
         parallel.zero_grad()

@@ -32,7 +32,7 @@ def _block_sends(ranks: int, residues: int, sequences: int) -> tuple[Communicati
         shards = AxialShards(mesh.group("dap"))
         trunk = model_config("model_1").model.embeddings_and_evoformer
         block = EvoformerBlock(trunk.evoformer, C_M, C_Z)
-        axial_parallel(block, mesh)
+        block = axial_parallel(block, mesh)
         # Shapes alone: nothing is computed and nothing held.
         with FakeTensorMode():
             for module in block.modules():
@@ -102,7 +102,7 @@ def _stack_sends(checkpointing: bool) -> tuple[float, float]:
     with fake_mesh(ParallelPlan(dap=4)) as mesh:
         shards = AxialShards(mesh.group("dap"))
         stack = EvoformerStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
-        axial_parallel(stack, mesh)
+        stack = axial_parallel(stack, mesh)
         msa = shards.take(torch.randn(8, 12, 16), 0).requires_grad_()
         pair = shards.take(torch.randn(12, 12, 16), 0).requires_grad_()
         with mesh.record() as forward:

@@ -102,8 +102,7 @@ def test_a_block_without_gradients_sends_what_is_said(ranks: int, residues: int,
         torch.device("meta"),
         torch.inference_mode(),
     ):
-        block = EvoformerBlock(trunk.evoformer, 256, 128).eval()
-        shard(block, mesh)
+        block = shard(EvoformerBlock(trunk.evoformer, 256, 128).eval(), mesh)
         set_policy(block, ExecutionPolicy(inplace=True))
         own = AxialShards(mesh.group("dap")).own
         s, n = own(sequences), own(residues)

@@ -38,8 +38,7 @@ def _compiled_parts(model: nn.Module) -> set[str]:
 def _run(plan: ParallelPlan, checkpointing: bool) -> tuple[set[str], dict[str, float]]:
     mesh, sample = ParallelMesh(plan), monomer_sample(15, 5, 3)
     model = small_network("synthetic_monomer")  # recycles once
-    parallel = copy.deepcopy(model)
-    shard(parallel, mesh)
+    parallel = shard(copy.deepcopy(model), mesh)
     parallel.set_checkpointing(checkpointing)
     kinds = _compiled_parts(parallel)
     expected, ours = train_step(model, sample), train_step(parallel, sample)

@@ -1,4 +1,4 @@
-"""Modules become their parallel variants in place, and nothing does where one of them cannot."""
+"""Modules become their parallel variants, and nothing does where one of them cannot."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ def _model() -> nn.Sequential:
 
 def test_every_module_of_a_class_is_converted_and_no_other() -> None:
     model = _model()
-    parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
+    parameters, plain = dict(model.named_parameters()), model[0]
     x = torch.randn(3, 2)
-    before = model[0](x)
-    convert_modules(model, VARIANTS, factor=3.0)
+    before = plain(x)
+    assert convert_modules(model, VARIANTS, factor=3.0) is model
+    with pytest.raises(AttributeError):
+        plain(x)
     assert {name: type(module) for name, module in model.named_modules()} == {
         "": nn.Sequential,
         "0": _Variant,
@@ -46,7 +48,6 @@ def test_every_module_of_a_class_is_converted_and_no_other() -> None:
         "1.1": nn.Linear,
         "2": _Other,
     }
-    assert all(module is modules[name] for name, module in model.named_modules())
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
     torch.testing.assert_close(model[0](x), 3.0 * before)
 
@@ -62,18 +63,29 @@ def test_what_sends_messages_is_not_compiled_as_one() -> None:
 
 
 def test_the_model_itself_may_be_converted() -> None:
-    model = _Plain(2, 2)
-    convert_modules(model, VARIANTS, factor=1.0)
+    weight, hooked = (plain := _Plain(2, 2)).weight, []
+    plain.register_forward_hook(lambda module, *_: hooked.append(module))
+    model = convert_modules(plain, VARIANTS, factor=1.0)
     assert type(model) is _Variant
+    assert model.weight is weight
+    model(torch.zeros(2))
+    assert hooked == [model]
+
+
+def test_a_module_that_is_registered_twice_stays_one() -> None:
+    shared = _Plain(2, 2)
+    model = convert_modules(nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)}), VARIANTS, factor=1.0)
+    assert type(model["a"]) is _Variant
+    assert model["a"] is model["b"][0]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", ["", "1.0"])
 def test_a_second_time_is_refused(name: str) -> None:
     model: nn.Module = _Plain(2, 2) if not name else _model()
     if name:
-        model.get_submodule(name).__class__ = _Variant
+        model.set_submodule(name, _Variant(2, 2))
     else:
-        convert_modules(model, VARIANTS, factor=1.0)
+        model = convert_modules(model, VARIANTS, factor=1.0)
     with pytest.raises(ConfigError, match=f"dap: {name or 'the model'} is parallel already; apply it once"):
         convert_modules(model, VARIANTS, factor=1.0)
     assert not name or type(model[0]) is _Plain  # type: ignore[index]

@@ -94,8 +94,7 @@ def _without_each_reduction(ways: dict[str, str]) -> tuple[int, list[str]]:
     shards = AxialShards(group)
     plain, inputs = plain_module(case), inputs_of(case, ())
     plain.blocks = plain.blocks[:1]
-    parallel = copy.deepcopy(plain)
-    grid_parallel(parallel, mesh, **ways)
+    parallel = grid_parallel(copy.deepcopy(plain), mesh, **ways)
     expected = run_step(case, plain, inputs, lambda x, _: x)
     # Gradients that are zero but for rounding are seen next to the largest.
     least = 1e-3 * max(g.abs().max().item() for g in expected.parameters.values() if g is not None)
@@ -141,8 +140,7 @@ def _folds_in_place(ways: dict[str, str]) -> float:
     mesh, case = ParallelMesh(_grid(4)), CASES["monomer stack"]
     shards = AxialShards(mesh.group("dap"))
     plain, inputs = plain_module(case).eval(), inputs_of(case, ())
-    parallel = copy.deepcopy(plain)
-    grid_parallel(parallel, mesh, **ways)
+    parallel = grid_parallel(copy.deepcopy(plain), mesh, **ways)
     set_policy(parallel, ExecutionPolicy(block_elements=40, inplace=True))
     with torch.no_grad():
         expected = plain(*inputs)

@@ -44,8 +44,7 @@ def _measured(mesh: ParallelMesh, ways: dict[str, str]) -> float:
     config = model_config("model_1").model.embeddings_and_evoformer.evoformer
 
     with torch.device("meta"):
-        block = EvoformerBlock(config, C_M, C_Z)
-        grid_parallel(block, mesh, **ways)
+        block = grid_parallel(EvoformerBlock(config, C_M, C_Z), mesh, **ways)
         with mesh.record() as log:
             own = grid.whole.shard(S)
             msa = torch.zeros(own.stop - own.start, N, C_M, requires_grad=True)

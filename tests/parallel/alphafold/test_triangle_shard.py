@@ -23,15 +23,14 @@ from fastfold.parallel.alphafold.triangle_terms import SummedTerms
 from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import Group
+from fastfold.utils.module_structure import move_into
 from tests.helpers.definitions import close
 from tests.helpers.thread_ranks import on_one_line
 from tests.parallel.alphafold.axial_cases import C_Z, CASES, RESIDUES, inputs_of, plain_module
 
 
 def _layer(name: str) -> ShardedTriangleMultiplication:
-    module = plain_module(CASES[name]).eval()
-    module.__class__ = ShardedTriangleMultiplication
-    return module  # type: ignore[return-value]
+    return move_into(ShardedTriangleMultiplication, plain_module(CASES[name]).eval())
 
 
 @pytest.mark.parametrize("name", ["outgoing", "incoming"])
@@ -157,7 +156,7 @@ def test_terms_of_sums_give_the_layer_and_its_gradients_on_rows(
 
     def run(group: Group) -> dict[str, Tensor]:
         shards, ours = AxialShards(group), layer()
-        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
+        ours = convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
         cut = -2 if name == "outgoing" else -3
         own = shards.take(pair, cut).clone().requires_grad_()
         found = ours.by_terms(own, shards.take(mask, -1 if name == "outgoing" else -2), None)
@@ -199,7 +198,7 @@ def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() ->
 
     def run(group: Group) -> None:
         shards, ours = AxialShards(group), plain_module(CASES["incoming"]).eval()
-        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
+        ours = convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
         rows = shards.take(pair, -3).clone().requires_grad_()
         own_order = order if group.rank == 0 else []
         found = ours.by_terms(rows, shards.take(mask, -2), lambda: own_order.append("meanwhile"))
@@ -211,25 +210,3 @@ def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() ->
     assert order[:3] == ["triangle_factors", "triangle_update_backward", "meanwhile"]
     assert order.count("triangle_factors") == 1
     assert order[-1] == "triangle_factors_backward"
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_what_no_gradient_comes_to_is_not_begun(kept: bool) -> None:
-    """Whether it is still there or gone, as the MSA is after the last block of the extra stack."""
-    pair, mask = inputs_of(CASES["incoming"], ())
-    order: list[str] = []
-
-    def run(group: Group) -> None:
-        shards, ours = AxialShards(group), plain_module(CASES["incoming"]).eval()
-        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
-        rows, mask_rows = shards.take(pair, -3).clone().requires_grad_(), shards.take(mask, -2)
-        unused = ours.by_terms(rows, mask_rows, None)
-        begin = begins_backward(unused)
-        if not kept:
-            del unused
-        found = ours.by_terms(rows, mask_rows, begin)
-        with _Watching(order if group.rank == 0 else []):
-            found.sum().backward()
-
-    on_one_line(2, run)
-    assert order.count("triangle_factors") == 1

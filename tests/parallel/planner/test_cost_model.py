@@ -27,6 +27,7 @@ from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import Rates, accelerator, rates
 from fastfold.parallel.planner.trace import Operation, Part
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
+from tests.helpers import named_operators
 
 WIDTH, HIDDEN, ROWS = 24, 40, 16
 
@@ -126,7 +127,7 @@ def _operators() -> Iterator[tuple[str, Any, Any, tuple[Tensor, ...], dict[str, 
     triangle = {name: _random(*shape) for name, shape in names}
     for outgoing in (True, False):
         named = triangle | {"outgoing": outgoing}
-        plain, fused = reference.triangle_multiplication, kernels.triangle_multiplication
+        plain, fused = reference.triangle_multiplication, named_operators.triangle_multiplication
         yield f"triangle multiplication, outgoing {outgoing}", plain, fused, (z, mask), named
     attention = {
         "norm_weight": _random(c),
@@ -141,9 +142,15 @@ def _operators() -> Iterator[tuple[str, Any, Any, tuple[Tensor, ...], dict[str, 
         "heads": h,
     }
     inputs = (msa, _random(h, n, n), torch.ones(s, n))
-    yield "gated attention", reference.gated_attention, kernels.gated_attention, inputs, attention
+    yield "gated attention", reference.gated_attention, named_operators.gated_attention, inputs, attention
     without = attention | {"gate_weight": None, "gate_bias": None}
-    yield "gated attention, no gate", reference.gated_attention, kernels.gated_attention, inputs, without
+    yield (
+        "gated attention, no gate",
+        reference.gated_attention,
+        named_operators.gated_attention,
+        inputs,
+        without,
+    )
     q, k, v = _random(s, n, h, 4), _random(s, 7, h, 4), _random(s, 7, h, 4)
     yield "attention", reference.attention, kernels.attention, (q, k, v, None, None), {}
     layers = (_random(c), _random(c), _random(20, c), _random(20), _random(c, 20), _random(c))

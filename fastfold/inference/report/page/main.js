@@ -4,15 +4,15 @@ const byId = (id) => document.getElementById(id);
 const state = { prediction: null, hover: null, pin: null, block: null, colour: 'plddt' };
 
 const COLUMNS_OF_TABLE = [
-  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0],
+  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['sample', 'sample', 0], ['rank', 'rank', 0],
   ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
-  ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
+  ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
   ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
   ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
 if (window.matchMedia('(prefers-color-scheme: dark)').matches) Object.assign(meta.style, { ink: '#dfe6ec', faint: '#7d8994' });
-const TEXT = new Set(['target', 'partner_1', 'partner_2', 'model']);
+const TEXT = new Set(['target', 'sample', 'partner_1', 'partner_2', 'model']);
 const PAGE_ROWS = 100;
 const sorting = { key: null, down: false };
 
@@ -171,7 +171,49 @@ function redraw() {
   requestAnimationFrame(() => {
     waiting = false;
     for (const chart of [pae, plddt, coverage]) chart.draw(state);
+    landscape.draw();
   });
+}
+
+const landscape = new Landscape(byId('landscape'), {
+  choose: (row) => choose(row),
+  hover: (member) => {
+    byId('ensemble-note').textContent = member ? sampleName(member) : landscape.note;
+  },
+});
+
+function sampleName({ row, cluster }) {
+  const sample = row.sample ? `, ${row.sample}` : '';
+  return `${row.model}, seed ${row.seed}${sample}: cluster ${cluster}, mean pLDDT ${shown(row.mean_plddt, 1)}`;
+}
+
+function drawEnsemble(prediction) {
+  landscape.show(prediction.row);
+  byId('ensemble').hidden = !landscape.ensemble;
+  byId('ensemble-note').textContent = landscape.note;
+  byId('single').hidden = true;
+  if (!landscape.ensemble) return;
+  byId('overlay').hidden = !meta.viewer || landscape.ensemble.overlay.length === 0;
+  const links = landscape.ensemble.files.map((name) => make('a', name, { href: encodeURIComponent(name), download: name }));
+  byId('ensemble-files').replaceChildren(...links);
+}
+
+async function overlay() {
+  const order = chosen;
+  const items = await Promise.all(landscape.ensemble.overlay.map(async (one) => ({
+    prediction: { ...await loadPrediction(meta.rows[one.row]), structure: atomsOf(one.structure, await unpack(one.structure.blob)) },
+    colour: chainColour(one.cluster - 1), name: `cluster ${one.cluster}`,
+  })));
+  if (order !== chosen) return;
+  byId('single').hidden = false;
+  byId('legend').replaceChildren(...items.map(({ colour, name }) => {
+    const entry = make('span', name);
+    const patch = make('i');
+    patch.style.background = colour;
+    entry.prepend(patch);
+    return entry;
+  }));
+  view.showTogether(items);
 }
 
 function point(found, fromChart) {
@@ -268,6 +310,7 @@ async function choose(row) {
   });
   drawPairs(prediction);
   drawTemplates(prediction);
+  drawEnsemble(prediction);
   drawFiles(prediction);
   drawSettings(prediction);
   legend();
@@ -352,6 +395,12 @@ byId('pae').addEventListener('keydown', (event) => {
   cursor = cursor.map((at, axis) => Math.max(0, Math.min(most, at + step[axis] * (event.shiftKey ? 10 : 1))));
   point(cursor, true);
 });
+byId('overlay').addEventListener('click', overlay);
+byId('single').addEventListener('click', () => {
+  byId('single').hidden = true;
+  legend();
+  view.show(state.prediction);
+});
 byId('clear').addEventListener('click', () => select(null));
 for (const radio of document.getElementsByName('colour')) {
   radio.addEventListener('change', () => {
@@ -363,6 +412,7 @@ for (const radio of document.getElementsByName('colour')) {
 window.addEventListener('resize', redraw);
 explain();
 drawFailures();
+drawScan();
 drawHead();
 drawRows();
 choose(meta.rows[0]);

@@ -1,6 +1,8 @@
 // Explanations of the scores, with the thresholds of their papers.
 
 const EXPLANATIONS = {
+  composite: ['composite', '0 to 1: pLDDT × pTM × TM-score to the given structure, which ranks structures of one protein (AF2Rank, Roney & Ovchinnikov 2022). Higher is better.'],
+  given_tm: ['TM to given', '0 to 1: TM-score of the prediction to the structure that was scored.'],
   mean_plddt: ['mean pLDDT', '0 to 100: expected lDDT-CA. Above 90 very high, 70 to 90 high, 50 to 70 low, below 50 very low or disordered (AlphaFold DB).'],
   ptm: ['pTM', '0 to 1: expected TM-score. Above 0.5 the overall fold is probably right.'],
   iptm: ['ipTM', '0 to 1: expected TM-score over pairs of residues in different chains. Above 0.8 the interface is confident, below 0.6 probably wrong.'],
@@ -28,6 +30,12 @@ function drawFailures() {
   for (const [target, reason] of failures) list.append(make('li', `${target}: ${reason}`));
   byId('failures').hidden = failures.length === 0;
   byId('failures').replaceChildren(make('summary', `${failures.length} failed target${failures.length === 1 ? '' : 's'}`), list);
+}
+
+function drawScan() {
+  if (!meta.scan) return;
+  byId('scan').append(make('img', undefined, { src: meta.scan, alt: 'heat maps of the mutants', style: 'max-width: 100%' }));
+  byId('scan').hidden = false;
 }
 
 // Letters of all chains, coloured by pLDDT; pointing and keys work as in the charts.

@@ -17,10 +17,21 @@ class View {
     this.element.hidden = reason !== '';
     this.element.dataset.shown = '';
     if (reason) return;
+    await this.queue(turn, () => this.load(turn));
+  }
+
+  // Show superposed structures, each in one colour; a later call overtakes an earlier one.
+  async showTogether(items) {
+    const turn = ++this.turn;
+    this.element.dataset.shown = '';
+    await this.queue(turn, () => this.loadTogether(turn, items));
+  }
+
+  // One after the other: the viewer does not take a second structure while it makes the first.
+  async queue(turn, work) {
     try {
       if (!this.loaded) this.loaded = this.start();
-      // One after the other: the viewer does not take a second structure while it makes the first.
-      const load = () => (turn === this.turn ? this.load(turn) : undefined);
+      const load = () => (turn === this.turn ? work() : undefined);
       this.loaded = this.loaded.then(load);
       await this.loaded;
     } catch (error) {
@@ -86,6 +97,26 @@ class View {
     });
     this.plugin.managers.camera.reset(undefined, 0);
     this.element.dataset.shown = String(this.present.length);
+  }
+
+  async loadTogether(turn, items) {
+    const { builders } = this.plugin;
+    await this.plugin.clear();
+    this.representation = null;
+    this.present = null;
+    for (const { prediction, colour, name } of items) {
+      const data = await builders.data.rawData({ data: structureText(prediction), label: name });
+      const trajectory = await builders.structure.parseTrajectory(data, 'mmcif');
+      const model = await builders.structure.createModel(trajectory);
+      const structure = await builders.structure.createStructure(model);
+      if (turn !== this.turn) return;
+      const all = await builders.structure.tryCreateComponentStatic(structure, 'all');
+      await builders.structure.representation.addRepresentation(all, {
+        type: 'cartoon', color: 'uniform', colorParams: { value: parseInt(colour.slice(1), 16) },
+      });
+    }
+    this.plugin.managers.camera.reset(undefined, 0);
+    this.element.dataset.shown = `${items.length} together`;
   }
 
   theme() {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
 from fastfold.kernels.cpu.products import small_products
 

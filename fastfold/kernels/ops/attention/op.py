@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.common.backend import choose_backend, runs_directly
-from fastfold.kernels.common.constants import MASKED_LOGIT
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
-from fastfold.kernels.common.layout import batched, innermost
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.cost import Arguments, OperatorCost
+from fastfold.kernels.common.layout import MASKED_LOGIT, batched, innermost
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import grads_or_none
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
@@ -71,14 +71,6 @@ def _forward(
     return out, _empty(q)
 
 
-_attention = torch.library.custom_op(
-    "fastfold::attention",
-    mutates_args=(),
-    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
-)(_forward)
-
-
-@_attention.register_fake
 def _fake(q: Tensor, *others: Tensor | None, backend: str, **options: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), _empty_lse(q, backend)
 
@@ -96,14 +88,8 @@ def _is_empty(q: Tensor, k: Tensor) -> bool:
     return q.numel() == 0 or k.numel() == 0
 
 
-@torch.library.custom_op(
-    "fastfold::attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, *, float scale, str backend, bool need_bias)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
 @without_autocast
-def _attention_backward(
+def _compute_gradients(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -143,7 +129,6 @@ def _attention_backward(
     return tuple(_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate))
 
 
-@_attention_backward.register_fake
 def _backward_fake(
     grad: Tensor, q: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
 ) -> tuple[Tensor, ...]:
@@ -174,21 +159,34 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, 
     return q, k, v, bias, None, gate
 
 
-_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-@declares_cost("attention")
 def _cost(call: Arguments) -> OperatorCost:
     # q [*, R, Nq, H, D], k [*, R, Nk, H, D]
     products = call["q"].numel() * call["k"].shape[-3]
     return OperatorCost(4.0 * products, exponentials=products / call["q"].shape[-1])
 
 
-@declares_cost("attention_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     # Five products where the forward pass has two: the scores are computed again.
     forward = _cost(call)
     return OperatorCost(2.5 * forward.flops, launches=3, exponentials=forward.exponentials)
+
+
+_attention = define_operator(
+    "attention",
+    _forward,
+    fake=_fake,
+    cost=_cost,
+    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
+)
+_attention_backward = define_operator(
+    "attention_backward",
+    _compute_gradients,
+    fake=_backward_fake,
+    cost=_backward_cost,
+    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, *, float scale, str backend, bool need_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
@@ -265,6 +263,4 @@ def attention(
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     chosen = attention_backend(q, q.shape[-1], backend)
-    run = _forward if runs_directly(q) else _attention
-    found: Tensor = run(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]
-    return found
+    return _attention(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]

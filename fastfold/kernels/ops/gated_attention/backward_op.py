@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.cost import flops_of, scores_of, without_beginning
@@ -16,13 +17,7 @@ from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Wei
 from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
 
 
-@torch.library.custom_op(
-    "fastfold::gated_attention_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
-)
-def gated_attention_backward(
+def _compute_gradients(
     grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, **options: Any
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
@@ -39,7 +34,6 @@ def gated_attention_backward(
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
 
 
-@gated_attention_backward.register_fake
 def _fake(
     grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, need_bias: bool, **options: Any
 ) -> list[Tensor]:
@@ -81,10 +75,19 @@ def _first_of_each(parameters: GatedAttentionParams) -> Weights:
     return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)
 
 
-@declares_cost("gated_attention_backward")
 def _cost(call: Arguments) -> OperatorCost:
     projections, attention, output = flops_of(call)
     flops = 3 * projections + 3.5 * attention + 2 * output
     traffic = 25 * size_in_bytes(call["x"])
     whole = OperatorCost(flops, traffic, launches=14, exponentials=scores_of(call))
     return without_beginning(call, whole)
+
+
+gated_attention_backward = define_operator(
+    "gated_attention_backward",
+    _compute_gradients,
+    fake=_fake,
+    cost=_cost,
+    schema="(Tensor grad, Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
+)

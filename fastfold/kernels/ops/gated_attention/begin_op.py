@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
+from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import part
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, without_autocast
 from fastfold.kernels.ops.gated_attention import passes
@@ -25,13 +26,10 @@ from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arr
 from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA, blocks_of, row_blocks
 
 
-@torch.library.custom_op(
-    "fastfold::gated_attention_begin",
-    mutates_args=(),
-    schema=f"(Tensor x, {PARAMS_SCHEMA}, *, int heads, str backend, bool backward) -> Tensor[]",
-)
 @without_autocast
-def _begin(x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool) -> list[Tensor]:
+def _compute_beginning(
+    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
     blocks, given = blocks_of(backend), GatedAttentionParams._make(parameters)
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
@@ -43,7 +41,6 @@ def _begin(x: Tensor, *parameters: Tensor | None, heads: int, backend: str, back
     return []  # there are no rows
 
 
-@_begin.register_fake
 def _begin_fake(
     x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
@@ -58,12 +55,20 @@ def _begin_fake(
     return []
 
 
-@declares_cost("gated_attention_begin")
 def _begin_cost(call: Arguments) -> OperatorCost:
     x = call["x"]
     for _, rows in row_blocks(x, blocks_of(call["backend"]).row_step):
         return OperatorCost(flops_of(call)[0] * part(x, rows).numel() / x.numel(), launches=BEGIN_LAUNCHES)
     return OperatorCost(0.0)
+
+
+_begin = define_operator(
+    "gated_attention_begin",
+    _compute_beginning,
+    fake=_begin_fake,
+    cost=_begin_cost,
+    schema=f"(Tensor x, {PARAMS_SCHEMA}, *, int heads, str backend, bool backward) -> Tensor[]",
+)
 
 
 def gated_attention_begin(
@@ -87,13 +92,7 @@ def gated_attention_begin(
     return found
 
 
-@torch.library.custom_op(
-    "fastfold::gated_attention_begun",
-    mutates_args=(),
-    schema="(Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, str backend) -> Tensor",
-)
-def _begun(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str) -> Tensor:
+def _continue(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str) -> Tensor:
     """Return ``x`` plus its update, continuing after :func:`gated_attention_begin`; records no gradients."""
     bias, mask, dropout, *parameters = others
     return passes.forward(
@@ -107,9 +106,15 @@ def _begun(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: in
     )
 
 
-_begun.register_fake(like_first)
-
-
-@declares_cost("gated_attention_begun")
 def _begun_cost(call: Arguments) -> OperatorCost:
     return without_beginning(call, forward_cost(call))
+
+
+define_operator(
+    "gated_attention_begun",
+    _continue,
+    fake=like_first,
+    cost=_begun_cost,
+    schema="(Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, str backend) -> Tensor",
+)

@@ -26,7 +26,19 @@ backward_dtype = accumulation_dtype
 
 
 class GatedAttentionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.gated_attention`, in the order of its arguments, or their gradients."""
+    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients.
+
+    Attributes:
+        norm_weight: ``[c]``, scale of the normalisation.
+        norm_bias: ``[c]``, its shift.
+        query_weight: ``[H D, c]``.
+        key_weight: ``[H D, c]``.
+        value_weight: ``[H D, c]``.
+        gate_weight: ``[H D, c]``, or None for no gate.
+        gate_bias: ``[H D]``, or None for no gate.
+        output_weight: O ``[c, H D]``.
+        output_bias: o ``[c]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor

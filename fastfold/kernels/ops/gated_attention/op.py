@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.cost import declares_cost
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import grads_or_none, like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
@@ -40,26 +40,11 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
-@torch.library.custom_op(
-    "fastfold::gated_attention",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
-)
-def _gated_attention(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
+def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
     bias, mask, residual, dropout, *parameters = others
-    return passes.forward(
-        torch.empty_like(x),
-        *(x, bias, mask, GatedAttentionParams._make(parameters)),
-        heads=heads,
-        residual=x if add_x else residual,
-        dropout=dropout,
-        backend=backend,
-        scratch=Scratch(),
-    )
-
-
-_gated_attention.register_fake(like_first)
+    given, residual = GatedAttentionParams._make(parameters), x if add_x else residual
+    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
+    return passes.forward(torch.empty_like(x), x, bias, mask, given, **how, scratch=Scratch())
 
 
 def _setup_context(
@@ -82,10 +67,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grads_or_none(grads, ctx.needs_input_grad))
 
 
+_gated_attention = define_operator(
+    "gated_attention",
+    _forward,
+    fake=like_first,
+    cost=forward_cost,
+    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
+)
 _gated_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("gated_attention")(forward_cost)
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:
@@ -110,16 +100,8 @@ def gated_attention(
     x: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
+    parameters: GatedAttentionParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-    output_weight: Tensor,
-    output_bias: Tensor,
     heads: int,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
@@ -136,15 +118,7 @@ def gated_attention(
         x: ``[*, R, N, c]``; attention is along N.
         bias: Added to the scaled scores of every row, ``[*, H, N, N]``, or None; see :func:`attention`.
         mask: Keys to use (not 0) and to leave out (0), ``[*, R, N]``, or None; see :func:`attention`.
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        query_weight: ``[H D, c]``.
-        key_weight: ``[H D, c]``.
-        value_weight: ``[H D, c]``.
-        gate_weight: ``[H D, c]``, or None for no gate.
-        gate_bias: ``[H D]``, or None for no gate.
-        output_weight: O ``[c, H D]``.
-        output_bias: o ``[c]``.
+        parameters: Norm, projections of queries, keys, values and gate, and the output projection.
         heads: H.
         residual: ``[*, R, N, c]`` to add to the update, usually ``x`` itself.
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). Gets no gradient.
@@ -170,24 +144,14 @@ def gated_attention(
             raise InputError(
                 f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
-    parameters = GatedAttentionParams(
-        *(norm_weight, norm_bias, query_weight, key_weight, value_weight),
-        *(gate_weight, gate_bias, output_weight, output_bias),
-    )
     if out is not None:
         refuse_gradients(x, bias, residual, *parameters)
     if bias is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.Addition(residual, dropout, out)(update)
-    backend = attention_backend(x, len(query_weight) // heads, backend)
+    backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
         tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
         return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
-    return passes.forward(
-        *(out, x, bias, mask, parameters),
-        heads=heads,
-        residual=residual,
-        dropout=dropout,
-        backend=backend,
-        scratch=scratch or Scratch(),
-    )
+    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
+    return passes.forward(out, x, bias, mask, parameters, **how, scratch=scratch or Scratch())

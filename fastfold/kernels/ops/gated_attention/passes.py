@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +37,42 @@ LONG_ROW = 4096
 Index = tuple[int | slice, ...]
 
 
-def blocks_of(backend: str) -> Any:
+class _RowForward(Protocol):
+    """Forward pass of blocks of rows."""
+
+    def begin(self, x: Tensor, scratch: Scratch) -> Tensor: ...
+    def __call__(
+        self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None
+    ) -> None: ...
+
+
+class _Backend(Protocol):
+    """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
+
+    def prepare(
+        self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+    def row_step(self, x: Tensor) -> int: ...
+    def Forward(self, weights: Weights, heads: int) -> _RowForward: ...
+    def backward_dtype(self, x: Tensor) -> torch.dtype: ...
+    def begin_backward(self, x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]: ...
+    def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]: ...
+    def backward_block(
+        self,
+        grad: Tensor,
+        rows: RowBlock,
+        grad_bias: Tensor | None,
+        first: bool,
+        weights: Weights,
+        totals: Weights | None,
+        *,
+        heads: int,
+        scratch: Scratch,
+        begun: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Weights]: ...
+
+
+def blocks_of(backend: str) -> _Backend:
     """Return the module with the blocks of a backend."""
     if backend == "triton":
         from fastfold.kernels.ops.gated_attention import triton_launch

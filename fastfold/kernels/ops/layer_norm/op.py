@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import rows_backend, runs_directly
-from fastfold.kernels.common.cost import declares_cost, no_products
+from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -51,17 +51,12 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     return out
 
 
-_layer_norm = torch.library.custom_op("fastfold::layer_norm", mutates_args=())(_forward)
-
-
-@_layer_norm.register_fake
 def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("fastfold::layer_norm_backward", mutates_args=())
 @without_autocast
-def _layer_norm_backward(
+def _compute_gradients(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
     """Return the gradients of x, weight and bias, in this order, that ``needs`` asks for."""
@@ -92,7 +87,6 @@ def _layer_norm_backward(
     return [g for g in (grad_x, grad_weight, grad_bias) if g is not None]
 
 
-@_layer_norm_backward.register_fake
 def _backward_fake(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
@@ -117,10 +111,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*found, None, None)
 
 
+_layer_norm = define_operator("layer_norm", _forward, fake=_fake)
+_layer_norm_backward = define_operator("layer_norm_backward", _compute_gradients, fake=_backward_fake)
 _layer_norm.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("layer_norm", "layer_norm_backward")(no_products)
 
 
 def layer_norm(
@@ -148,6 +141,4 @@ def layer_norm(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
     """
-    run = _forward if runs_directly(x) else _layer_norm
-    found: Tensor = run(x, weight, bias, eps, rows_backend(x, backend))
-    return found
+    return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
-from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
 
 EPS = 1e-3
 """Added to the number of sequences."""
@@ -120,24 +121,19 @@ def _join_blocks(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
     return whole
 
 
-@torch.library.custom_op("fastfold::outer_product_mean", mutates_args=())
-def _outer_product_mean(
-    inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str
-) -> Tensor:
+def _forward(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str) -> Tensor:
     left, right, left_mask, right_mask, weight, bias = inputs
     with torch.no_grad():
         rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
         return rows.write(_fake(inputs, residual, eps, backend), left, left_mask, residual)
 
 
-@_outer_product_mean.register_fake
 def _fake(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str) -> Tensor:
     x = OuterProductParams(*inputs)
     return x.left.new_empty(*x.left.shape[:-3], x.left.shape[-2], x.right.shape[-2], x.bias.shape[0])
 
 
-@torch.library.custom_op("fastfold::outer_product_mean_backward", mutates_args=())
-def _outer_product_mean_backward(
+def _compute_gradients(
     grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     """Return gradients of both projections, weight and bias; empty tensors for those not needed."""
@@ -152,7 +148,6 @@ def _outer_product_mean_backward(
     return cast_grads(grads, group.differentiable, needs)
 
 
-@_outer_product_mean_backward.register_fake
 def _backward_fake(
     grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
@@ -171,9 +166,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grads = _outer_product_mean_backward(grad, ctx.saved_tensors, ctx.eps, needs, ctx.backend)
     left, right, weight, bias = grads_or_none(grads, needs)
     return [left, right, None, None, weight, bias], grad if need_residual else None, None, None
-
-
-_outer_product_mean.register_autograd(_backward, setup_context=_setup_context)
 
 
 def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> tuple[float, float]:
@@ -201,17 +193,22 @@ def _masked_sides(call: Arguments) -> float:
     return float(size_in_bytes(x.left) + size_in_bytes(x.right))
 
 
-@declares_cost("outer_product_mean")
 def _cost(call: Arguments) -> OperatorCost:
     sides = _masked_sides(call)
     return OperatorCost(sum(_flops(call)), 2 * sides, sides, launches=4)
 
 
-@declares_cost("outer_product_mean_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     outer, projection = _flops(call)
     sides = _masked_sides(call)
     return OperatorCost(3 * outer + 2 * projection, 2 * sides, sides, launches=8)
+
+
+_outer_product_mean = define_operator("outer_product_mean", _forward, fake=_fake, cost=_cost)
+_outer_product_mean_backward = define_operator(
+    "outer_product_mean_backward", _compute_gradients, fake=_backward_fake, cost=_backward_cost
+)
+_outer_product_mean.register_autograd(_backward, setup_context=_setup_context)
 
 
 def outer_product_mean(
@@ -235,7 +232,7 @@ def outer_product_mean(
     Memory in addition to inputs and result: both projections once more, times their masks.
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
-    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`). The backward pass computes the products again, tile
+    (:mod:`~fastfold.kernels.cpu.folding`). The backward pass computes the products again, tile
     by tile, for any number of sequences.
 
     Args:

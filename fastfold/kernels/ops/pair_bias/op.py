@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_backend, runs_directly
-from fastfold.kernels.common.constants import MAX_HEADS
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
+from fastfold.kernels.common.layout import MAX_HEADS
+from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.parameters import cast_grads, empty_grads
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -66,18 +66,13 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     return out
 
 
-_pair_bias = torch.library.custom_op("fastfold::pair_bias", mutates_args=())(_forward)
-
-
-@_pair_bias.register_fake
 def _fake(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     heads = PairBiasParams(*parameters).weight.shape[0]
     return z.new_empty(*z.shape[:-3], heads, *z.shape[-3:-1])
 
 
-@torch.library.custom_op("fastfold::pair_bias_backward", mutates_args=())
 @without_autocast
-def _pair_bias_backward(
+def _backward(
     grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     """Return gradients of ``z``, contiguous, and the parameters; empty tensors for those not needed."""
@@ -106,38 +101,30 @@ def _pair_bias_backward(
     return cast_grads([grad_z, *totals], (z, *parameters), needs)
 
 
-@_pair_bias_backward.register_fake
 def _backward_fake(
     grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     return empty_grads((z.new_empty(z.shape), *parameters), needs)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the inputs only: normalised values exist for one block at a time in both directions."""
-    z, parameters, ctx.backend = inputs
-    ctx.save_for_backward(z, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    z, *parameters = ctx.saved_tensors
-    need_z, of_parameters, _ = ctx.needs_input_grad
-    needs = [need_z, *of_parameters]
-    grad_z, *grads = grads_or_none(_pair_bias_backward(grad, z, parameters, needs, ctx.backend), needs)
-    return grad_z, grads, None
-
-
-_pair_bias.register_autograd(_backward, setup_context=_setup_context)
-
-
-@declares_cost("pair_bias")
 def _cost(call: Arguments) -> OperatorCost:
     return OperatorCost(projection_flops(call["z"], PairBiasParams(*call["parameters"]).weight))
 
 
-@declares_cost("pair_bias_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(2 * _cost(call).flops, launches=2)
+
+
+_pair_bias = define_operator(
+    "pair_bias",
+    _forward,
+    _backward,
+    fake=_fake,
+    cost=_cost,
+    backward_fake=_backward_fake,
+    backward_cost=_backward_cost,
+    gradients=("z", "parameters"),
+)
 
 
 def pair_bias(
@@ -172,9 +159,7 @@ def pair_bias(
     parameters = PairBiasParams(norm_weight, norm_bias, weight)
     if aligned and chosen == "triton" and not torch.is_grad_enabled():
         return _aligned(z, parameters)
-    run = _forward if runs_directly(z) else _pair_bias
-    found: Tensor = run(z, parameters, chosen)
-    return found
+    return _pair_bias(z, parameters, chosen)
 
 
 @without_autocast

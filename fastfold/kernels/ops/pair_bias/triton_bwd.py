@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import rows_of
+from fastfold.kernels.common.layout import MAX_HEADS, rows_of
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.cost import declares_cost, no_products
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, like_first
+from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
@@ -47,35 +47,33 @@ def fill_update(out: Tensor, operands: UpdateOperands, backend: str) -> None:
         out.copy_(residual_update_definition(*operands))
 
 
-_OPERANDS = "Tensor x, Tensor? residual, Tensor? bias, Tensor? gate, Tensor? dropout"
-
-
-@torch.library.custom_op(
-    "fastfold::residual_update", mutates_args=(), schema=f"({_OPERANDS}, *, str backend) -> Tensor"
-)
-def _residual_update(x: Tensor, *others: Tensor | None, backend: str) -> Tensor:
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    dropout: Tensor | None,
+    *,
+    backend: str,
+) -> Tensor:
     out = torch.empty_like(x)
-    fill_update(out, UpdateOperands(x, *others), backend)
+    fill_update(out, UpdateOperands(x, residual, bias, gate, dropout), backend)
     return out
 
 
-_residual_update.register_fake(like_first)
-
-
-@torch.library.custom_op("fastfold::residual_update_backward", mutates_args=())
 @without_autocast
-def _residual_update_backward(
+def _backward(
     grad: Tensor,
     x: Tensor,
     bias: Tensor | None,
     gate: Tensor | None,
     dropout: Tensor | None,
-    need_bias: bool,
+    needs: Sequence[bool],
     backend: str,
 ) -> list[Tensor]:
     """Return gradients of ``x``, ``bias`` and ``gate``; empty tensors for missing ones and those not needed."""
     inputs = [x if t is None else t for t in (x, bias, gate)]
-    needs = [True, need_bias, gate is not None]
+    need_bias = needs[1]
     if backend == "triton":
         from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 
@@ -96,35 +94,14 @@ def _residual_update_backward(
     return cast_grads(grads, inputs, needs)
 
 
-@_residual_update_backward.register_fake
-def _backward_fake(
-    grad: Tensor, x: Tensor, bias: Tensor | None, gate: Tensor | None, *others: Any
-) -> list[Tensor]:
-    _, need_bias, _ = others
-    inputs = [x if t is None else t for t in (x, bias, gate)]
-    return empty_grads(inputs, [True, need_bias, gate is not None])
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    """Save the inputs only; without a gate, the backward pass needs only the shape of ``x``."""
-    x, _, bias, gate, dropout = inputs
-    ctx.backend = keyword_only_inputs["backend"]
-    ctx.save_for_backward(x, bias, gate, dropout)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    need_x, need_residual, need_bias, need_gate, _ = ctx.needs_input_grad
-    grads = _residual_update_backward(grad, *ctx.saved_tensors, need_bias, ctx.backend)
-    grad_x, grad_bias, grad_gate = grads_or_none(grads, (need_x, need_bias, need_gate))
-    return grad_x, grad if need_residual else None, grad_bias, grad_gate, None
-
-
-_residual_update.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("residual_update", "residual_update_backward")(no_products)
+_residual_update = define_operator(
+    "residual_update",
+    _forward,
+    _backward,
+    fake=like_first,
+    gradients=("x", "bias", "gate"),
+    residual="residual",
+)
 
 
 def residual_update(

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.constants import MASKED_LOGIT
-from fastfold.kernels.common.cost import declares_cost, no_products
-from fastfold.kernels.common.layout import batched
+from fastfold.kernels.common.layout import MASKED_LOGIT, batched
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 
 
@@ -28,9 +27,8 @@ def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor 
     return logits.softmax(-1).to(scores.dtype)
 
 
-@torch.library.custom_op("fastfold::softmax", mutates_args=())
 @without_autocast
-def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str) -> Tensor:
+def _weights(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str) -> Tensor:
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
     bias = None if bias is None else batched(bias, 3)
     mask = None if mask is None else batched(mask, 2)
@@ -57,14 +55,12 @@ def _forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | No
             out[i, r] = torch.softmax(b_logits, -1, out=b_logits)
 
 
-@_softmax.register_fake
 def _fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
-@torch.library.custom_op("fastfold::softmax_backward", mutates_args=())
 @without_autocast
-def _softmax_backward(
+def _compute_gradients(
     grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
     """Return the needed gradients, of scores and bias; the bias's in an exact dtype."""
@@ -108,7 +104,6 @@ def _backward_in_rows(
                 grad_bias[i] += b_grad
 
 
-@_softmax_backward.register_fake
 def _backward_fake(
     grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
@@ -133,10 +128,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_scores, grad_bias, None, None
 
 
+_softmax = define_operator("softmax", _weights, fake=_fake)
+_softmax_backward = define_operator("softmax_backward", _compute_gradients, fake=_backward_fake)
 _softmax.register_autograd(_backward, setup_context=_setup_context)
-
-
-declares_cost("softmax", "softmax_backward")(no_products)
 
 
 def softmax(

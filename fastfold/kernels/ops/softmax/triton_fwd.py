@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.constants import MASKED_LOGIT
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, innermost, padded, strides
+from fastfold.kernels.common.layout import MASKED_LOGIT, ROW_WIDTHS, innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
 

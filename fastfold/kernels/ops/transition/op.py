@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
+from fastfold.kernels.common.cost import Arguments, OperatorCost
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
-    empty_grads,
-    grads_or_none,
     like_first,
     needed_names,
 )
@@ -53,20 +51,15 @@ def _forward(
     return out
 
 
-@torch.library.custom_op("fastfold::transition", mutates_args=())
-def _transition(
+def _operator(
     x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], backend: str
 ) -> Tensor:
     residual = x if add_x else residual
     return _forward(torch.empty_like(x), x, TransitionParams(*parameters), residual, Scratch(), backend)
 
 
-_transition.register_fake(like_first)
-
-
-@torch.library.custom_op("fastfold::transition_backward", mutates_args=())
-def _transition_backward(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_grad: bool, needs: Sequence[bool], backend: str
+def _backward(
+    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_x: bool, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     """Return gradients of ``x`` and the parameters; empty tensors for those not needed."""
     group = TransitionParams(*parameters)
@@ -74,35 +67,10 @@ def _transition_backward(
         from fastfold.kernels.ops.transition import triton_bwd
 
         needed = needed_names(("x", *group._fields), needs)
-        grads = without_autocast(triton_bwd.backward)(grad, x, group, add_grad, needed)
+        grads = without_autocast(triton_bwd.backward)(grad, x, group, add_x, needed)
     else:
-        grads = eager.backward(grad, x, group, add_grad, needs)
+        grads = eager.backward(grad, x, group, add_x, needs)
     return cast_grads(grads, (x, *parameters), needs)
-
-
-@_transition_backward.register_fake
-def _backward_fake(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_grad: bool, needs: Sequence[bool], backend: str
-) -> list[Tensor]:
-    return empty_grads((x, *parameters), needs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the inputs only: the rest is recomputed."""
-    x, _, ctx.add_x, parameters, ctx.backend = inputs
-    ctx.save_for_backward(x, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, *parameters = ctx.saved_tensors
-    need_x, need_residual, _, need_parameters, _ = ctx.needs_input_grad
-    needs = [need_x, *need_parameters]
-    grads = _transition_backward(grad, x, parameters, ctx.add_x, needs, ctx.backend)
-    grad_x, *of_parameters = grads_or_none(grads, needs)
-    return grad_x, grad if need_residual else None, None, of_parameters, None
-
-
-_transition.register_autograd(_backward, setup_context=_setup_context)
 
 
 def transition_flops(positions: int, channels: int, hidden: int) -> float:
@@ -110,17 +78,27 @@ def transition_flops(positions: int, channels: int, hidden: int) -> float:
     return 4.0 * positions * channels * hidden
 
 
-@declares_cost("transition")
 def _cost(call: Arguments) -> OperatorCost:
     *positions, channels = call["x"].shape
     hidden = TransitionParams(*call["parameters"]).w1.shape[0]
     return OperatorCost(transition_flops(math.prod(positions), channels, hidden))
 
 
-@declares_cost("transition_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     # Five products instead of the forward pass' two: the hidden channels are computed again.
     return OperatorCost(2.5 * _cost(call).flops, launches=3)
+
+
+_transition = define_operator(
+    "transition",
+    _operator,
+    _backward,
+    fake=like_first,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("x", "parameters"),
+    residual="residual",
+)
 
 
 def transition(

@@ -7,15 +7,14 @@ contraction, this is the whole operator ``triangle_multiplication``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
+from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -32,21 +31,18 @@ def triangle_factors_definition(z: Tensor, mask: Tensor, **parameters: Tensor) -
     return p.movedim(-1, -3).to(z.dtype)
 
 
-@torch.library.custom_op("fastfold::triangle_factors", mutates_args=())
-def _triangle_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+def _forward(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     factors = _fake(z, mask, parameters, backend)
     passes.factors(factors, z, mask, FactorParams(*parameters), backend=backend)
     return factors
 
 
-@_triangle_factors.register_fake
 def _fake(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     channels = FactorParams(*parameters).proj_weight.shape[0]
     return z.new_empty(*z.shape[:-3], channels, *z.shape[-3:-1])
 
 
-@torch.library.custom_op("fastfold::triangle_factors_backward", mutates_args=())
-def _triangle_factors_backward(
+def _backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
@@ -65,57 +61,32 @@ def _triangle_factors_backward(
     return cast_grads(grads, (z, *parameters), needs)
 
 
-@_triangle_factors_backward.register_fake
-def _backward_fake(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    parameters: Sequence[Tensor],
-    others: Sequence[Tensor],
-    needs: Sequence[bool],
-    backend: str,
-) -> list[Tensor]:
-    return empty_grads((z, *parameters), needs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    z, mask, parameters, ctx.backend = inputs
-    ctx.save_for_backward(z, mask, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    z, mask, *parameters = ctx.saved_tensors
-    need_z, _, need_parameters, _ = ctx.needs_input_grad
-    needs = [need_z, *need_parameters]
-    grads = _triangle_factors_backward(grad, z, mask, parameters, [], needs, ctx.backend)
-    grad_z, *of_parameters = grads_or_none(grads, needs)
-    return grad_z, None, of_parameters, None
-
-
-_triangle_factors.register_autograd(_backward, setup_context=_setup_context)
-
-
-@declares_cost("triangle_factors")
 def _cost(call: Arguments) -> OperatorCost:
     w = FactorParams(*call["parameters"])
     return OperatorCost(projection_flops(call["z"], w.proj_weight, w.gate_weight))
 
 
-@declares_cost("triangle_factors_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(3 * _cost(call).flops, launches=2)
+
+
+_triangle_factors = define_operator(
+    "triangle_factors",
+    _forward,
+    _backward,
+    fake=_fake,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("z", "parameters"),
+    constants={"others": []},
+)
 
 
 def triangle_factors(
     z: Tensor,
     mask: Tensor,
+    parameters: FactorParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
     backend: str | None = None,
 ) -> Tensor:
     """Compute factors of a triangle multiplication: ``mask · (LN(z) Pᵀ + b) · sigmoid(LN(z) Gᵀ + g)``, channels first.
@@ -125,12 +96,7 @@ def triangle_factors(
     Args:
         z: Part of the pair representation, ``[*, R, N, c_z]``.
         mask: ``[*, R, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
-        norm_weight: ``[c_z]``, scale of the normalisation.
-        norm_bias: ``[c_z]``, its shift.
-        proj_weight: P ``[2 c, c_z]``, the rows of the left factor before those of the right one.
-        proj_bias: b ``[2 c]``.
-        gate_weight: G ``[2 c, c_z]``, in the same order.
-        gate_bias: g ``[2 c]``.
+        parameters: P, b, G, g and those of the normalisation.
         backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
@@ -139,5 +105,4 @@ def triangle_factors(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
     """
-    parameters = FactorParams(norm_weight, norm_bias, proj_weight, proj_bias, gate_weight, gate_bias)
     return _triangle_factors(z, mask, parameters, products_backend(z, z.shape[-1], backend))

@@ -12,11 +12,10 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
-    empty_grads,
-    grads_or_none,
     like_first,
     needed_names,
 )
@@ -45,8 +44,7 @@ def triangle_multiplication_definition(
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
-@torch.library.custom_op("fastfold::triangle_multiplication", mutates_args=())
-def _triangle_multiplication(
+def _forward(
     z: Tensor,
     mask: Tensor,
     residual: Tensor | None,
@@ -58,7 +56,10 @@ def _triangle_multiplication(
     backend: str,
 ) -> Tensor:
     return passes.forward(
-        *(torch.empty_like(z), z, mask, TriangleParams(*parameters)),
+        torch.empty_like(z),
+        z,
+        mask,
+        TriangleParams(*parameters),
         residual=z if add_z else residual,
         dropout=dropout,
         outgoing=outgoing,
@@ -66,11 +67,7 @@ def _triangle_multiplication(
     )
 
 
-_triangle_multiplication.register_fake(like_first)
-
-
-@torch.library.custom_op("fastfold::triangle_multiplication_backward", mutates_args=())
-def _triangle_multiplication_backward(
+def _backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
@@ -85,7 +82,10 @@ def _triangle_multiplication_backward(
     """Return gradients of ``z`` and the parameters; empty tensors for those not needed."""
     group = TriangleParams(*parameters)
     grads = passes.backward(
-        *(grad, z, mask, group),
+        grad,
+        z,
+        mask,
+        group,
         dropout=dropout,
         outgoing=outgoing,
         add_grad=add_z,
@@ -93,35 +93,6 @@ def _triangle_multiplication_backward(
         backend=backend,
     )
     return cast_grads(grads, (z, *parameters), needs)
-
-
-@_triangle_multiplication_backward.register_fake
-def _backward_fake(
-    grad: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
-) -> list[Tensor]:
-    *_, parameters = others
-    return empty_grads((z, *parameters), needs)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    """Save the inputs only: the rest is recomputed."""
-    z, mask, _, dropout, parameters = inputs
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(z, mask, dropout, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    z, mask, dropout, *parameters = ctx.saved_tensors
-    need_z, _, need_residual, _, need_parameters = ctx.needs_input_grad
-    needs = [need_z, *need_parameters]
-    grads = _triangle_multiplication_backward(grad, z, mask, dropout, parameters, **ctx.options, needs=needs)
-    grad_z, *of_parameters = grads_or_none(grads, needs)
-    return grad_z, None, grad if need_residual else None, None, of_parameters
-
-
-_triangle_multiplication.register_autograd(_backward, setup_context=_setup_context)
 
 
 def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
@@ -143,14 +114,12 @@ def _flops(call: Arguments) -> tuple[float, float]:
     )
 
 
-@declares_cost("triangle_multiplication")
 def _cost(call: Arguments) -> OperatorCost:
     # As in the docstring of the operator.
     workspace = 2.0 * size_in_bytes(call["z"])
     return OperatorCost(sum(_flops(call)), 2 * workspace, workspace, 3)
 
 
-@declares_cost("triangle_multiplication_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     up_to_product, rest = _flops(call)
     n, c = call["z"].shape[-2], TriangleParams(*call["parameters"]).channels
@@ -158,22 +127,23 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(3 * up_to_product + 2 * rest, 2 * workspace, workspace, 8)
 
 
+_triangle_multiplication = define_operator(
+    "triangle_multiplication",
+    _forward,
+    _backward,
+    fake=like_first,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("z", "parameters"),
+    residual="residual",
+)
+
+
 def triangle_multiplication(
     z: Tensor,
     mask: Tensor,
+    parameters: TriangleParams,
     *,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
     outgoing: bool,
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
@@ -199,18 +169,7 @@ def triangle_multiplication(
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
         mask: ``[*, N, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
-        norm_in_weight: ``[c_z]``, scale of the first normalisation.
-        norm_in_bias: ``[c_z]``, its shift.
-        proj_weight: P ``[2 c, c_z]``, the rows of ``left`` before those of ``right``.
-        proj_bias: b ``[2 c]``.
-        gate_weight: G ``[2 c, c_z]``, in the same order.
-        gate_bias: g ``[2 c]``.
-        norm_out_weight: ``[c]``, scale of the second normalisation.
-        norm_out_bias: ``[c]``, its shift.
-        out_weight: O ``[c_z, c]``.
-        out_bias: o ``[c_z]``.
-        out_gate_weight: Og ``[c_z, c_z]``.
-        out_gate_bias: og ``[c_z]``.
+        parameters: P, b, G, g, O, o, Og, og and those of both normalisations.
         outgoing: True for the outgoing contraction, False for the incoming one.
         residual: ``[*, N, N, c_z]`` to add to the update, usually ``z`` itself.
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
@@ -227,22 +186,21 @@ def triangle_multiplication(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
     """
-    parameters = TriangleParams(
-        *(norm_in_weight, norm_in_bias, proj_weight, proj_bias, gate_weight, gate_bias),
-        *(norm_out_weight, norm_out_bias, out_weight, out_bias, out_gate_weight, out_gate_bias),
-    )
     if out is not None:
         refuse_gradients(z, residual, *parameters)
     if cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.Addition(residual, dropout, out)(update)
-    backend = products_backend(z, max(out_weight.shape), backend)
+    backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
         return _triangle_multiplication(z, mask, *added, parameters, **options)
     return passes.forward(
-        *(out, z, mask, parameters),
+        out,
+        z,
+        mask,
+        parameters,
         residual=residual,
         dropout=dropout,
         outgoing=outgoing,

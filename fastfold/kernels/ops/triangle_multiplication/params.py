@@ -11,7 +11,16 @@ EPS = 1e-5
 
 
 class FactorParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_factors`."""
+    """Parameters of :func:`fastfold.kernels.triangle_factors`.
+
+    Attributes:
+        norm_weight: ``[c_z]``, scale of the normalisation.
+        norm_bias: ``[c_z]``, its shift.
+        proj_weight: P ``[2 c, c_z]``, the rows of the left factor before those of the right one.
+        proj_bias: b ``[2 c]``.
+        gate_weight: G ``[2 c, c_z]``, in the same order.
+        gate_bias: g ``[2 c]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor
@@ -22,7 +31,18 @@ class FactorParams(NamedTuple):
 
 
 class UpdateParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_update`."""
+    """Parameters of :func:`fastfold.kernels.triangle_update`.
+
+    Attributes:
+        norm_weight: ``[c_z]``, scale of the normalisation of ``z``.
+        norm_bias: ``[c_z]``, its shift.
+        norm_out_weight: ``[c]``, scale of the normalisation of the product.
+        norm_out_bias: ``[c]``, its shift.
+        out_weight: O ``[c_z, c]``.
+        out_bias: o ``[c_z]``.
+        out_gate_weight: Og ``[c_z, c_z]``.
+        out_gate_bias: og ``[c_z]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor
@@ -50,7 +70,7 @@ class UpdateParams(NamedTuple):
 
 
 class TriangleParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_multiplication`."""
+    """Parameters of :func:`fastfold.kernels.triangle_multiplication`: of both halves, which share the first norm."""
 
     norm_in_weight: Tensor
     norm_in_bias: Tensor

@@ -8,7 +8,7 @@ plain matrix products; the projections write and read this layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fastfold.kernels.common.scratch import Scratch, without_autocast
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
+    TriangleBackend,
     TriangleGradients,
     contract,
     contract_backward,
@@ -27,8 +28,24 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 
 
-def _module(backend: str) -> Any:
-    """Return the module with the ``Forward`` and ``Backward`` of a backend."""
+class _Backend(Protocol):
+    """Module with the operations before and after the contraction."""
+
+    def channel_group(self, c: int, positions: int) -> int: ...
+    def Forward(
+        self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
+    ) -> TriangleBackend: ...
+    def Backward(
+        self,
+        factors: FactorParams | None,
+        update: UpdateParams | None,
+        z: Tensor,
+        needed: Collection[str],
+        summands: int = 1,
+    ) -> TriangleGradients: ...
+
+
+def _backend(backend: str) -> _Backend:
     if backend == "triton":
         from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
@@ -55,14 +72,17 @@ def forward(
     plan: ContractionPlan | None = None,
 ) -> Tensor:
     """Fill ``out``, which may be ``z`` or ``residual``; arguments as of ``triangle_multiplication``."""
-    module, plan, scratch = _module(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
+    operations, plan, scratch = _backend(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
     c = parameters.channels
-    steps = module.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
-    channels = min(c, plan.channels or module.channel_group(c, z.shape[-2] ** 2))
+    steps = operations.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
+    channels = min(c, plan.channels or operations.channel_group(c, z.shape[-2] ** 2))
     if steps.dtype.itemsize < z.dtype.itemsize and plan.host is None:
         channels = narrow_group(channels, c)
     multiply(
-        *(out, z, mask, steps),
+        out,
+        z,
+        mask,
+        steps,
         residual=residual,
         dropout=_expand_like(dropout, z),
         outgoing=outgoing,
@@ -105,9 +125,7 @@ def backward(
         backend: ``triton`` or ``torch``.
     """
     dropout = _expand_like(dropout, z)
-    steps: TriangleGradients = _module(backend).Backward(
-        parameters.factors, parameters.update, z, needed, summands=z.shape[-2]
-    )
+    steps = _backend(backend).Backward(parameters.factors, parameters.update, z, needed, summands=z.shape[-2])
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
@@ -153,7 +171,7 @@ def _channels(group: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 @without_autocast
 def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str) -> None:
     """Fill ``out [*, 2 c, R, N]`` with the factors of ``z [*, R, N, c_z]``."""
-    steps = _module(backend).Forward(parameters, None, Scratch().of(z))
+    steps = _backend(backend).Forward(parameters, None, Scratch().of(z))
     for i in batch_elements(z):
         steps.project(out[i], z[i], mask[i], 0, out.shape[-3] // 2)
 
@@ -173,7 +191,7 @@ def factors_backward(
 
     ``grad_normed`` is the gradient of the normalised ``z`` from other operators, and ``add`` that of ``z`` itself.
     """
-    steps: TriangleGradients = _module(backend).Backward(parameters, None, z, parameters._fields)
+    steps = _backend(backend).Backward(parameters, None, z, parameters._fields)
     grad, grad_z = grad.to(steps.dtype).contiguous(), torch.empty_like(z, dtype=steps.dtype)
     _ = grad_z.zero_() if grad_normed is None else grad_z.copy_(grad_normed)
     for i in batch_elements(z):
@@ -194,7 +212,7 @@ def update(
 ) -> Tensor:
     """Fill ``out [*, R, N, c_z]``, which may be ``z``, from ``product [*, c, R, N]`` and ``z``."""
     dropout, product = _expand_like(dropout, z), product.to(z.dtype).contiguous()
-    steps = _module(backend).Forward(None, parameters, Scratch().of(z))
+    steps = _backend(backend).Forward(None, parameters, Scratch().of(z))
     for i in batch_elements(z):
         steps.write(out[i], product[i], z[i], z[i] if add_z else None, part(dropout, i))
     return out
@@ -213,7 +231,7 @@ def update_backward(
 ) -> list[Tensor | None]:
     """Return gradients of product, ``z`` and the parameters; with ``normed`` of the normalised ``z`` instead."""
     dropout = _expand_like(dropout, z)
-    steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
+    steps = _backend(backend).Backward(None, parameters, z, parameters._fields)
     rows, n = z.shape[-3:-1]
     padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
     grad_product = padded[..., :rows, :n].copy_(product)

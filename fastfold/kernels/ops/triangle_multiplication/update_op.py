@@ -13,11 +13,11 @@ from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import (
     Arguments,
     OperatorCost,
-    declares_cost,
     projection_flops,
     size_in_bytes,
 )
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -34,8 +34,7 @@ def triangle_update_definition(product: Tensor, z: Tensor, **parameters: Tensor)
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
-@torch.library.custom_op("fastfold::triangle_update", mutates_args=())
-def _triangle_update(
+def _forward(
     product: Tensor,
     z: Tensor,
     dropout: Tensor | None,
@@ -49,13 +48,11 @@ def _triangle_update(
     )
 
 
-@_triangle_update.register_fake
 def _fake(product: Tensor, z: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(z)
 
 
-@torch.library.custom_op("fastfold::triangle_update_backward", mutates_args=())
-def _triangle_update_backward(
+def _backward(
     grad: Tensor,
     product: Tensor,
     z: Tensor,
@@ -80,58 +77,34 @@ def _triangle_update_backward(
     return cast_grads(grads, (product, z, *parameters), needs)
 
 
-@_triangle_update_backward.register_fake
-def _backward_fake(
-    grad: Tensor, product: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
-) -> list[Tensor]:
-    _, parameters = others
-    return empty_grads((product, z, *parameters), needs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    product, z, dropout, parameters, ctx.add_z, ctx.backend = inputs
-    ctx.save_for_backward(product, z, dropout, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    product, z, dropout, *parameters = ctx.saved_tensors
-    need_product, need_z, _, need_parameters, *_ = ctx.needs_input_grad
-    needs = [need_product, need_z, *need_parameters]
-    grads = _triangle_update_backward(
-        *(grad, product, z, dropout, parameters), add_z=ctx.add_z, needs=needs, backend=ctx.backend
-    )
-    grad_product, grad_z, *of_parameters = grads_or_none(grads, needs)
-    return grad_product, grad_z, None, of_parameters, None, None
-
-
-_triangle_update.register_autograd(_backward, setup_context=_setup_context)
-
-
-@declares_cost("triangle_update")
 def _cost(call: Arguments) -> OperatorCost:
     w = UpdateParams(*call["parameters"])
     return OperatorCost(projection_flops(call["z"], w.out_weight, w.out_gate_weight))
 
 
-@declares_cost("triangle_update_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     size = size_in_bytes(call["z"])  # a copy of the product's gradient, and the gradient of the normalised z
     launches = 3 if call.get("normed") else 4
     return OperatorCost(3 * _cost(call).flops, 2 * size, size, launches)
 
 
+_triangle_update = define_operator(
+    "triangle_update",
+    _forward,
+    _backward,
+    fake=_fake,
+    cost=_cost,
+    backward_cost=_backward_cost,
+    gradients=("product", "z", "parameters"),
+    constants={"normed": False},
+)
+
+
 def triangle_update(
     product: Tensor,
     z: Tensor,
+    parameters: UpdateParams,
     *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
     add_z: bool = False,
     dropout: Tensor | None = None,
     out: Tensor | None = None,
@@ -144,14 +117,7 @@ def triangle_update(
     Args:
         product: Contracted edges ``[*, c, R, N]``.
         z: Part of the pair representation, ``[*, R, N, c_z]``.
-        norm_weight: ``[c_z]``, scale of the normalisation of ``z``.
-        norm_bias: ``[c_z]``, its shift.
-        norm_out_weight: ``[c]``, scale of the normalisation of the product.
-        norm_out_bias: ``[c]``, its shift.
-        out_weight: O ``[c_z, c]``.
-        out_bias: o ``[c_z]``.
-        out_gate_weight: Og ``[c_z, c_z]``.
-        out_gate_bias: og ``[c_z]``.
+        parameters: O, o, Og, og and those of both normalisations.
         add_z: True to add ``z`` to the update.
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
         out: Tensor for the result, without recording gradients; may be ``z``.
@@ -164,11 +130,7 @@ def triangle_update(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
     """
-    parameters = UpdateParams(
-        *(norm_weight, norm_bias, norm_out_weight, norm_out_bias),
-        *(out_weight, out_bias, out_gate_weight, out_gate_bias),
-    )
-    backend = products_backend(z, max(out_weight.shape), backend)
+    backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:
         return _triangle_update(product, z, dropout, parameters, add_z, backend)
     refuse_gradients(product, z, *parameters)

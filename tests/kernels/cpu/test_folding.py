@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.kernels import reference
-from fastfold.kernels.cpu import linear
+from fastfold.kernels.cpu import folding, linear
+from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
 from fastfold.kernels.cpu.linear import Products, reduced_products
-from fastfold.kernels.ops.outer_product_mean import eager, eager_folded
-from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
+from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from tests.helpers.kernel_checks import DTYPES, check_against_definition, relative_error
 
@@ -75,7 +75,7 @@ def test_the_crossover_is_where_the_multiply_adds_are_as_many() -> None:
 
 def test_an_operator_takes_the_one_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
-    for module, kind in ((eager, eager.Rows), (eager_folded, FoldedRows)):
+    for module, kind in ((eager, eager.Rows), (folding, FoldedRows)):
         create = kind.__init__
 
         def counted(self: Any, *arguments: Any, create: Any = create) -> None:
@@ -95,7 +95,7 @@ def test_blocks_batches_strides_and_parts(block: int, monkeypatch: pytest.Monkey
     assert _pays(inputs)
     pair = torch.randn(2, 1, 33, 7, 24).transpose(2, 3)
     expected = pair + reference.outer_product_mean(**inputs)
-    monkeypatch.setattr(eager_folded, "BLOCK", block)
+    monkeypatch.setattr(folding, "BLOCK", block)
     parts = iter(inputs["right"].split(2, -3))
     rows = FoldedRows(inputs["left"], parts, inputs["right_mask"], inputs["weight"], inputs["bias"], EPS)
     for part in (slice(0, 3), slice(3, 7)):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.weights import download_bar
+from fastfold.cli.commands.resources.weights import download_bar
 from fastfold.cli.process import orderly_termination
 
 _DOWNLOAD = """\

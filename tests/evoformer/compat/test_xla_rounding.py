@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastfold.evoformer.embedders.xla_rounding import _length, own_frame_direction
+from fastfold.evoformer.compat.xla_rounding import _length, own_frame_direction
 
 
 def _positions(seed: int = 0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""PyTorch path of the outer product mean of few sequences: the output weight multiplies one side first.
+"""Outer product mean of few sequences in PyTorch: the output weight multiplies one side first.
 
 ``Σ_ce weight[z, ce] · Σ_s left[s, i, c] · right[s, j, e]`` is ``Σ_se right[s, j, e] · folded[i, s, e, z]`` with
 ``folded[i, s, e, z] = Σ_c left[s, i, c] · weight[z, ce]``. This takes S c c_z multiply-adds per pair instead of
@@ -22,14 +22,14 @@ BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
 
 REDUCED_TIME = {"int8": 0.8, "bf16": 0.25}
-"""Time of :class:`~.eager.Rows` with its weight in 8 bits, or all in bfloat16, relative to float32.
+"""Time of ``eager.Rows`` with its weight in 8 bits, or all in bfloat16, relative to float32.
 
 The value of bfloat16 is half of the measured one (``benchmarks/results/choices.md``), because processors with matrix
 units for bfloat16 may be twice as fast."""
 
 
 def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
-    """Return True if :class:`FoldedRows` is faster than :class:`~.eager.Rows`, and holds no more than a block.
+    """Return True if :class:`FoldedRows` is faster than ``eager.Rows``, and holds no more than a block.
 
     The number of multiply-adds predicts the ratio of times well (``benchmarks/results/choices.md``). Folding multiplies
     in the dtype of the data, so it must beat reduced products by their gain. It is never done in float16: sums of
@@ -54,7 +54,7 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
 
 
 class FoldedRows:
-    """Writer of the result's rows, block by block; arguments as of :class:`~.eager.Rows`.
+    """Writer of the result's rows, block by block; arguments as of ``eager.Rows``.
 
     A row's folded weights are a matrix ``[(s e), c_z]`` that the right side, ``[J, (s e)]``, is multiplied by.
     """

@@ -1,0 +1,93 @@
+"""``fastfold embed``: write representations of sequences."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fastfold.cli.commands.infer import print_summary
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.process import orderly_termination
+from fastfold.errors import ConfigError
+from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
+
+_DESCRIPTION = f"""\
+Write the representations of every record of the files, which are as for fastfold infer. For each network and seed DIR
+gets <id>_<model>_seed_<n>.safetensors with named arrays, and <id>_<model>_seed_<n>_config.json with settings and
+versions. Arrays are {", ".join(ARRAYS)};
+single and pair by default. The last pass runs no heads, and the structure module only for structure_module.
+"""
+
+
+def add_embed_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    parser = commands.add_parser(
+        "embed",
+        help="write representations of sequences",
+        usage="fastfold embed INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, A3M or CSV files (.gz too), folders, or -",
+    )
+    group = parser.add_argument_group("representations")
+    group.add_argument(
+        "--arrays",
+        metavar="LIST",
+        help="names of arrays, joined by commas (default: single,pair; with --layer msa_row,pair)",
+    )
+    group.add_argument(
+        "--layer",
+        type=int,
+        metavar="N",
+        help="end the last pass after its Nth Evoformer block, for msa_row and pair there (default: all blocks)",
+    )
+    group.add_argument("--mean", action="store_true", help="average over the residues, and over all pairs")
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of the arrays (default float32)",
+    )
+    group.add_argument(
+        "--format",
+        dest="file_format",
+        choices=get_args(EmbedFormat),
+        default="safetensors",
+        help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
+    )
+    add_fold_options(parser, structures=False)
+    add_config_options(parser)
+    parser.add_argument("--help-all", action=HelpAll)
+    parser.set_defaults(run=run_embed, sort="input", parallel=None)
+
+
+def run_embed(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code.
+
+    Raises:
+        ConfigError: An option is invalid, or the request is impossible.
+    """
+    complete_options(options)
+    if not options.inputs:
+        raise ConfigError("no input given; fastfold embed --help explains the command")
+    from fastfold.inference.runner import run
+
+    arrays = None if options.arrays is None else tuple(options.arrays.split(","))
+    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.file_format)
+    config = replace(infer_config(options), embed=embed)
+    with orderly_termination():
+        summary = run(options.inputs, options.out, options.weights, config, run_options(options))
+    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
+        return 0
+    return print_summary(summary, options.out, done="embedded")

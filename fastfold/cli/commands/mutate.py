@@ -1,0 +1,90 @@
+"""``fastfold mutate``: fold mutants of a target, and compare them with the wild type."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.commands.infer import print_summary
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.process import orderly_termination
+from fastfold.errors import ConfigError
+
+_MUTATE = """\
+Fold a target and its mutants, and write how much each mutant differs from the wild type. All mutants share one
+alignment, in which the query's row alone changes, and the templates of the wild type.
+
+  fastfold mutate protein.fasta --mutations all --positions 10-30 --out DIR --weights monomer_ptm --msa-dir alignments
+  fastfold mutate protein.fasta --mutations mutants.txt --out DIR --weights model_1_ptm --num-seeds 3
+  fastfold mutate complex.fasta --mutations B:A24G,B:A24G+B:K30R --out DIR --weights multimer
+
+A file has a mutant per line: A24G, A24G+K30R, in a complex B:A24G. Copies of a chain are mutated together unless the
+chain is named. DIR gets mutations.tsv with differences of pLDDT, aligned error and pTM and the effective strain,
+mutations.png with heat maps of single mutants, and the files of fastfold infer. Run the same command again to continue.
+"""
+
+_EPILOG = """\
+exit code: 0 all folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of the command;
+130 stopped by Ctrl-C.
+"""
+
+
+def add_mutate_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    mutate = commands.add_parser(
+        "mutate",
+        help="fold mutants and compare them",
+        usage="fastfold mutate TARGET --mutations FILE|all --out DIR [--weights FILE ...] [options]",
+        description=_MUTATE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    mutate.add_argument(
+        "inputs", nargs="*", type=Path, metavar="TARGET", help="file with one target, as for fastfold infer"
+    )
+    mutate.add_argument(
+        "--mutations",
+        required=True,
+        metavar="FILE|all",
+        help="file with a mutant per line, all for every substitution, or mutants such as A24G,A24G+K30R",
+    )
+    mutate.add_argument(
+        "--positions", metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
+    )
+    add_fold_options(mutate)
+    add_config_options(mutate)
+    mutate.add_argument("--help-all", action=HelpAll)
+    mutate.set_defaults(run=run_mutate, parallel=None, sort="input")
+
+
+def run_mutate(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code.
+
+    Raises:
+        ConfigError: An option is invalid.
+        InputError: The target or a mutation cannot be used.
+    """
+    complete_options(options)
+    if not options.inputs:
+        raise ConfigError("no target given; fastfold mutate TARGET --mutations FILE --out DIR")
+
+    from fastfold.inference.mutate.run import run_mutations
+    from fastfold.inference.mutate.table import TABLE
+
+    with orderly_termination():
+        summary = run_mutations(
+            options.inputs,
+            options.out,
+            options.weights,
+            infer_config(options),
+            run_options(options),
+            mutations=options.mutations,
+            positions=options.positions,
+        )
+    code = print_summary(summary, options.out)
+    if summary.predictions:
+        print(f"Table: {options.out / TABLE}", flush=True)
+    return code

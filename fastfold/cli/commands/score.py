@@ -1,0 +1,106 @@
+"""``fastfold score``: score given structures and complexes by a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.commands.infer import print_summary
+from fastfold.cli.commands.screen import absolute_database
+from fastfold.cli.options.config_file import add_config_options
+from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
+from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
+from fastfold.cli.process import orderly_termination
+from fastfold.errors import ConfigError
+
+_SCORE = """\
+Score structures (PDB, mmCIF, .gz, folders) by a network: decoys, models of other programs, designs, complexes.
+
+  fastfold score decoys/ --out DIR --weights model_1_ptm
+  fastfold score designs/*.pdb --initial-guess --show-target --out DIR --weights model_1_ptm --num-recycles 3
+
+By default each structure is shown as a template without its sequence and side chains, as AF2Rank does, and the network
+sees no alignment. The composite score is pLDDT x pTM x TM-score between structure and prediction. With --initial-guess
+the structure's atoms are the recycled positions of the first pass, which suits every network, and designs.
+
+DIR gets scores.tsv, the structures sorted by their composite score, interfaces.csv with the scores of all pairs of
+chains, and the files of fastfold infer. Run the same command again to continue.
+"""
+
+_EPILOG = """\
+weights:
+  The template needs a network that takes templates and predicts a TM-score: model_1_ptm, model_2_ptm, or a multimer
+  network. mini takes no templates; it can score with --initial-guess.
+
+exit code: 0 all structures scored or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
+the command; 130 stopped by Ctrl-C.
+"""
+
+
+def add_score_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    score = commands.add_parser(
+        "score",
+        help="score given structures",
+        usage="fastfold score FILE [FILE ...] --out DIR [--weights FILE ...] [options]",
+        description=_SCORE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # --initial-guess takes no file here
+    )
+    score.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="PDB or mmCIF files (.gz too), or folders of them",
+    )
+    add_worker_group(score)
+    add_fold_options(score)
+    protocol = score.add_argument_group("protocol")
+    protocol.add_argument(
+        "--initial-guess",
+        action="store_true",
+        dest="by_initial_guess",
+        help="start from the structure's atoms, as if they were recycled, instead of showing a template",
+    )
+    protocol.add_argument(
+        "--show-target",
+        action="store_true",
+        help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
+    )
+    add_config_options(score)
+    score.add_argument("--help-all", action=HelpAll)
+    score.set_defaults(run=run_score, parallel=None, sort="input", initial_guess=None)
+
+
+def run_score(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code.
+
+    Raises:
+        ConfigError: An option is invalid, or no network fits the protocol.
+    """
+    complete_options(options)
+    if not options.inputs:
+        raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
+    options.db = [absolute_database(database) for database in options.db]
+
+    from fastfold.inference.score.run import TABLE, Protocol, run_scores
+
+    protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
+    with orderly_termination():
+        summary = run_scores(
+            options.inputs,
+            options.out,
+            options.weights,
+            infer_config(options),
+            run_options(options),
+            protocol=protocol,
+            workers=worker_options(options) if has_workers(options) else None,
+        )
+    code = print_summary(summary, options.out, done="scored")
+    if summary.predictions:
+        print(f"Table: {options.out / TABLE}", flush=True)
+    return code

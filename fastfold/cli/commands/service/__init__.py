@@ -1,0 +1,1 @@
+"""Commands of the HTTP service: the server, and its client."""

@@ -1,0 +1,168 @@
+"""``fastfold serve``: fold for several users over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.process import orderly_termination
+from fastfold.inference.config import PRECISIONS
+from fastfold.inference.serve.options import DEFAULT_PORT, ServeOptions
+
+_SERVE = """\
+Fold for a lab over HTTP: submit, poll, stream progress, fetch files, open the page of results. Jobs are kept in a queue
+on the disk and answered once, whatever ends the server. 'fastfold submit' and fastfold.inference.serve.Client talk to
+it; /openapi.json describes it.
+
+  fastfold serve --data DIR --weights monomer_ptm multimer
+  fastfold serve --data DIR --host 0.0.0.0 --tokens tokens.txt --weights monomer_ptm
+"""
+
+_EPILOG = """\
+access:
+  Without --tokens only programs of this machine are served. tokens.txt has a line USER TOKEN for each user (or USER
+  sha256:HEX, the hash of the token), and must not be readable for all. The server speaks HTTP: TLS is the part of a
+  proxy in front of it (nginx, Caddy), because a token that is sent without TLS can be read on its way.
+
+order:
+  Jobs of higher priority start first, those of equal priority in the order of admission. Jobs with equal settings whose
+  lengths differ by at most a quarter join the first one, up to --group; --group 1 keeps the strict order.
+"""
+
+
+def add_serve_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    serve = commands.add_parser(
+        "serve",
+        help="fold for several users over HTTP",
+        usage="fastfold serve --data DIR [--weights FILE ...] [options]",
+        description=_SERVE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder of the queue and of all results"
+    )
+    serve.add_argument(
+        "--weights",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
+    )
+    access = serve.add_argument_group("access")
+    access.add_argument("--host", default=ServeOptions.host, metavar="ADDRESS", help="default 127.0.0.1")
+    access.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        metavar="N",
+        help=f"0 for a free one (default {DEFAULT_PORT})",
+    )
+    access.add_argument("--tokens", type=Path, metavar="FILE", help="users and their tokens")
+    limits = serve.add_argument_group("limits")
+    limits.add_argument(
+        "--max-jobs",
+        type=int,
+        default=ServeOptions.max_jobs,
+        metavar="N",
+        help=f"unfinished jobs of a user (default {ServeOptions.max_jobs})",
+    )
+    limits.add_argument(
+        "--max-queue",
+        type=int,
+        default=ServeOptions.max_queue,
+        metavar="N",
+        help=f"unfinished jobs of all users (default {ServeOptions.max_queue:,})",
+    )
+    limits.add_argument(
+        "--max-residues", type=int, metavar="N", help="longest target (default: as the memory allows)"
+    )
+    limits.add_argument(
+        "--max-body", metavar="SIZE", help="largest request (default 64MiB); an alignment counts in full"
+    )
+    limits.add_argument(
+        "--keep-days", type=float, metavar="N", help="remove finished jobs after N days (default: keep them)"
+    )
+    machine = serve.add_argument_group("machine")
+    machine.add_argument(
+        "--group",
+        type=int,
+        default=ServeOptions.group,
+        metavar="N",
+        help=f"jobs of similar length that a worker gets together (default {ServeOptions.group})",
+    )
+    machine.add_argument(
+        "--workers", type=int, metavar="N", help="processes that fold (default: one per GPU, or one)"
+    )
+    machine.add_argument(
+        "--cpus-per-worker", type=int, metavar="N", help="CPUs of each worker (default: equal parts of all)"
+    )
+    machine.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="fold on a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one; its machines "
+        "need the folder --data, too",
+    )
+    machine.add_argument(
+        "--time-limit", metavar="TIME", help="give a job up after this time: 90s, 15m, 2h (default: none)"
+    )
+    machine.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="give a job up when its process holds more of the host's memory: 16GiB (default: none)",
+    )
+    machine.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
+    machine.add_argument("--precision", choices=PRECISIONS, help="as for fastfold infer")
+    machine.add_argument("--memory-budget", metavar="SIZE", help="memory of each fold, 24GiB for example")
+    machine.add_argument("--quiet", action="store_true", help="print only errors")
+    serve.set_defaults(run=run_serve)
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code.
+
+    Raises:
+        FastFoldError: An option is invalid, or the server cannot start.
+    """
+    from fastfold.utils.packages import require_package
+    from fastfold.utils.units import parse_bytes
+
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require_package(package, "fastfold serve")
+    limits = {} if options.max_body is None else {"max_body": parse_bytes(options.max_body)}
+    served = ServeOptions(
+        options.data,
+        host=options.host,
+        port=options.port,
+        tokens=options.tokens,
+        group=options.group,
+        max_jobs=options.max_jobs,
+        max_queue=options.max_queue,
+        max_residues=options.max_residues,
+        keep_days=options.keep_days,
+        **limits,
+    )
+
+    from fastfold.inference.config import InferConfig
+    from fastfold.inference.screen.options import ScreenOptions
+    from fastfold.inference.serve.server import serve
+    from fastfold.inference.target_runner import RunOptions
+
+    def say(line: str) -> None:
+        if not options.quiet or line.startswith("error"):
+            print(line, file=sys.stderr, flush=True)
+
+    config = InferConfig(
+        device=options.device, precision=options.precision, memory_budget=options.memory_budget or None
+    )
+    where = ScreenOptions(workers=options.workers, ray=options.ray, cpus_per_worker=options.cpus_per_worker)
+    with orderly_termination():
+        serve(served, options.weights, config, RunOptions(), where, say)
+    return 0

@@ -1,0 +1,94 @@
+"""Samples of one chain's alignment: masked columns and chosen rows, and their A3M text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import mask_unknown
+
+UNKNOWN = "X"
+"""Letter of masked positions."""
+
+
+def join_alignments(msas: Sequence[Msa], *, unique: bool) -> Msa:
+    """Join the alignments of one chain to one, which keeps its rows as they are.
+
+    Args:
+        msas: At least one alignment; the first row of each is the query.
+        unique: Leave out rows that repeat an earlier one, as AlphaFold's features do. Alignments with ``Msa.as_is``
+            keep all rows.
+    """
+    sequences: list[str] = []
+    descriptions: list[str] = []
+    deletions: list[np.ndarray] = []
+    seen: set[str] = set()
+    for number, msa in enumerate(msas):
+        kept = []
+        for index, row in enumerate(msa.sequences):
+            is_repeated = row in seen if unique else number > 0 and index == 0
+            if msa.as_is or not is_repeated:
+                seen.add(row)
+                kept.append(index)
+        sequences += [msa.sequences[index] for index in kept]
+        descriptions += [msa.descriptions[index] for index in kept]
+        deletions.append(np.asarray(msa.deletions)[kept])
+    return Msa(tuple(sequences), np.concatenate(deletions), tuple(descriptions), as_is=True)
+
+
+def mask_columns(msa: Msa, columns: np.ndarray, query: str) -> Msa:
+    """Replace all letters of some columns by unknown residues, except in the query's row.
+
+    Args:
+        msa: The alignment.
+        columns: ``[K]`` integers, columns from 0.
+        query: The query, which is the first row if it is a row.
+    """
+    letters = row_letters(msa)
+    letters[int(_begins_with(msa, query)) :, columns] = ord(UNKNOWN)
+    return replace(msa, sequences=tuple(row.tobytes().decode("ascii") for row in letters))
+
+
+def take_rows(msa: Msa, rows: np.ndarray) -> Msa:
+    """Return some rows of an alignment in the given order.
+
+    Args:
+        msa: The alignment.
+        rows: ``[K]`` integers, rows from 0.
+    """
+    return replace(
+        msa,
+        sequences=tuple(msa.sequences[row] for row in rows),
+        deletions=np.asarray(msa.deletions)[rows],
+        descriptions=tuple(msa.descriptions[row] for row in rows),
+    )
+
+
+def row_letters(msa: Msa) -> np.ndarray:
+    """Return the letters of an alignment as ASCII codes ``[S, N]`` uint8."""
+    letters = np.frombuffer("".join(msa.sequences).encode("ascii", "replace"), np.uint8)
+    return letters.reshape(len(msa.sequences), -1).copy()
+
+
+def a3m_text(msa: Msa, query: str) -> str:
+    """Format an alignment as A3M, with the query first.
+
+    Inserted residues, whose letters are unknown, are written as ``x``.
+
+    Args:
+        msa: The alignment.
+        query: The query; added if it is not the first row.
+    """
+    lines = [] if _begins_with(msa, query) else [f">query\n{query}\n"]
+    for name, row, counts in zip(msa.descriptions, msa.sequences, np.asarray(msa.deletions), strict=True):
+        if counts.any():
+            row = "".join("x" * count + letter for count, letter in zip(counts.tolist(), row, strict=True))
+        lines.append(f">{name}\n{row}\n")
+    return "".join(lines)
+
+
+def _begins_with(msa: Msa, query: str) -> bool:
+    return mask_unknown(msa.sequences[0]) == mask_unknown(query)

@@ -1,0 +1,1 @@
+"""Templates of whole structures, with all chains in one frame."""

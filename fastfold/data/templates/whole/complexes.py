@@ -1,0 +1,232 @@
+"""Structures of whole complexes as templates that span the chains of a target (AF_unmasked)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fastfold.data.msa.msa import Msa
+from fastfold.data.templates.custom import CustomChain, aligned_residues
+from fastfold.data.templates.entry import EntryChain
+from fastfold.data.templates.features import Template, place_template
+from fastfold.data.templates.outcome import Outcome, TemplateSkipped
+from fastfold.data.templates.search import align_to_profile
+from fastfold.data.templates.select import ChainTemplates
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_user_structure, structure_name
+from fastfold.protein.metrics.superposition import superpose
+from fastfold.utils.text_files import PathLike
+
+CLASH_DISTANCE = 3.5
+"""Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked."""
+
+_BACKBONE = [rc.atom_order[atom] for atom in ("N", "CA", "C", "O")]
+_FEWEST = 3
+"""Smallest number of common residues of a superposition."""
+
+Places = Mapping[int, int]
+"""Residue of a structure's chain for each aligned residue of a target's chain."""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Chain of a structure that is assigned to a chain of the target."""
+
+    one: CustomChain
+    places: Places
+    remark: str = ""
+
+
+def read_whole(path: PathLike) -> list[CustomChain]:
+    """Read all protein chains of a structure.
+
+    Args:
+        path: mmCIF or PDB file, plain or ``.gz``.
+
+    Raises:
+        InputError: The file cannot be read or has no protein.
+    """
+    structure, name = read_user_structure(path), structure_name(path)
+    return [
+        CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, one.positions, one.mask))
+        for one in structure.chains
+    ]
+
+
+def complex_templates(
+    sequences: Sequence[str],
+    profiles: Sequence[Msa],
+    complexes: Sequence[Sequence[CustomChain]],
+    chains: Sequence[CustomChain] = (),
+    *,
+    keep_clashes: bool = False,
+) -> list[ChainTemplates]:
+    """Make templates that span the chains of a target.
+
+    Chains of a complex are assigned to those of the target by their sequences, in the order of the file where several
+    fit equally. A chain of the target that a complex lacks has an empty template, and is left to the network.
+
+    Args:
+        sequences: Sequences of the target's chains.
+        profiles: An alignment of each, whose profile aligns the structures.
+        complexes: Chains of each structure; the n-th gives the n-th template of every chain.
+        chains: Chains that replace those of the complexes, superposed on them.
+        keep_clashes: Keep residues whose CA atoms are within 3.5 Å of another residue's; both are left free otherwise.
+
+    Returns:
+        Templates of each chain of the target.
+    """
+    replacing = _assign(sequences, profiles, chains)
+    found = [ChainTemplates() for _ in sequences]
+    used = {id(placed.one) for placed in replacing.values()}
+    for one in chains:
+        if id(one) not in used:
+            found[0] += _left_out(
+                one.name, "it aligns with no chain of the target that another one does not replace"
+            )
+    for frame, structure in enumerate(complexes, start=1):
+        placed = _assign(sequences, profiles, structure)
+        name = structure[0].file
+        for index, other in replacing.items():
+            if index in placed:
+                placed[index] = _superposed(other, placed[index])
+            else:
+                found[index] += _left_out(other.one.name, f"{name} lacks the chain to superpose it on")
+        if not keep_clashes:
+            placed = _without_clashes(placed)
+        for index, sequence in enumerate(sequences):
+            found[index] += _template(placed.get(index), len(sequence), frame, name)
+    return found
+
+
+def _assign(
+    sequences: Sequence[str], profiles: Sequence[Msa], chains: Sequence[CustomChain]
+) -> dict[int, _Placed]:
+    """Assign chains of a structure to those of the target, those with most equal residues first."""
+    known: dict[str, list[Places | None]] = {}
+    for sequence, msa in zip(sequences, profiles, strict=True):
+        if sequence not in known and chains:
+            aligned = align_to_profile(msa, [one.chain.sequence for one in chains])
+            known[sequence] = [
+                _places(places, sequence, one) for places, one in zip(aligned, chains, strict=True)
+            ]
+    candidates = []
+    for i, sequence in enumerate(sequences):
+        for j, places in enumerate(known.get(sequence, ())):
+            if places:
+                letters = chains[j].chain.sequence
+                equal = sum(sequence[mine] == letters[theirs] for mine, theirs in places.items())
+                candidates.append((-equal, -len(places), i, j))
+    assigned: dict[int, _Placed] = {}
+    used: set[int] = set()
+    for _, _, i, j in sorted(candidates):
+        if i not in assigned and j not in used:
+            places = known[sequences[i]][j]
+            assert places is not None
+            assigned[i] = _Placed(chains[j], places)
+            used.add(j)
+    return assigned
+
+
+def _places(places: dict[int, int], query: str, one: CustomChain) -> Places | None:
+    try:
+        return aligned_residues(places, query, one)
+    except TemplateSkipped:
+        return None
+
+
+def _superposed(moving: _Placed, fixed: _Placed) -> _Placed:
+    """Superpose a chain on its place in a complex, by backbone atoms of residues that both have."""
+    shared = sorted(moving.places.keys() & fixed.places.keys())
+    mine, theirs = [moving.places[k] for k in shared], [fixed.places[k] for k in shared]
+    new, old = moving.one.chain, fixed.one.chain
+    atoms = np.ix_(mine, _BACKBONE), np.ix_(theirs, _BACKBONE)
+    weights = new.mask[atoms[0]] * old.mask[atoms[1]]
+    if weights.any(-1).sum() < _FEWEST:
+        return replace(fixed, remark=f"{moving.one.name} has too few residues in common to be superposed")
+    motion = superpose(
+        _points(new.positions[atoms[0]]),
+        _points(old.positions[atoms[1]]),
+        torch.from_numpy(weights.reshape(-1).astype(np.float64)),
+    )
+    moved = motion[..., None].apply(_points(new.positions))
+    positions = moved.numpy().reshape(new.positions.shape).astype(np.float32) * new.mask[..., None]
+    chain = replace(moving.one, chain=replace(new, positions=positions))
+    return _Placed(chain, moving.places, f"superposed on {fixed.one.name}")
+
+
+def _points(positions: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(positions.reshape(-1, 3).astype(np.float64))
+
+
+def _without_clashes(placed: Mapping[int, _Placed]) -> dict[int, _Placed]:
+    """Remove both residues of each clash within and between the chains."""
+    order = sorted(placed)
+    free = clashing_residues([placed[index].one.chain for index in order])
+    found = {}
+    for index, clashes in zip(order, free, strict=True):
+        one = placed[index]
+        places = {mine: theirs for mine, theirs in one.places.items() if not clashes[theirs]}
+        count = len(one.places) - len(places)
+        remark = "; ".join(
+            filter(None, [one.remark, f"{count} clashing residues left free" if count else ""])
+        )
+        found[index] = replace(one, places=places, remark=remark)
+    return found
+
+
+def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
+    """Return the residues of each chain whose CA atom is within 3.5 Å of another residue's, in any chain.
+
+    Args:
+        chains: Chains of one structure.
+
+    Returns:
+        Per chain, ``[N]`` bool.
+    """
+    ca = rc.atom_order["CA"]
+    points = np.concatenate([chain.positions[:, ca] for chain in chains]).astype(np.float64)
+    known = np.concatenate([chain.mask[:, ca] for chain in chains]) > 0
+    clashes = np.zeros(len(points), bool)
+    for i in np.flatnonzero(known):  # in rows, because large complexes have many pairs
+        near = np.linalg.norm(points - points[i], axis=-1) <= CLASH_DISTANCE
+        near[i] = False
+        clashes[i] = (near & known).any()
+    borders = np.cumsum([len(chain.sequence) for chain in chains])[:-1]
+    return np.split(clashes, borders)
+
+
+def _template(placed: _Placed | None, length: int, frame: int, name: str) -> ChainTemplates:
+    """Return the template of one chain of the target, empty where the structure lacks the chain."""
+    if placed is not None:
+        one = placed.one
+        letters = {mine: one.chain.sequence[theirs] for mine, theirs in placed.places.items()}
+        try:
+            template = place_template(one.chain, placed.places, letters, length, name=one.name)
+        except TemplateSkipped as skipped:
+            return _empty(length, frame, one.name, str(skipped), name)
+        outcome = Outcome(one.name, "used", placed.remark, aligned=len(placed.places))
+        return ChainTemplates((replace(template, frame=frame),), (outcome,), 1, (f"whole complex {name}",))
+    return _empty(length, frame, name, "none of its chains aligns with this one, which is left free", name)
+
+
+def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTemplates:
+    atoms = rc.atom_type_num
+    template = Template(
+        name=name,
+        sequence="-" * length,
+        positions=np.zeros((length, atoms, 3), np.float32),
+        mask=np.zeros((length, atoms), np.float32),
+        sum_probs=0.0,
+        mapping={},
+        frame=frame,
+    )
+    outcomes = (Outcome(name, "used"), Outcome(name, "other sequence", why))
+    return ChainTemplates((template,), outcomes, 1, (f"whole complex {source}",))
+
+
+def _left_out(name: str, why: str) -> ChainTemplates:
+    return ChainTemplates((), (Outcome(name, "other sequence", why),), 1)

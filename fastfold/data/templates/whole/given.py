@@ -1,0 +1,131 @@
+"""Structure to be scored: its sequences, and its template without side chains and sequence (AF2Rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import ChainStructure, Structure
+
+Features = Mapping[str, np.ndarray]
+Use = Literal["template", "initial_guess"]
+"""Ways to show a structure to a network: as AF2Rank's template, or as the recycled positions of the first pass."""
+
+_BACKBONE = ("N", "CA", "C")
+_SHOWN = 5
+"""Number of atoms of atom37 up to O: N, CA, C, CB, O."""
+_CB_LENGTH, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
+"""Bond CA-CB in Å, angle N-CA-CB and dihedral C-N-CA-CB in radians, as in AF2Rank."""
+
+
+@dataclass(frozen=True)
+class GivenStructure:
+    """Structure that a network scores.
+
+    Attributes:
+        path: PDB or mmCIF file.
+        use: How the network sees it.
+        shows_targets: For an initial guess, show all chains but the first as a template with sequence and side chains,
+            as dl_binder_design does for the target of a binder.
+    """
+
+    path: Path
+    use: Use
+    shows_targets: bool = False
+
+    def read(self) -> Structure:
+        """Read the file; see :func:`fastfold.protein.io.read.read_structure`."""
+        return read_structure(self.path)
+
+    @property
+    def needs_templates(self) -> bool:
+        """True if the network must take templates."""
+        return self.use == "template" or self.shows_targets
+
+    def templates(self) -> tuple[Features, ...] | None:
+        """Return raw template features per chain; None without templates."""
+        if not self.needs_templates:
+            return None
+        structure = self.read()
+        name = structure.name.encode()
+        if self.use == "template":
+            found = [masked_template(chain, name) for chain in structure.chains]
+        else:
+            first, *targets = structure.chains
+            found = [empty_template(len(first), name), *(full_template(chain, name) for chain in targets)]
+        return in_one_frame(found) if len(found) > 1 else tuple(found)
+
+
+def masked_template(chain: ChainStructure, name: bytes) -> Features:
+    """Return AF2Rank's template of a chain: gaps as its sequence, N, CA, C, O and CB as its atoms.
+
+    Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
+    that glycines are not revealed.
+
+    Args:
+        chain: Chain of ``N`` residues.
+        name: Name of the template.
+
+    Returns:
+        Raw template features with one template (:func:`fastfold.data.features.raw.template_features`).
+    """
+    positions, mask = np.zeros_like(chain.positions), np.zeros_like(chain.mask)
+    mask[:, :_SHOWN] = chain.mask[:, :_SHOWN]
+    positions[:, :_SHOWN] = chain.positions[:, :_SHOWN]
+    cb = rc.atom_order["CB"]
+    n, ca, c = (rc.atom_order[atom] for atom in _BACKBONE)
+    absent = (mask[:, [n, ca, c]].min(-1) > 0) & (mask[:, cb] == 0)
+    positions[absent, cb] = virtual_cb(*(positions[absent, atom] for atom in (n, ca, c)))
+    mask[absent, cb] = 1.0
+    return _features("-" * len(chain), positions * mask[..., None], mask, name)
+
+
+def full_template(chain: ChainStructure, name: bytes) -> Features:
+    """Return the template of a chain with its sequence and all atoms; see :func:`masked_template`."""
+    return _features(chain.sequence, chain.positions * chain.mask[..., None], chain.mask, name)
+
+
+def empty_template(length: int, name: bytes) -> Features:
+    """Return a template without atoms, for a chain that a structure lacks; see :func:`masked_template`."""
+    atoms = rc.atom_type_num
+    return _features("-" * length, np.zeros((length, atoms, 3)), np.zeros((length, atoms)), name)
+
+
+def in_one_frame(chains: list[Features], number: int = 1) -> tuple[Features, ...]:
+    """Mark the templates of several chains as parts of one structure, by the number of its frame."""
+    return tuple({**one, "template_frame": np.array([number], np.int32)} for one in chains)
+
+
+def virtual_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return ideal CB positions ``[*, 3]`` from the backbone ``[*, 3]``, in Å, with AF2Rank's geometry."""
+    along = _unit(n - ca)
+    normal = _unit(np.cross(n - c, along))
+    across = np.cross(normal, along)
+    radius = _CB_LENGTH * np.sin(_CB_ANGLE)
+    return (
+        ca
+        + _CB_LENGTH * np.cos(_CB_ANGLE) * along
+        + radius * np.cos(_CB_DIHEDRAL) * across
+        - radius * np.sin(_CB_DIHEDRAL) * normal
+    )
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.sqrt(np.square(vectors).sum(-1, keepdims=True) + 1e-8)
+
+
+def _features(letters: str, positions: np.ndarray, mask: np.ndarray, name: bytes) -> dict[str, np.ndarray]:
+    ids = [rc.hhblits_letter_to_id[letter] for letter in letters]
+    return {
+        "template_aatype": np.eye(22, dtype=np.float32)[ids][None],
+        "template_all_atom_positions": positions.astype(np.float32)[None],
+        "template_all_atom_masks": mask.astype(np.float32)[None],
+        "template_sum_probs": np.zeros((1, 1), np.float32),
+        "template_domain_names": np.array([name]),
+    }

@@ -1,0 +1,1 @@
+"""Numerical properties of other programs that results depend on."""

@@ -1,0 +1,1 @@
+"""Embeddings: representations of a target for other programs."""

@@ -1,0 +1,187 @@
+"""Compute the representations of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastfold._version import __version__
+from fastfold.data.features.pipeline import FeatureSampler
+from fastfold.data.targets import Target, safe_stem
+from fastfold.errors import OutputError
+from fastfold.evoformer.config import ensemble_size
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat
+from fastfold.inference.embed.files import embedding_bytes
+from fastfold.inference.folding.features import input_order
+from fastfold.inference.folding.network import NetworkPasses, OnCycle, represent
+from fastfold.inference.network_settings import apply_settings, recycle_tolerance
+from fastfold.inference.output.file_names import prediction_key
+from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.protein.metrics.contacts import sum_contact_bins
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+
+_NAMES = {"msa_first_row": "msa_row"}
+"""Arrays whose name differs from that of the network."""
+_PAIRS = ("pair", "distogram", "contacts")
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Representations of a target by a network.
+
+    Attributes:
+        name: Name of the target.
+        sequences: One-letter sequence of each chain, as it was folded.
+        model_name: Network, for example ``model_1_ptm``.
+        seed: Random seed.
+        num_recycles: Passes after the first.
+        layer: Evoformer block of the arrays; None for the last.
+        arrays: By name, of N residues in the order of the input: ``single [N, c_s]``, ``pair [N, N, c_z]``,
+            ``msa_row [N, c_m]``, ``structure_module [N, c]``, ``distogram [N, N, bins]`` with ``distogram_edges
+            [bins - 1]`` in Å, ``contacts [N, N]`` (CB atoms within 8 Å); means lack the axis of residues.
+        sample: See :class:`fastfold.inference.output.prediction.Prediction`.
+    """
+
+    name: str
+    sequences: tuple[str, ...]
+    model_name: str
+    seed: int
+    num_recycles: int
+    layer: int | None
+    arrays: Mapping[str, np.ndarray]
+    sample: Mapping[str, Any] | None = None
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Origin of the arrays, as texts for a file's metadata."""
+        return {
+            "target": self.name,
+            "sequences": ":".join(self.sequences),
+            "model": self.model_name,
+            "seed": str(self.seed),
+            "num_recycles": str(self.num_recycles),
+            "layer": "last" if self.layer is None else str(self.layer),
+            "fastfold_version": __version__,
+        }
+
+    @property
+    def sample_label(self) -> str | None:
+        """Method and number of the sample as in file names; None without sampling."""
+        return None if self.sample is None else f"{self.sample['method']}_{self.sample['number']:03d}"
+
+    @property
+    def key(self) -> str:
+        """Network, seed and sample as in file names."""
+        return prediction_key(self.model_name, self.seed, sample=self.sample_label)
+
+    def save(self, directory: str | Path, *, file_format: EmbedFormat = "safetensors") -> Path:
+        """Write the arrays to ``<name>_<model>_seed_<n>`` with the format's ending, and return the path.
+
+        Args:
+            directory: Output folder; created if missing.
+            file_format: ``safetensors``, ``hdf5`` or ``zarr``.
+
+        Raises:
+            ConfigError: The format is unknown, or its package is missing.
+            OutputError: The file cannot be written.
+        """
+        EmbedConfig(file_format=file_format)
+        path = (
+            prepare_output_directory(directory) / f"{safe_stem(self.name)}_{self.key}{ENDINGS[file_format]}"
+        )
+        write_atomic(path, embedding_bytes(self.arrays, self.about, file_format))
+        return path
+
+
+def compute_embedding(
+    model: AlphaFold,
+    sampler: FeatureSampler,
+    target: Target,
+    config: InferConfig,
+    plan: FoldPlan | None = None,
+    *,
+    seed: int = 0,
+    on_cycle: OnCycle | None = None,
+    state: RecycleState | None = None,
+) -> Embedding:
+    """Run a network on a target's features, for the representations of ``config.embed``.
+
+    Args:
+        model: The network, on its device and in its precision.
+        sampler: Features of the target.
+        target: The target.
+        config: Settings of the fold, with those of the embedding.
+        plan: Plan of the fold; None for no memory limit.
+        seed: Seed of the features, and of dropout.
+        on_cycle: See :func:`fastfold.inference.folding.network.represent`.
+        state: Saves the state after each pass; None to save nothing.
+
+    Raises:
+        OutputError: The representations are not finite.
+    """
+    embed = config.embed or EmbedConfig()
+
+    def features(cycle: int, member: int) -> Mapping[str, torch.Tensor]:
+        return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
+
+    applied = apply_settings(config, model.config)
+    passes = NetworkPasses(
+        num_recycles=applied.model.num_recycle,
+        num_ensemble=ensemble_size(applied),
+        recycle_tolerance=recycle_tolerance(applied),
+        distogram=embed.needs_distogram,
+        dropout_seed=seed if config.dropout else None,
+    )
+    blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
+    found, num_recycles = represent(
+        model,
+        features,
+        passes,
+        on_cycle,
+        stop_after_block=None if embed.needs_structure else blocks,
+        plan=plan,
+        state=state,
+    )
+    return Embedding(
+        name=target.name,
+        sequences=tuple(chain.sequence for chain in target.chains),
+        model_name=model.name,
+        seed=seed,
+        num_recycles=num_recycles,
+        layer=embed.layer,
+        arrays=_arrays(found, embed, input_order(sampler), target.name),
+    )
+
+
+def _arrays(
+    found: dict[str, torch.Tensor], embed: EmbedConfig, order: np.ndarray, name: str
+) -> dict[str, np.ndarray]:
+    """Return the selected arrays in the order of the input."""
+    tensors = {_NAMES.get(key, key): value for key, value in found.items()}
+    if "distogram" in tensors:
+        probabilities, edges = (
+            tensors[key].float().cpu().numpy() for key in ("distogram", "distogram_edges")
+        )
+        tensors["contacts"] = torch.from_numpy(sum_contact_bins(probabilities, edges))
+    arrays = {}
+    for key in embed.names:
+        values = tensors[key].detach().float().cpu().numpy()
+        if embed.mean:
+            axes = (0, 1) if key in _PAIRS else (0,)
+            values = values.mean(axes, dtype=np.float64).astype(np.float32)
+        elif not np.array_equal(order, np.arange(len(order))):
+            values = values[np.ix_(order, order)] if key in _PAIRS else values[order]
+        if not np.isfinite(values).all():
+            raise OutputError(f"{name}: {key} is not finite; try --precision fp32 and check the weights")
+        arrays[key] = np.ascontiguousarray(values.astype(embed.dtype, copy=False))
+        if key == "distogram":
+            arrays["distogram_edges"] = edges
+    return arrays

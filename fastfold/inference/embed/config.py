@@ -1,0 +1,113 @@
+"""``EmbedConfig``: the representations that ``fastfold embed`` writes."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fastfold.errors import ConfigError
+
+EmbedFormat = Literal["safetensors", "hdf5", "zarr", "bioemu"]
+"""Formats of files: one file of named arrays, or the two arrays that BioEmu reads."""
+ENDINGS = {"safetensors": ".safetensors", "hdf5": ".h5", "zarr": ".zarr.zip", "bioemu": ".safetensors"}
+"""Ending of the file of arrays by format."""
+ARRAYS = ("single", "pair", "msa_row", "structure_module", "distogram", "contacts")
+"""Names of arrays: the last representations of residues and pairs, the target's row of the MSA, the structure module's
+activations, and probabilities of distances and of contacts."""
+OF_BLOCKS = ("msa_row", "pair")
+"""Arrays that exist after every Evoformer block."""
+BIOEMU_CHANNELS = (384, 128)
+"""Channels of single and pair that BioEmu's networks take."""
+_PAIRWISE = ("distogram", "contacts")
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """Settings of an embedding.
+
+    Attributes:
+        layer: Evoformer block, from 1, after which the last pass ends; None for all of them.
+        arrays: Names of :data:`ARRAYS`; None for ``single`` and ``pair``, after a block ``msa_row`` and ``pair``.
+        mean: Average over the residues, and over all pairs.
+        dtype: ``float32`` or ``float16``, in files.
+        file_format: One of :data:`EmbedFormat`.
+
+    Raises:
+        ConfigError: A setting is invalid, or contradicts another.
+    """
+
+    layer: int | None = None
+    arrays: tuple[str, ...] | None = None
+    mean: bool = False
+    dtype: Literal["float32", "float16"] = "float32"
+    file_format: EmbedFormat = "safetensors"
+
+    def __post_init__(self) -> None:
+        is_whole = isinstance(self.layer, numbers.Integral) and not isinstance(self.layer, bool)
+        if self.layer is not None and (not is_whole or self.layer < 1):
+            raise ConfigError(f"layer must be the number of an Evoformer block from 1, found {self.layer!r}")
+        object.__setattr__(self, "arrays", self._named(self.arrays))
+        for name, choices in (("dtype", ("float32", "float16")), ("file_format", get_args(EmbedFormat))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(choices)}, found {getattr(self, name)!r}"
+                )
+        if not isinstance(self.mean, bool):
+            raise ConfigError(f"mean must be True or False, found {self.mean!r}")
+        pairwise = [name for name in self.names if name in _PAIRWISE]
+        if self.mean and pairwise:
+            raise ConfigError(f"the mean of {pairwise[0]} says nothing; leave out the mean, or {pairwise[0]}")
+        is_whole_output = self.layer is None and set(self.names) == {"single", "pair"} and not self.mean
+        if self.file_format == "bioemu" and not (is_whole_output and self.dtype == "float32"):
+            raise ConfigError(
+                "BioEmu reads single and pair of the last layer in float32; leave out other settings"
+            )
+
+    def _named(self, arrays: Any) -> tuple[str, ...]:
+        if arrays is None:
+            return OF_BLOCKS if self.layer is not None else ("single", "pair")
+        if not isinstance(arrays, Sequence) or isinstance(arrays, str) or not arrays:
+            raise ConfigError(f"arrays must be a list of {', '.join(ARRAYS)}, found {arrays!r}")
+        for name in arrays:
+            if name not in ARRAYS:
+                raise ConfigError(f"arrays: expected {', '.join(ARRAYS)}, found {name!r}")
+            if self.layer is not None and name not in OF_BLOCKS:
+                raise ConfigError(
+                    f"{name} exists after the last layer only; leave out layer, or take {' and '.join(OF_BLOCKS)}"
+                )
+        return tuple(name for name in ARRAYS if name in arrays)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, in the order of :data:`ARRAYS`."""
+        return self.arrays or ()
+
+    @property
+    def ending(self) -> str:
+        """Ending of the file of arrays."""
+        return ENDINGS[self.file_format]
+
+    @property
+    def needs_structure(self) -> bool:
+        """True if the structure module runs in the last pass."""
+        return "structure_module" in self.names
+
+    @property
+    def needs_distogram(self) -> bool:
+        """True if the distogram head runs."""
+        return any(name in _PAIRWISE for name in self.names)
+
+    def check_network(self, name: str, blocks: int) -> None:
+        """Check the layer against a network.
+
+        Args:
+            name: Name of the network.
+            blocks: Number of its Evoformer blocks.
+
+        Raises:
+            ConfigError: The network has fewer blocks.
+        """
+        if self.layer is not None and self.layer > blocks:
+            raise ConfigError(f"layer {self.layer}: {name} has {blocks} Evoformer blocks")

@@ -1,0 +1,1 @@
+"""Ensembles: many samples of one target, and their analysis."""

@@ -1,0 +1,229 @@
+"""Compare the structures of an ensemble: scores of all pairs, clusters, components, fluctuations, and states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastfold.inference.ensemble.members import Ensemble
+from fastfold.inference.output.evaluate import structure_to_protein
+from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.metrics.compare import compare_structures
+from fastfold.protein.metrics.superposition import rmsd, superpose
+from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.protein import Protein
+
+NUM_COMPONENTS = 5
+"""Largest number of principal components."""
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class State:
+    """Agreement of an ensemble's ``M`` structures with a given state.
+
+    Attributes:
+        name: Name of the state's file.
+        tm_score: ``[M]``, normalised by the state's length.
+        rmsd: ``[M]`` in Å over the common CA atoms, after their superposition.
+    """
+
+    name: str
+    tm_score: np.ndarray
+    rmsd: np.ndarray
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Analysis of ``M`` structures with ``K`` residues that have a CA atom in all of them.
+
+    Attributes:
+        tm_score: ``[M, M]``, symmetric.
+        rmsd: ``[M, M]`` in Å over CA atoms, symmetric.
+        clusters: ``[M]`` integers from 1, the largest cluster first.
+        representatives: Per cluster, its member with the largest mean TM-score to the others.
+        superposed: ``[M, K, 3]`` in Å, CA atoms superposed on their mean.
+        components: ``[M, C]`` in Å, coordinates of the structures along the principal components.
+        variance: ``[C]``, share of the variance of each component.
+        fluctuation: ``[K]`` in Å, root mean square fluctuation of each residue (RMSF).
+        states: Agreement with given states.
+    """
+
+    tm_score: np.ndarray
+    rmsd: np.ndarray
+    clusters: np.ndarray
+    representatives: tuple[int, ...]
+    superposed: np.ndarray
+    components: np.ndarray
+    variance: np.ndarray
+    fluctuation: np.ndarray
+    states: tuple[State, ...] = ()
+
+
+def analyse(
+    ensemble: Ensemble,
+    *,
+    similarity: float = 0.8,
+    num_clusters: int | None = None,
+    references: Sequence[Path] = (),
+) -> Analysis:
+    """Analyse an ensemble; needs the package scikit-learn.
+
+    Args:
+        ensemble: The ensemble.
+        similarity: Clusters are joined while the mean TM-score of their pairs is at least this.
+        num_clusters: Number of clusters instead; None to follow ``similarity``.
+        references: Structure files of known states.
+
+    Raises:
+        InputError: A reference cannot be read, or has no residue in common with the target.
+    """
+    scores, distances = pairwise_scores(ensemble.ca)
+    clusters = cluster_structures(scores, similarity=similarity, num_clusters=num_clusters)
+    superposed = superpose_on_mean(ensemble.ca)
+    components, variance = principal_components(superposed)
+    deviations = superposed - superposed.mean(0)
+    return Analysis(
+        tm_score=scores,
+        rmsd=distances,
+        clusters=clusters,
+        representatives=representatives(scores, clusters),
+        superposed=superposed,
+        components=components,
+        variance=variance,
+        fluctuation=np.sqrt(np.square(deviations).sum(-1).mean(0)),
+        states=tuple(_compare(ensemble, path) for path in references),
+    )
+
+
+def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute TM-score and RMSD of all pairs of structures with the same residues.
+
+    Args:
+        ca: ``[M, K, 3]`` in Å.
+
+    Returns:
+        TM-scores ``[M, M]`` from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`, and RMSDs
+        ``[M, M]`` in Å.
+    """
+    points = torch.from_numpy(ca)
+    number, mask = len(ca), torch.ones(ca.shape[1], dtype=torch.float64)
+    scores, distances = np.eye(number), np.zeros((number, number))
+    for i in range(number):
+        others = points[i + 1 :]
+        found = rmsd(others, points[i].expand_as(others), mask.expand(len(others), -1))
+        distances[i, i + 1 :] = distances[i + 1 :, i] = found.numpy()
+        for j in range(i + 1, number):
+            scores[i, j] = scores[j, i] = tm_score(points[j], points[i], mask, quick=True)
+    return scores, distances
+
+
+def cluster_structures(
+    scores: np.ndarray, *, similarity: float = 0.8, num_clusters: int | None = None
+) -> np.ndarray:
+    """Cluster structures hierarchically by average linkage of ``1 - TM``.
+
+    Args:
+        scores: TM-scores ``[M, M]``.
+        similarity: Clusters are joined while the mean TM-score of their pairs is at least this.
+        num_clusters: Number of clusters instead; None to follow ``similarity``.
+
+    Returns:
+        ``[M]`` numbers from 1; the largest cluster first, ties in the order of the structures.
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    limit = np.nextafter(1.0 - similarity, 2.0) if num_clusters is None else None
+    model = AgglomerativeClustering(
+        n_clusters=num_clusters, distance_threshold=limit, metric="precomputed", linkage="average"
+    )
+    labels = model.fit(1.0 - scores).labels_
+    sizes, first = np.bincount(labels), [int(np.flatnonzero(labels == k)[0]) for k in range(labels.max() + 1)]
+    order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], first[k]))
+    return 1 + np.argsort(order)[labels]
+
+
+def representatives(scores: np.ndarray, clusters: np.ndarray) -> tuple[int, ...]:
+    """Return each cluster's member with the largest mean TM-score ``[M, M]`` to its cluster."""
+    chosen = []
+    for number in range(1, int(clusters.max()) + 1):
+        members = np.flatnonzero(clusters == number)
+        chosen.append(int(members[np.argmax(scores[np.ix_(members, members)].mean(1))]))
+    return tuple(chosen)
+
+
+def superpose_on_mean(ca: np.ndarray) -> np.ndarray:
+    """Superpose structures on their mean until it is stable.
+
+    Args:
+        ca: ``[M, K, 3]`` in Å.
+
+    Returns:
+        ``[M, K, 3]`` in Å. The mean is centered, and its longest axis is x, its shortest z.
+    """
+    points = torch.from_numpy(ca).double()
+    mean, weights = points[0], torch.ones(points.shape[:2], dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        points = superpose(points, mean.expand_as(points), weights)[..., None].apply(points)
+        updated = points.mean(0)
+        change, mean = float((updated - mean).abs().max()), updated
+        if change < 1e-6:
+            break
+    found = points.numpy()
+    center = found.mean((0, 1))
+    axes = np.linalg.svd(found.mean(0) - center, full_matrices=True)[2]
+    axes[2] *= np.linalg.det(axes)
+    return (found - center) @ axes.T
+
+
+def principal_components(superposed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute principal components of superposed CA positions.
+
+    Args:
+        superposed: ``[M, K, 3]`` in Å.
+
+    Returns:
+        Coordinates ``[M, C]`` in Å (root mean square over residues) and shares of the variance ``[C]``, for at most
+        five components.
+    """
+    from sklearn.decomposition import PCA
+
+    flat = superposed.reshape(len(superposed), -1)
+    number = min(NUM_COMPONENTS, len(flat) - 1, flat.shape[1])
+    if np.ptp(flat, axis=0).max() < 1e-9:  # equal structures span no direction
+        return np.zeros((len(flat), number)), np.zeros(number)
+    model = PCA(number, svd_solver="full")
+    return model.fit_transform(flat) / np.sqrt(superposed.shape[1]), model.explained_variance_ratio_
+
+
+def motion_onto_mean(ensemble: Ensemble, analysis: Analysis, member: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rotation ``[3, 3]`` and translation ``[3]`` in Å of a structure onto the mean of its ensemble."""
+    ca, target = ensemble.ca[member], analysis.superposed[member]
+    motion = superpose(torch.from_numpy(ca), torch.from_numpy(target), torch.ones(len(ca)))
+    return motion.rotation.numpy(), motion.translation.numpy()
+
+
+def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> Protein:
+    """Return a structure with all atoms, superposed on the mean of the ensemble."""
+    protein = ensemble.members[member].protein
+    rotation, translation = motion_onto_mean(ensemble, analysis, member)
+    return Protein(
+        atom_positions=protein.atom_positions @ rotation.T + translation,
+        atom_mask=protein.atom_mask,
+        aatype=protein.aatype,
+        residue_index=protein.residue_index,
+        chain_index=protein.chain_index,
+        b_factors=protein.b_factors,
+    )
+
+
+def _compare(ensemble: Ensemble, path: Path) -> State:
+    state = structure_to_protein(read_user_structure(path))
+    found = [compare_structures(member.protein, state) for member in ensemble.members]
+    return State(
+        path.name, np.array([one.tm_score for one in found]), np.array([one.rmsd_ca for one in found])
+    )

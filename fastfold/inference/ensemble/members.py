@@ -1,0 +1,145 @@
+"""Read the predictions of one target as an ensemble of structures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.output.evaluate import structure_to_protein
+from fastfold.inference.output.written_scores import residue_numbers
+from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.protein import Protein
+
+SMALLEST = 3
+"""Smallest number of predictions of an ensemble."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Prediction of an ensemble.
+
+    Attributes:
+        found: Its files and scores.
+        protein: Its structure.
+    """
+
+    found: FoundPrediction
+    protein: Protein
+
+    @property
+    def name(self) -> str:
+        """Common beginning of the file names."""
+        return self.found.stem
+
+    @property
+    def sample(self) -> str:
+        """Method and number of the sample; empty for a prediction without sampling."""
+        values = self.found.scores.get("sample")
+        return f"{values['method']}_{values['number']:03d}" if isinstance(values, dict) else ""
+
+    @property
+    def mean_plddt(self) -> float:
+        """Mean pLDDT of all residues."""
+        return float(np.mean(self.found.scores["plddt"]))
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Predictions of one target, ``M`` structures of the same ``N`` residues.
+
+    Attributes:
+        target: Stem of the target's files.
+        members: The predictions by rank.
+    """
+
+    target: str
+    members: Sequence[Member]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of residues of each chain."""
+        return [len(sequence) for sequence in self.members[0].found.scores["sequences"]]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Residue numbers ``[N]`` in the whole proteins, from 1."""
+        return residue_numbers(self.members[0].found.scores)
+
+    @cached_property
+    def present(self) -> np.ndarray:
+        """Residues ``[K]`` with a CA atom in all structures."""
+        masks = [member.protein.atom_mask[:, rc.atom_order["CA"]] > 0.5 for member in self.members]
+        return np.flatnonzero(np.all(masks, axis=0))
+
+    @cached_property
+    def ca(self) -> np.ndarray:
+        """CA positions ``[M, K, 3]`` float64 in Å of the present residues."""
+        ca = rc.atom_order["CA"]
+        return np.stack([member.protein.atom_positions[self.present, ca] for member in self.members]).astype(
+            np.float64
+        )
+
+
+def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: float = 0.0) -> list[Ensemble]:
+    """Read the ensembles of a folder of results, one per target with at least three predictions.
+
+    Args:
+        directory: The folder.
+        target: Name of one target, by its record or its files; None for all.
+        min_plddt: Predictions of lower mean pLDDT are left out.
+
+    Raises:
+        InputError: The folder or a structure cannot be read, or no target has enough predictions.
+        ConfigError: No target has this name.
+    """
+    try:
+        predictions = find_predictions(directory)
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror}; give a folder of results", path=directory
+        ) from error
+    by_target: dict[str, list[FoundPrediction]] = {}
+    for found in predictions:
+        if target in (None, found.target, found.scores["name"]):
+            by_target.setdefault(found.target, []).append(found)
+    if target is not None and not by_target:
+        names = ", ".join(repr(name) for name in dict.fromkeys(one.target for one in predictions))
+        raise ConfigError(f"--target: {directory} has no target {target!r}; it has {names or 'none'}")
+    kept = {
+        name: [one for one in found if np.mean(one.scores["plddt"]) >= min_plddt]
+        for name, found in by_target.items()
+    }
+    if not any(len(found) >= SMALLEST for found in kept.values()):
+        most = max(map(len, kept.values()), default=0)
+        of = f" of mean pLDDT {min_plddt:g} or more" if min_plddt else ""
+        raise InputError(
+            f"an ensemble needs at least {SMALLEST} predictions{of} of one target, found {most}; fold more with "
+            "fastfold infer --sample",
+            path=directory,
+        )
+    return [Ensemble(name, _members(found)) for name, found in kept.items() if len(found) >= SMALLEST]
+
+
+def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
+    members: list[Member] = []
+    for found in predictions:
+        path = found.files.get(".cif") or found.files.get(".pdb")
+        if path is None:
+            raise InputError("has no structure file; fold it again", path=found.stem)
+        protein = structure_to_protein(read_structure(path))
+        if [len(one) for one in protein.sequences] != [len(one) for one in found.scores["sequences"]]:
+            raise InputError("has other chains than the scores file; fold it again", path=path)
+        if members and protein.sequences != members[0].protein.sequences:
+            raise InputError(
+                f"expected the chains of {members[0].name}, found others; analyse targets in separate folders",
+                path=path,
+            )
+        members.append(Member(found, protein))
+    return members

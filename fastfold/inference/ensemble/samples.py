@@ -1,0 +1,197 @@
+"""Samples of a target: predictions from changed alignments, or with dropout.
+
+A sample of a seed has its own random numbers for alignment, features and dropout, so more samples never change earlier
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.msa.clusters import cluster_rows
+from fastfold.data.msa.msa import ChainMsas, Msa
+from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns, take_rows
+from fastfold.data.targets import Target
+from fastfold.errors import InputError
+from fastfold.inference.ensemble.settings import Sampling
+
+DEFAULT_NUMBER = 10
+"""Default number of samples by masked columns or dropout."""
+_SEED_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sample of a target for one seed.
+
+    Attributes:
+        number: Number of the sample, from 1.
+        seed: Seed of the run.
+        values: Method and values of the sample in JSON's types.
+        target: The target.
+        alignments: Its alignments per chain before sampling.
+        rows: Rows of the sample; None for all.
+    """
+
+    number: int
+    seed: int
+    values: dict[str, Any]
+    target: Target = field(repr=False)
+    alignments: Sequence[ChainMsas] = field(repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """Method and number as in file names: ``columns_003``."""
+        return f"{self.values['method']}_{self.number:03d}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Method, number and values of the sample in JSON's types."""
+        return {"number": self.number, **self.values}
+
+    @property
+    def draw_seed(self) -> int:
+        """Seed of the sample's features and dropout."""
+        return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0]) % _SEED_LIMIT
+
+    @property
+    def drawn(self) -> list[ChainMsas]:
+        """Alignments per chain that the network sees, made at each access because many samples wait at once."""
+        if self.rows is not None:
+            ((own, _),) = self.alignments
+            joined = join_alignments(own, unique=self.values["method"] == "depth")
+            return [([take_rows(joined, self.rows)], [])]
+        if self.values["method"] == "columns":
+            return self._mask()
+        return list(self.alignments)
+
+    def _mask(self) -> list[ChainMsas]:
+        rng = np.random.default_rng([self.seed, self.number])
+        fraction = self.values["fraction"]
+        columns: dict[str, np.ndarray] = {}
+        found: list[ChainMsas] = []
+        for chain, (own, paired) in zip(self.target.chains, self.alignments, strict=True):
+            # Copies of a chain share the alignment of the first, so they share its masked columns.
+            query = chain.sequence
+            if query not in columns:
+                columns[query] = random_columns(rng, len(query), fraction)
+            # Rows of complexes are paired by species or by line, which joined alignments would change.
+            if own and not self.target.is_complex:
+                own = [join_alignments(own, unique=True)]
+            own, paired = (
+                [mask_columns(msa, columns[query], query) for msa in group] for group in (own, paired)
+            )
+            found.append((own, paired))
+        return found
+
+    def files(self) -> dict[str, str | bytes]:
+        """Return the sample's alignments as A3M by ending; none for a sample with the target's own."""
+        if self.values["method"] == "dropout":
+            return {}
+        texts: dict[str, str | bytes] = {}
+        for chain, groups in zip(self.target.chains, self.drawn, strict=True):
+            for group, kind in zip(groups, ("", "_paired"), strict=True):
+                name = f"_{chain.id}" if self.target.is_complex else ""
+                if group:
+                    joined = join_alignments(group, unique=False)
+                    texts[f"_msa{name}{kind}.a3m"] = a3m_text(joined, chain.sequence)
+        return texts
+
+
+def draw_samples(
+    sampling: Sampling | None, target: Target, alignments: Sequence[ChainMsas], seed: int
+) -> list[Sample | None]:
+    """Return the samples of a target for a seed; None is the prediction without sampling.
+
+    Args:
+        sampling: Settings of the samples; None for no sampling.
+        target: The target.
+        alignments: Its alignments per chain.
+        seed: Seed of the run.
+
+    Raises:
+        InputError: The target has no alignment rows to sample, no clusters, or is a complex that the method refuses.
+        ConfigError: The package scikit-learn is missing for ``clusters``.
+    """
+    if sampling is None:
+        return [None]
+    method, number = sampling.method, sampling.number or DEFAULT_NUMBER
+    if method == "dropout":
+        return [Sample(k, seed, {"method": method}, target, alignments) for k in range(1, number + 1)]
+    # Rows to pair are not used without another chain.
+    used = [msa for own, paired in alignments for msa in (*own, *(paired if target.is_complex else ()))]
+    if not any(len(msa.sequences) > 1 for msa in used):
+        raise InputError(
+            f"--sample {method} changes the alignment, and there is none; search for one, or use --sample dropout",
+            record=target.name,
+        )
+    if method == "columns":
+        values = {"method": method, "fraction": float(sampling.fraction)}
+        return [Sample(k, seed, values, target, alignments) for k in range(1, number + 1)]
+    if target.is_complex:
+        raise InputError(
+            f"--sample {method} takes the rows of one chain; for a complex use --sample columns, --sample dropout, or "
+            "--max-msa with several seeds",
+            record=target.name,
+        )
+    draw = _random_rows if method == "depth" else _clusters
+    joined = join_alignments(alignments[0][0], unique=method == "depth")
+    return [
+        Sample(k, seed, values, target, alignments, np.concatenate([[0], rows]))
+        for k, (values, rows) in enumerate(draw(sampling, joined, seed, target), 1)
+    ]
+
+
+def random_columns(rng: Any, length: int, fraction: float) -> np.ndarray:
+    """Draw the columns that a sample masks, as AFsample2 does.
+
+    Args:
+        rng: Random generator of NumPy.
+        length: Number of columns.
+        fraction: Share of masked columns; their number is rounded down.
+
+    Returns:
+        ``[K]`` columns from 0, each once.
+    """
+    return np.asarray(rng.choice(length, size=int(length * fraction), replace=False))
+
+
+def _random_rows(
+    sampling: Sampling, joined: Msa, seed: int, target: Target
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    available = len(joined.sequences) - 1
+    depths = [depth for depth in sampling.depths if depth < available]
+    if not depths:
+        raise InputError(
+            f"--sample depth: the alignment has {available} rows besides the query, not more than the smallest depth "
+            f"{sampling.depths[0]}; give smaller numbers with --sample-depths",
+            record=target.name,
+        )
+    for k in range(1, (sampling.number or len(depths)) + 1):
+        depth = depths[(k - 1) % len(depths)]
+        rng = np.random.default_rng([seed, k])
+        yield (
+            {"method": "depth", "depth": depth},
+            1 + np.sort(rng.choice(available, size=depth, replace=False)),
+        )
+
+
+def _clusters(
+    sampling: Sampling, joined: Msa, seed: int, target: Target
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    found = cluster_rows(joined, np.random.default_rng([seed, 0]))
+    if not found.rows:
+        raise InputError(
+            f"--sample clusters: no clusters among {len(joined.sequences) - 1} alignment rows; use a deeper alignment, "
+            "or --sample columns",
+            record=target.name,
+        )
+    largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]
+    for label in largest:
+        rows = found.rows[label]
+        yield {"method": "clusters", "eps": found.eps, "label": label, "depth": len(rows)}, rows

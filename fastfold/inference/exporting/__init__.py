@@ -1,0 +1,1 @@
+"""Export of networks as programs of PyTorch's operators."""

@@ -1,0 +1,320 @@
+"""``export``: programs of PyTorch's operators that compute passes of a network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastfold._version import __version__
+from fastfold.errors import ConfigError, InputError, first_line
+from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.embedders.input import SequenceConvolution
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import precision_of
+from fastfold.inference.exporting.network_pass import (
+    LengthClass,
+    NetworkPass,
+    Tensors,
+    UnrolledPasses,
+    example_features,
+    first_previous,
+    pad_features,
+)
+from fastfold.inference.network_settings import recycle_tolerance
+from fastfold.kernels.decompositions import decompositions
+from fastfold.utils.atomic_files import prepare_output_directory, replacing
+
+_ABOUT = "fastfold.json"
+_COMPILERS = ("g++", "clang++", "c++")
+
+
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """Exported program of one length class.
+
+    Attributes:
+        path: The file.
+        shape: Sizes of its inputs; shorter targets are padded.
+        num_recycles: Passes after the first within the program; None for a program of one pass.
+        package: True for a package compiled by AOTInductor.
+        run: The program itself.
+    """
+
+    path: Path
+    shape: LengthClass
+    num_recycles: int | None
+    package: bool
+    run: Any
+
+    def __call__(self, features: Tensors | Sequence[Tensors], previous: Tensors | None = None) -> Tensors:
+        """Run the program.
+
+        Args:
+            features: Features of one pass, as :meth:`fastfold.data.features.pipeline.FeatureSampler.sample` returns
+                them as tensors; of an unrolled program, those of every pass. Features that it does not read are
+                ignored.
+            previous: Outputs of the previous pass; None for the first, and for an unrolled program.
+
+        Returns:
+            Outputs of :class:`fastfold.inference.exporting.network_pass.NetworkPass` for the residues of the target.
+
+        Raises:
+            InputError: The target exceeds the class, or features are missing.
+        """
+        is_unrolled = self.num_recycles is not None
+        passes = [features] if isinstance(features, Mapping) else list(features)
+        if len(passes) != 1 + (self.num_recycles or 0):
+            raise InputError(
+                f"expected the features of {1 + (self.num_recycles or 0)} passes, found {len(passes)}"
+            )
+        names = self.run.names
+        for one in passes:
+            if missing := sorted(set(names) - set(one)):
+                raise InputError(f"the program reads the feature {missing[0]}, which is missing")
+        residues = int(passes[0]["aatype"].shape[-1])
+        if self.run.has_exact_length and residues != self.shape.residues:
+            raise InputError(
+                f"the network mixes neighbouring residues, so its program takes exactly {self.shape.residues} "
+                f"residues, found {residues}; export this length"
+            )
+        try:
+            padded = [pad_features({name: one[name] for name in names}, self.shape) for one in passes]
+        except ValueError as error:
+            raise InputError(f"{error}; export a larger class") from None
+        if is_unrolled:
+            found = self.run({name: torch.stack([one[name] for one in padded]) for name in names})
+        else:
+            found = self.run(padded[0], self.run.previous(previous, self.shape.residues))
+        return {name: _cut(name, value, residues) for name, value in found.items()}
+
+
+def export(
+    model: AlphaFold,
+    directory: str | Path,
+    *,
+    residues: int | Sequence[int],
+    max_msa: tuple[int, int] | None = None,
+    templates: int | None = None,
+    num_recycles: int | None = None,
+    package: bool = False,
+) -> list[ExportedNetwork]:
+    """Export a network for some lengths, as programs of PyTorch's operators.
+
+    A program is a file of :func:`torch.export.save`, or with ``package`` a compiled package of AOTInductor for CPUs.
+    Neither needs FastFold to run. Kernels of FastFold are replaced by their definitions, so programs need the memory
+    and time of those.
+
+    Args:
+        model: Network from :func:`fastfold.load_model`, on the CPU.
+        directory: Output folder; created if missing.
+        residues: Lengths, each a program; shorter targets are padded.
+        max_msa: Rows of MSA and extra MSA; None for the network's own.
+        templates: Number of templates; None for the network's own, 0 for none.
+        num_recycles: Unroll this many passes after the first in one program; None for one pass, with recycling outside.
+        package: Compile each program with AOTInductor, which needs a C++ compiler.
+
+    Returns:
+        The programs, in the order of ``residues``.
+
+    Raises:
+        ConfigError: The network cannot be exported, or a setting is invalid; says why.
+        OutputError: A file cannot be written.
+    """
+    lengths = [residues] if isinstance(residues, int) else list(residues)
+    if not lengths or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in lengths):
+        raise ConfigError(f"residues must be whole numbers from 1, found {residues!r}")
+    _check(model, num_recycles, package)
+    rows = max_msa or _own_rows(model)
+    shown = _own_templates(model) if templates is None else templates
+    if not 0 <= shown <= _own_templates(model) or (model.multimer and shown == 0 and _own_templates(model)):
+        least = 1 if model.multimer else 0
+        raise ConfigError(
+            f"templates must be {least} to {_own_templates(model)} for {model.name}, found {templates!r}"
+        )
+    folder = prepare_output_directory(directory)
+    return [
+        _export_class(model, folder, LengthClass(n, *rows, shown), num_recycles, package) for n in lengths
+    ]
+
+
+def load_exported(path: str | Path) -> ExportedNetwork:
+    """Load a program that :func:`export` wrote.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: The file is not such a program.
+    """
+    path = Path(path)
+    try:
+        if path.name.endswith(_ENDINGS[True]):
+            call: Any = torch._inductor.aoti_load_package(str(path))
+            about = json.loads(call.get_metadata()["fastfold"])
+        else:
+            extra = {_ABOUT: ""}
+            program = torch.export.load(path, extra_files=extra)
+            about = json.loads(extra[_ABOUT])
+            call = program.module()
+    except Exception as error:  # the type differs between versions of PyTorch
+        raise InputError(f"is not a program of fastfold.export: {first_line(error)}", path=path) from None
+    return _loaded(path, about, call)
+
+
+_ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
+
+
+@dataclass(frozen=True)
+class _Program:
+    """Callable program with the names of its features and the sizes of the recycled tensors.
+
+    ``has_exact_length`` is True for networks with a convolution over residues, which padding would change.
+    """
+
+    call: Any
+    names: tuple[str, ...]
+    sizes: Mapping[str, Sequence[int]]
+    has_exact_length: bool
+
+    def __call__(self, *tensors: Tensors) -> Tensors:
+        with torch.inference_mode():
+            found: Tensors = self.call(*tensors)
+        return found
+
+    def previous(self, given: Tensors | None, residues: int) -> Tensors:
+        """Return the padded results of the previous pass; zeros for the first."""
+        found = {name: torch.zeros(list(size)) for name, size in self.sizes.items()}
+        for name, value in found.items() if given is not None else ():
+            own = given[name]  # type: ignore[index]
+            where = (slice(len(own)), slice(len(own))) if name == "prev_pair" else (slice(len(own)),)
+            value[where] = own
+        return found
+
+
+def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
+    """Refuse networks and settings that cannot be exported."""
+    if not isinstance(model, AlphaFold):
+        raise ConfigError(f"model must be a network of fastfold.load_model, found {type(model).__name__}")
+    if type(model) is not AlphaFold:
+        raise ConfigError(
+            "a network that is divided between processes cannot be exported; load it in one process"
+        )
+    if precision_of(model) != "fp32":
+        raise ConfigError(
+            f"a network in {precision_of(model)} cannot be exported, because its products are not PyTorch's; load it "
+            "with precision='fp32'"
+        )
+    if next(model.parameters()).device.type != "cpu":
+        raise ConfigError("a network on a GPU cannot be exported yet; load it with device='cpu'")
+    if num_recycles is not None:
+        if isinstance(num_recycles, bool) or not isinstance(num_recycles, int) or num_recycles < 0:
+            raise ConfigError(f"num_recycles must be a whole number from 0, found {num_recycles!r}")
+        if recycle_tolerance(model.config) > 0:
+            raise ConfigError(
+                f"{model.name} stops recycling when its structure is stable, which a program cannot: export one pass "
+                "(num_recycles=None), or set model.config.model.recycle_early_stop_tolerance = 0"
+            )
+        if model.config.model.heads.structure_module.get("distogram_descent") is not None:
+            raise ConfigError(
+                f"{model.name} moves residues after its last pass, which a program cannot: export one pass "
+                "(num_recycles=None), or set model.config.model.heads.structure_module.distogram_descent = None"
+            )
+    if package and not any(map(shutil.which, _COMPILERS)):
+        raise ConfigError(
+            "a package of AOTInductor needs a C++ compiler, g++ for example; install it, or package=False"
+        )
+
+
+def _export_class(
+    model: AlphaFold, folder: Path, shape: LengthClass, num_recycles: int | None, package: bool
+) -> ExportedNetwork:
+    """Export one length class and write it."""
+    training = model.training
+    model.eval()
+    set_policy(model, ExecutionPolicy())
+    try:
+        # Operators whole in the graph are those that record gradients; others are loops over blocks.
+        with torch.enable_grad():
+            features = example_features(model, shape)
+            previous = first_previous(model, shape.residues)
+            module: nn.Module = NetworkPass(model)
+            arguments: tuple[Tensors, ...] = (features, previous)
+            if num_recycles is not None:
+                module = UnrolledPasses(model, num_recycles)
+                arguments = ({k: torch.stack([v] * (num_recycles + 1)) for k, v in features.items()},)
+            program = torch.export.export(module, arguments, strict=False)
+        with torch.no_grad():
+            program = program.run_decompositions(decompositions())
+    except Exception as error:  # the type differs between versions of PyTorch
+        raise ConfigError(f"{model.name} cannot be exported: {first_line(error)[:300]}") from error
+    finally:
+        model.train(training)
+    about = {
+        "model": model.name,
+        "fastfold_version": __version__,
+        "shape": asdict(shape),
+        "num_recycles": num_recycles,
+        "features": sorted(features),
+        "has_exact_length": any(isinstance(part, SequenceConvolution) for part in model.modules()),
+        "previous": {name: list(value.shape) for name, value in previous.items()},
+    }
+    kind = "pass" if num_recycles is None else f"{num_recycles}_recycles"
+    path = folder / f"{model.name}_{shape.residues}_residues_{kind}{_ENDINGS[package]}"
+    if package:
+        _write_package(program, path, about)
+    else:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            torch.export.save(program, file, extra_files={_ABOUT: json.dumps(about)})
+    return load_exported(path)
+
+
+def _write_package(program: Any, path: Path, about: Mapping[str, Any]) -> None:
+    options = {"aot_inductor.metadata": {"fastfold": json.dumps(about)}}
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "program.pt2"
+        try:
+            with torch.no_grad():
+                torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(made), inductor_configs=options
+                )
+        except Exception as error:  # the type differs between versions of PyTorch
+            raise ConfigError(
+                f"AOTInductor cannot compile {about['model']}: {first_line(error)[:300]}; use package=False"
+            ) from error
+        with replacing(path) as temporary:
+            shutil.copyfile(made, temporary)
+
+
+def _loaded(path: Path, about: Mapping[str, Any], call: Any) -> ExportedNetwork:
+    program = _Program(call, tuple(about["features"]), about["previous"], about["has_exact_length"])
+    shape = LengthClass(**about["shape"])
+    return ExportedNetwork(path, shape, about["num_recycles"], path.name.endswith(_ENDINGS[True]), program)
+
+
+def _cut(name: str, value: Tensor, residues: int) -> Tensor:
+    """Return an output for the residues of the target, without padding."""
+    return value[:residues, :residues] if name in ("prev_pair", "pae") else value[:residues]
+
+
+def _own_rows(model: AlphaFold) -> tuple[int, int]:
+    """Return rows of MSA and extra MSA in the network's configuration."""
+    if is_multimer(model.config):
+        trunk = model.config.model.embeddings_and_evoformer
+        return int(trunk.num_msa), int(trunk.num_extra_msa)
+    return int(model.config.data.eval.max_msa_clusters), int(model.config.data.common.max_extra_msa)
+
+
+def _own_templates(model: AlphaFold) -> int:
+    """Return the number of templates that a network takes; 0 for networks without."""
+    if model.template_embedder is None:
+        return 0
+    return 4 if model.multimer else int(model.config.data.eval.max_templates)

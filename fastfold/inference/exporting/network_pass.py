@@ -1,0 +1,170 @@
+"""Passes of a network as functions of tensors, for ``torch.export``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.targets import target_from_sequence
+from fastfold.evoformer.confidence import plddt, predicted_aligned_error
+from fastfold.evoformer.model import AlphaFold
+
+Tensors = dict[str, Tensor]
+_SHORT = 16
+"""Length of the target from which the names and types of features are read."""
+_OF_PAIRS = ("coevolution_pair",)
+_RECYCLED = ("prev_msa_first_row", "prev_pair", "prev_pos")
+
+
+@dataclass(frozen=True)
+class LengthClass:
+    """Sizes of an exported program; shorter inputs are padded.
+
+    Attributes:
+        residues: Number of residues of all chains.
+        clusters: Rows of the MSA.
+        extra: Rows of the extra MSA.
+        templates: Number of templates; 0 for networks without.
+    """
+
+    residues: int
+    clusters: int
+    extra: int
+    templates: int = 0
+
+
+class NetworkPass(nn.Module):
+    """One pass of a network, with recycling outside.
+
+    Args:
+        model: The network; it is not changed.
+    """
+
+    def __init__(self, model: AlphaFold) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensors, previous: Tensors) -> Tensors:
+        """Return the outputs of a pass.
+
+        Args:
+            features: Features of the pass, those of :func:`example_features`.
+            previous: ``prev_pos [N, 37, 3]`` in Å, ``prev_msa_first_row [N, c_m]`` and ``prev_pair [N, N, c_z]``.
+
+        Returns:
+            These three for the next pass; ``single [N, c_s]``, ``atom_mask [N, 37]``, ``plddt [N]`` and, of networks
+            with the head, ``pae [N, N]`` in Å.
+        """
+        representations, structure = self.model.iterate([dict(features)], dict(previous))
+        found = {
+            "prev_pos": structure["final_atom_positions"],
+            "prev_msa_first_row": representations["msa_first_row"],
+            "prev_pair": representations["pair"],
+            "single": representations["single"],
+            "atom_mask": structure["final_atom_mask"],
+            "plddt": plddt(self.model.heads["predicted_lddt"](representations)["logits"]),
+        }
+        if "predicted_aligned_error" in self.model.heads:
+            head = self.model.heads["predicted_aligned_error"](representations)
+            found["pae"] = predicted_aligned_error(head["logits"], head["breaks"])[0]
+        return found
+
+
+class UnrolledPasses(nn.Module):
+    """All passes of a network, the first from zeros.
+
+    Args:
+        model: The network; it is not changed.
+        num_recycles: Passes after the first.
+    """
+
+    def __init__(self, model: AlphaFold, num_recycles: int) -> None:
+        super().__init__()
+        self.step, self.num_recycles = NetworkPass(model), num_recycles
+
+    def forward(self, features: Tensors) -> Tensors:
+        """Return the outputs of the last pass, from features with a leading axis of passes."""
+        found = first_previous(self.step.model, features["aatype"].shape[-1])
+        for cycle in range(self.num_recycles + 1):
+            previous = {name: found[name] for name in _RECYCLED}
+            found = self.step({name: value[cycle] for name, value in features.items()}, previous)
+        return found
+
+
+def first_previous(model: AlphaFold, residues: int) -> Tensors:
+    """Return the zeros that the first pass starts from."""
+    return model.first_previous({"aatype": torch.zeros(residues, dtype=torch.int32)})
+
+
+def example_features(model: AlphaFold, shape: LengthClass) -> Tensors:
+    """Return features of a class that a network reads, of a short target and padding.
+
+    Args:
+        model: The network.
+        shape: The class.
+    """
+    target = target_from_sequence("A" * min(_SHORT, shape.residues))
+    sampler = featurize(target.chains, [([], [])], model.config)
+    found = {name: torch.as_tensor(np.asarray(value)) for name, value in sampler.sample(0).items()}
+    reads = _Reads(found)
+    with torch.enable_grad():  # without gradients empty templates are not read
+        model.iterate([reads], first_previous(model, len(target.chains[0].sequence)))  # type: ignore[list-item]
+    return pad_features({name: found[name] for name in sorted(reads.names)}, shape)
+
+
+def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
+    """Pad the features of one pass to a class with zeros, which their masks leave out.
+
+    Args:
+        features: Features of one pass, without leading axes.
+        shape: The class.
+
+    Raises:
+        ValueError: A feature exceeds the class.
+    """
+    rows = {"msa": shape.clusters, "extra": shape.extra, "template": shape.templates}
+    found = {}
+    for name, value in features.items():
+        number = rows.get(name.partition("_")[0])
+        leading = [shape.residues, shape.residues] if name in _OF_PAIRS else [shape.residues]
+        if number is not None:  # a row of the MSA, or a template
+            leading = [number, shape.residues]
+        wanted = [*leading, *value.shape[len(leading) :]][: value.dim()]
+        if any(size > most for size, most in zip(value.shape, wanted, strict=True)):
+            raise ValueError(f"{name} has shape {list(value.shape)}, the class {wanted}")
+        amounts = [n for size, most in zip(value.shape, wanted, strict=True) for n in (most - size, 0)]
+        found[name] = F.pad(value, amounts[::-1])
+    return found
+
+
+class _Reads(MutableMapping[str, Any]):
+    """Features that record the names that are read."""
+
+    def __init__(self, features: Mapping[str, Tensor]) -> None:
+        self._features, self.names = dict(features), set[str]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.names.add(name)
+        return self._features[name]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self._features[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._features[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._features

@@ -1,0 +1,277 @@
+"""Mutations of a target: read, checked, and applied to its sequences and alignments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from fastfold.data.msa.msa import ChainMsas, Msa
+from fastfold.data.targets import Chain, Target, mask_unknown, unique_stems
+from fastfold.errors import ConfigError, InputError
+from fastfold.protein.residue_constants import restypes
+from fastfold.utils.text_files import read_text_bytes, split_lines
+
+ALL = "all"
+"""Value of ``--mutations`` for every substitution of every residue."""
+
+_LIMIT = 1 << 26
+_MUTATION = re.compile(r"(?:(?P<chain>[A-Za-z0-9]+):)?(?P<old>[A-Z])(?P<number>\d{1,6})(?P<new>[A-Z])")
+_RANGE = re.compile(r"(?:(?P<chain>[A-Za-z0-9]+):)?(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Substitution of one residue.
+
+    Attributes:
+        chains: Chains that carry it, by their index; copies of a chain are mutated together.
+        number: Residue number in the whole protein, from 1.
+        old: Letter of the wild type.
+        new: Letter of the mutant.
+        prefix: Name of the chain and a colon where the target has several chains, otherwise empty.
+    """
+
+    chains: tuple[int, ...]
+    number: int
+    old: str
+    new: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        """Return the mutation as ``A24G`` or ``B:A24G``."""
+        return f"{self.prefix}{self.old}{self.number}{self.new}"
+
+
+Variant = tuple[Mutation, ...]
+"""Mutations of one mutant."""
+
+
+def read_variants(target: Target, mutations: str, positions: str | None = None) -> list[Variant]:
+    """Read the mutants of a target.
+
+    Args:
+        target: The wild type.
+        mutations: ``all``; a file with a mutant per line; or mutants joined by commas. The mutations of one mutant are
+            joined by ``+``: ``A24G``, ``A24G+K30R``, ``B:A24G`` for one chain of a complex.
+        positions: For ``all``, residues such as ``5-20,B:3``; None for all residues.
+
+    Returns:
+        The mutants without repetitions, in their order.
+
+    Raises:
+        ConfigError: Positions are given without ``all``.
+        InputError: A mutation is malformed or does not fit the target; names its line.
+    """
+    if mutations == ALL:
+        return list(_scan(target, positions))
+    if positions is not None:
+        raise ConfigError("--positions chooses the residues of --mutations all; leave out one of them")
+    path = Path(mutations)
+    if path.is_file():
+        lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
+        listed = [(text.partition("#")[0].strip(), number) for number, text in enumerate(lines, 1)]
+        found = [_variant(target, text, path, number) for text, number in listed if text]
+    elif all(_MUTATION.fullmatch(part) for one in mutations.split(",") for part in one.split("+")):
+        found = [_variant(target, text, None, None) for text in mutations.split(",")]
+    else:
+        raise InputError(
+            "no such file; give a file with a mutant per line (A24G, A24G+K30R), mutants joined by commas, or all",
+            path=path,
+        )
+    if not found:
+        raise InputError("contains no mutation; write a mutant such as A24G in each line", path=path)
+    return list(dict.fromkeys(found))
+
+
+def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:
+    """Parse the mutations of one mutant."""
+    found = []
+    for part in re.split(r"[+,\s]+", text):
+        match = _MUTATION.fullmatch(part)
+        if match is None:
+            raise InputError(
+                f"expected a mutation such as A24G or B:A24G, found {part[:20]!r}", path=path, line=line
+            )
+        try:
+            found.append(
+                _mutation(target, match["chain"], match["old"], int(match["number"]), match["new"], part)
+            )
+        except InputError as error:
+            raise InputError(str(error), path=path, line=line) from None
+    places = [(index, one.number) for one in found for index in one.chains]
+    if len(set(places)) < len(places):
+        raise InputError(f"{text[:40]!r} changes a residue twice", path=path, line=line)
+    return tuple(sorted(found, key=lambda one: (one.chains, one.number)))
+
+
+def _mutation(target: Target, chain: str | None, old: str, number: int, new: str, text: str) -> Mutation:
+    chains = _chains(target, chain, text)
+    one = target.chains[chains[0]]
+    if number not in one.numbers:
+        raise InputError(f"{text}: the chain has no residue {number}; its residues are {_span(one)}")
+    letter = one.sequence[one.numbers.index(number)]
+    if letter != old:
+        raise InputError(f"{text}: residue {number} is {letter}, not {old}; count residues from 1")
+    if new not in restypes:
+        raise InputError(f"{text}: {new} is not one of the 20 amino acids")
+    if new == old:
+        raise InputError(f"{text}: the residue is {old} already; the wild type is folded anyway")
+    return Mutation(chains, number, old, new, _prefix(target, chains))
+
+
+def _chains(target: Target, name: str | None, text: str) -> tuple[int, ...]:
+    """Return the chains of a mutation: the named one, or all copies if there is one sequence."""
+    ids = [chain.id for chain in target.chains]
+    if name is not None:
+        if name not in ids:
+            raise InputError(f"{text}: the target has no chain {name!r}; its chains are {', '.join(ids)}")
+        return (ids.index(name),)
+    if len({chain.sequence for chain in target.chains}) > 1:
+        raise InputError(f"{text}: the target has different chains; name one, as in {ids[0]}:{text}")
+    return tuple(range(len(ids)))
+
+
+def _prefix(target: Target, chains: Sequence[int]) -> str:
+    """Return the name of the chain before a mutation, if it does not concern all chains."""
+    if len(chains) == len(target.chains):
+        return ""
+    return "".join(target.chains[index].id for index in chains) + ":"
+
+
+def _span(chain: Chain) -> str:
+    return f"{chain.numbers[0]} to {chain.numbers[-1]}"
+
+
+def _scan(target: Target, positions: str | None) -> Iterator[Variant]:
+    """Yield every substitution of the positions, of all copies of a chain together."""
+    wanted = None if positions is None else _positions(target, positions)
+    copies: dict[str, list[int]] = {}
+    for index, chain in enumerate(target.chains):
+        copies.setdefault(chain.sequence, []).append(index)
+    for chains in map(tuple, copies.values()):
+        chain = target.chains[chains[0]]
+        for number, old in zip(chain.numbers, chain.sequence, strict=True):
+            if old == "X" or (wanted is not None and (chains, number) not in wanted):
+                continue
+            for new in sorted(restypes):
+                if new != old:
+                    yield (Mutation(chains, number, old, new, _prefix(target, chains)),)
+
+
+def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
+    """Parse positions such as ``5-20,B:3``."""
+    found = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(f"--positions: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
+        named = _chains(target, match["chain"], part.strip())
+        sequence = target.chains[named[0]].sequence
+        chains = tuple(i for i, chain in enumerate(target.chains) if chain.sequence == sequence)
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        numbers = set(target.chains[named[0]].numbers)
+        for number in range(first, last + 1):
+            if number not in numbers:
+                raise ConfigError(
+                    f"--positions {part.strip()}: the chain has no residue {number}; its residues are "
+                    f"{_span(target.chains[named[0]])}"
+                )
+            found.add((chains, number))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class MutantAlignments(Sequence[ChainMsas]):
+    """Alignments of a mutant's whole chains, made when they are read, because a scan has thousands of mutants.
+
+    Attributes:
+        alignments: Alignments of the wild type's whole chains.
+        old: Chains of the wild type.
+        new: Chains of the mutant.
+    """
+
+    alignments: Sequence[ChainMsas]
+    old: tuple[Chain, ...]
+    new: tuple[Chain, ...]
+
+    def __len__(self) -> int:
+        """Return the number of chains."""
+        return len(self.new)
+
+    @overload
+    def __getitem__(self, index: int) -> ChainMsas: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ChainMsas]: ...
+
+    def __getitem__(self, index: int | slice) -> ChainMsas | Sequence[ChainMsas]:
+        """Return the alignments of a chain, with the mutant in the query's row."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        old, new = self.old[index].uncut, self.new[index].uncut
+        own, paired = self.alignments[index]
+        return [_with_query(msa, old, new) for msa in own], [_with_query(msa, old, new) for msa in paired]
+
+
+def mutant_targets(
+    target: Target, alignments: Sequence[ChainMsas], variants: Sequence[Variant]
+) -> list[Target]:
+    """Return the mutants as targets with the wild type's alignments, whose query rows alone differ.
+
+    Args:
+        target: The wild type, whose templates the mutants share.
+        alignments: Alignments of its whole chains.
+        variants: Mutations of each mutant.
+    """
+    records = [f"{target.record}_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
+    names = [f"{target.name}_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
+    stems = unique_stems([target.name, *names])[1:]
+    found = []
+    for variant, record, stem in zip(variants, records, stems, strict=True):
+        chains = [_mutant_chain(chain, index, variant) for index, chain in enumerate(target.chains)]
+        own = MutantAlignments(alignments, target.chains, tuple(chains))
+        found.append(
+            replace(target, name=stem, record=record, chains=tuple(chains), alignments=own, warnings=())
+        )
+    return found
+
+
+def _mutant_chain(chain: Chain, index: int, variant: Variant) -> Chain:
+    """Return a chain with its mutations."""
+    changes = {one.number: one.new for one in variant if index in one.chains}
+    if not changes:
+        return chain
+
+    def changed(letters: str, numbers: Sequence[int]) -> str:
+        return "".join(
+            changes.get(number, letter) for letter, number in zip(letters, numbers, strict=bool(letters))
+        )
+
+    letters = changed(chain.letters, chain.numbers) if chain.letters else ""
+    whole = changed(chain.whole, range(1, len(chain.whole) + 1)) if chain.whole else ""
+    return replace(chain, sequence=changed(chain.sequence, chain.numbers), letters=letters, whole=whole)
+
+
+def _with_query(msa: Msa, old: Chain, new: Chain) -> Msa:
+    """Return an alignment whose first row is the mutant, if it was the wild type."""
+    if old.sequence == new.sequence or mask_unknown(msa.sequences[0]) != old.sequence:
+        return msa
+    return replace(msa, sequences=(new.letters or new.sequence, *msa.sequences[1:]))
+
+
+def mutated_residues(target: Target, variant: Variant) -> np.ndarray:
+    """Return the indices of a mutant's changed residues among all residues of a target, int64."""
+    starts = np.cumsum([0, *(len(chain.sequence) for chain in target.chains)])
+    return np.array(
+        [
+            starts[index] + target.chains[index].numbers.index(one.number)
+            for one in variant
+            for index in one.chains
+        ],
+        np.int64,
+    )

@@ -1,0 +1,107 @@
+"""Ensembles of a folder of results for the page: samples along two components, and superposed representatives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
+from fastfold.inference.report.discover import FoundPrediction
+from fastfold.inference.report.encode import pack_structure
+from fastfold.inference.report.guard import check_size, leaving_out
+
+ENDING = "_ensemble.json"
+"""Ending of the file with all numbers of an ensemble."""
+MAX_OVERLAID = 8
+"""Largest number of representatives that the page shows together."""
+
+
+def find_ensembles(
+    folder: Path, predictions: Sequence[FoundPrediction], room: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the ensembles that ``fastfold ensemble`` wrote to a folder.
+
+    Args:
+        folder: Folder of results.
+        predictions: Predictions of the page; ``row`` in the result is an index of them.
+        room: Largest number of characters of all representatives.
+        say: Called with a line about each file that is left out.
+
+    Returns:
+        Per target ``target``, ``members`` with ``row``, ``cluster``, ``x`` and ``y``, ``shares`` of the variance,
+        ``files``, and ``overlay``: representatives with ``row``, ``cluster``, ``structure`` and packed ``text``.
+    """
+    by_target: dict[str, dict[str, int]] = {}
+    for number, prediction in enumerate(predictions):
+        by_target.setdefault(prediction.target, {})[prediction.stem] = number
+    found = []
+    for target, rows in by_target.items():
+        path = folder / f"{target}{ENDING}"
+        if not path.is_file() or path.is_symlink():
+            continue
+        with leaving_out(path.name, say):
+            values = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+            ensemble = _checked(values, rows)
+            overlay = _overlay(values, rows, predictions)
+            room -= sum(len(one["text"]) for one in overlay)
+            files = sorted(one.name for one in folder.glob("*_ensemble*") if _is_own(one, target))
+            found.append(
+                {"target": target, "files": files, **ensemble, "overlay": overlay if room >= 0 else []}
+            )
+    return found
+
+
+def _checked(values: Any, rows: dict[str, int]) -> dict[str, Any]:
+    """Return members and shares of variance of an ensemble's file.
+
+    Raises:
+        ValueError: A value is missing or of another kind.
+    """
+    try:
+        names, clusters = values["samples"], np.asarray(values["clusters"])
+        points = np.asarray(values["components"], np.float64).reshape(len(names), -1)[:, :2]
+        shares = np.asarray(values["variance"], np.float64)[:2]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("it is not an ensemble") from error
+    is_valid = clusters.shape == (len(names),) and clusters.dtype.kind == "i" and clusters.min(initial=1) >= 1
+    if not is_valid or not np.isfinite(points).all() or not np.isfinite(shares).all() or not names:
+        raise ValueError("it is not an ensemble")
+    points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+    members = [
+        {"row": rows[name], "cluster": int(cluster), "x": float(x), "y": float(y)}
+        for name, cluster, (x, y) in zip(names, clusters, points, strict=True)
+        if isinstance(name, str) and name in rows
+    ]
+    if not members:
+        raise ValueError("its samples are not in the folder; run fastfold ensemble again")
+    return {"members": members, "shares": [*shares.tolist(), 0.0, 0.0][:2]}
+
+
+def _overlay(
+    values: dict[str, Any], rows: dict[str, int], predictions: Sequence[FoundPrediction]
+) -> list[dict[str, Any]]:
+    """Return the packed structures of the representatives, superposed."""
+    found = []
+    pairs = list(zip(values.get("representatives", ()), values.get("motions", ()), strict=False))
+    for cluster, (name, motion) in enumerate(pairs[:MAX_OVERLAID], 1):
+        if not isinstance(name, str) or name not in rows:
+            continue
+        prediction = predictions[rows[name]]
+        path = prediction.files.get(".cif") or prediction.files.get(".pdb")
+        rotation = np.asarray(motion["rotation"], np.float64).reshape(3, 3)
+        translation = np.asarray(motion["translation"], np.float64).reshape(3)
+        if path is None or np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-3:
+            raise ValueError("its representatives cannot be superposed; run fastfold ensemble again")
+        check_size(path, MAX_SCORES_BYTES)
+        layout, text = pack_structure(path, prediction.scores["sequences"], motion=(rotation, translation))
+        found.append({"row": rows[name], "cluster": cluster, "structure": layout, "text": text})
+    return found
+
+
+def _is_own(path: Path, target: str) -> bool:
+    name = path.name.removeprefix(target)
+    return name != path.name and name.startswith(("_ensemble.", "_ensemble_")) and path.is_file()

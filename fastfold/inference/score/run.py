@@ -1,0 +1,195 @@
+"""``fastfold score``: score given structures by networks, and rank them in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fastfold.data.targets import Target, number_targets
+from fastfold.data.templates.whole.given import Use
+from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.config import MINI
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import Network, limit_networks, open_networks
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.output.written_scores import read_scores
+from fastfold.inference.runner import Summary, run
+from fastfold.inference.score.targets import StructureTargets
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.run import screen
+from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.atomic_files import write_atomic
+
+TABLE = "scores.tsv"
+"""Table of scored structures in the results folder, the best first."""
+TEMPLATE_RECYCLES = 1
+"""Recycles of AF2Rank."""
+
+_MEANS = (
+    *("composite", "plddt", "ptm", "iptm", "tm_score", "rmsd", "ipsae_max"),
+    *("binder_plddt", "interaction_pae", "binder_rmsd", "binder_rmsd_on_target"),
+)
+COLUMNS = ("name", *_MEANS, "residues", "chains", "predictions", "file")
+"""Columns of the table: means over the predictions of a structure; lengths in Å, pLDDT from 0 to 100."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How structures are scored.
+
+    Attributes:
+        use: See :data:`fastfold.data.templates.whole.given.Use`.
+        shows_targets: See :class:`fastfold.data.templates.whole.given.GivenStructure`.
+    """
+
+    use: Use = "template"
+    shows_targets: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shows_targets and self.use != "initial_guess":
+            raise ConfigError("--show-target belongs to --initial-guess; AF2Rank shows all chains already")
+
+
+def run_scores(
+    inputs: Sequence[Path],
+    output: Path,
+    weights: Sequence[Path] = (),
+    config: InferConfig | None = None,
+    options: RunOptions | None = None,
+    *,
+    protocol: Protocol | None = None,
+    workers: ScreenOptions | None = None,
+) -> Summary:
+    """Score structures, and write their table next to the results.
+
+    Args:
+        inputs: PDB and mmCIF files, plain or ``.gz``, and folders of them.
+        output: Folder for the results.
+        weights: Weights files or names of published networks; empty for ``mini``.
+        config: Settings of the fold. AF2Rank makes one recycle unless they name another number.
+        options: Options of the run other than the model's.
+        protocol: How structures are scored.
+        workers: Workers of a screen; None for this process.
+
+    Returns:
+        Summary of the run.
+
+    Raises:
+        FastFoldError: The run cannot start: no network fits the protocol, or see :func:`fastfold.inference.runner.run`.
+    """
+    config, options, protocol = config or InferConfig(), options or RunOptions(), protocol or Protocol()
+    if config.initial_guess is not None:
+        raise ConfigError("each structure is its own initial guess; give Protocol(use='initial_guess')")
+    if protocol.use == "template":
+        if options.templates.wanted:
+            raise ConfigError("the scored structure is the only template; leave out other templates")
+        if config.num_recycles is None:
+            config = replace(config, num_recycles=TEMPLATE_RECYCLES)
+    networks = limit_networks(open_networks(weights or [Path(MINI)]), options.num_models)
+    check_networks(networks, protocol)
+    searches = options.msa_dir is not None or bool(options.engines)
+    read = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)
+    targets, errors = read()
+    if options.name_prefix is not None:
+        targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)
+
+    def targets_read() -> tuple[list[Target], list[InputError]]:
+        return targets, errors
+
+    if workers is None:
+        summary = run(targets_read, output, weights, config, options)
+    else:
+        summary = screen(targets_read, output, weights, config, options, workers)
+    if summary.predictions:
+        write_table(targets, summary.predictions, output)
+    return summary
+
+
+def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
+    """Check that networks suit a protocol.
+
+    Raises:
+        ConfigError: A network lacks pTM, or uses no templates although the protocol shows some.
+    """
+    for network in networks:
+        model = network.info.config.model
+        if not model.heads.predicted_aligned_error.weight:
+            raise ConfigError(
+                f"{network.name} does not predict a TM-score, which the scores need; give --weights monomer_ptm, "
+                "multimer, or another network with pTM"
+            )
+        if (protocol.use == "template" or protocol.shows_targets) and not (
+            model.embeddings_and_evoformer.template.enabled
+        ):
+            what = "--show-target shows chains" if protocol.shows_targets else "structures are shown"
+            raise ConfigError(
+                f"{what} as templates, and {network.name} does not use any; give --weights model_1_ptm, model_2_ptm or "
+                "multimer"
+                + (
+                    ""
+                    if protocol.shows_targets
+                    else ", or score with --initial-guess, which suits every network"
+                )
+            )
+
+
+def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[str]], output: Path) -> Path:
+    """Write the table of scored structures, the best composite score first.
+
+    Args:
+        targets: Scored targets; those without predictions are left out.
+        predictions: The ``id`` of the predictions of each target, by its name.
+        output: Folder of the results.
+
+    Raises:
+        InputError: A scores file is damaged.
+        WriteError: The table cannot be written.
+    """
+    folder = ResultsFolder(output)
+    found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
+    rows = [row for row in found if row is not None]
+    rows.sort(key=lambda row: (-_number(row["composite"]), row["name"]))
+    lines = [COLUMNS, *([_cell(row[column]) for column in COLUMNS] for row in rows)]
+    path = output / TABLE
+    write_atomic(path, "".join("\t".join(line) + "\n" for line in lines))
+    return path
+
+
+def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:
+    """Return the mean scores of a structure; None without predictions."""
+    results = folder.target(target)
+    found = []
+    for record in results.records():
+        if record.id not in predictions:
+            continue
+        scores = read_scores(results.path(record, "_scores.json"))
+        given, interfaces = scores["given_structure"], scores.get("interfaces") or {}
+        found.append(
+            {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
+            | {"ipsae_max": interfaces.get("ipsae_max")}
+            | given
+        )
+    if not found:
+        return None
+    means = {name: _mean(one.get(name) for one in found) for name in _MEANS}
+    about = {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
+    return means | about | {"predictions": len(found), "file": target.source}
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    numbers = [float(value) for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
+def _number(value: float | None) -> float:
+    return -math.inf if value is None else value
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "" if value is None else " ".join(str(value).split())

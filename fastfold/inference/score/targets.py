@@ -1,0 +1,76 @@
+"""Targets of structure files, whose chains a network scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastfold.data.targets import FoundTarget, Target, make_chains, unique_targets
+from fastfold.data.templates.custom import structures_inside
+from fastfold.data.templates.whole.given import GivenStructure, Use
+from fastfold.errors import InputError
+from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.residue_constants import atom_order
+
+
+@dataclass(frozen=True)
+class StructureTargets:
+    """Reader of structure files as targets; see :func:`fastfold.inference.runner.run`.
+
+    Attributes:
+        inputs: PDB and mmCIF files, plain or ``.gz``, and folders of them.
+        use: How a network sees a structure.
+        shows_targets: See :class:`~fastfold.data.templates.whole.given.GivenStructure`.
+        searches: True if alignments are looked for or searched; otherwise the network sees the sequences alone.
+    """
+
+    inputs: Sequence[Path]
+    use: Use = "template"
+    shows_targets: bool = False
+    searches: bool = False
+
+    def __call__(self) -> tuple[list[Target], list[InputError]]:
+        """Return the targets, and an error for each file that cannot be read."""
+        errors: list[InputError] = []
+        files: list[Path] = []
+        for path in self.inputs:
+            try:
+                files += structures_inside(path) if path.is_dir() else [path]
+            except InputError as error:
+                errors.append(error)
+        files = list(dict.fromkeys(files))
+        repeated = Counter(map(structure_name, files))
+        found = []
+        for file in files:
+            name = structure_name(file)
+            record = f"{file.resolve().parent.name}_{name}" if repeated[name] > 1 else name
+            try:
+                found.append(FoundTarget(self._target(file, record), file, 1))
+            except InputError as error:
+                errors.append(error)
+        return unique_targets(found, errors), errors
+
+    def _target(self, path: Path, record: str) -> Target:
+        structure = read_structure(path)
+        for chain in structure.chains:
+            if not chain.mask[:, atom_order["CA"]].any():
+                raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
+        chains = make_chains(
+            [chain.sequence for chain in structure.chains],
+            [f"{record}_{chain.chain_id}" for chain in structure.chains],
+        )
+        if len(chains) == 1:
+            chains = (replace(chains[0], record=""),)
+        if self.shows_targets and len(chains) == 1:
+            raise InputError("has one chain; --show-target needs a binder and its target", path=path)
+        return Target(
+            name=record,
+            chains=chains,
+            source=str(path),
+            record=record,
+            warnings=structure.warnings,
+            alignments=None if self.searches else tuple(([], []) for _ in chains),
+            given=GivenStructure(path.resolve(), self.use, self.shows_targets),
+        )

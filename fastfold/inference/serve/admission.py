@@ -1,0 +1,113 @@
+"""Admission of jobs: a target that cannot be folded is refused when it is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfold.data.targets import Target
+from fastfold.data.templates.source import TemplateFinder
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import Network, limit_networks, refuse_complexes, suitable
+from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.planning.fit import check_fit, plan_target
+from fastfold.inference.planning.planner import Planner
+from fastfold.inference.relax.config import check_installed
+from fastfold.inference.serve.request import JobRequest
+from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.target_templates import check_takers, takes_templates
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Checks of a job before it is admitted.
+
+    Attributes:
+        networks: Networks of the server.
+        config: Settings of folds.
+        options: Options of runs.
+        device: Type of the device of folds, ``cpu`` or ``cuda``.
+        memory: Bytes of a fold; None if unknown, and then the fold checks them.
+        host_memory: Bytes of host memory for tensors offloaded from a GPU.
+        shipped: True for the network that ships with the package, which folds single chains only.
+        max_residues: Largest number of residues; None for the memory's limit alone.
+    """
+
+    networks: Sequence[Network]
+    config: InferConfig
+    options: RunOptions
+    device: str = "cpu"
+    memory: int | None = None
+    host_memory: int = 0
+    shipped: bool = False
+    max_residues: int | None = None
+
+    def check(self, request: JobRequest, target: Target, folder: Path) -> None:
+        """Check settings, templates and memory of a job.
+
+        Args:
+            request: The request.
+            target: Its target.
+            folder: Folder of the job, which has its templates.
+
+        Raises:
+            InputError: The target does not fit, or a template is invalid.
+            ConfigError: A setting is invalid or contradicts the networks.
+        """
+        if self.max_residues is not None and target.num_residues > self.max_residues:
+            raise InputError(
+                f"{target.num_residues:,} residues; this server folds at most {self.max_residues:,}",
+                record=target.record,
+            )
+        if self.shipped and target.is_complex:
+            raise refuse_complexes([target])[1][0]
+        config, options = request.config(self.config), request.options(self.options, folder)
+        if config.relax != "none":
+            check_installed()
+        networks = suitable(limit_networks(self.networks, options.num_models), target)
+        if config.cyclic and target.is_complex and not all(n.info.multimer for n in networks):
+            raise ConfigError("rings in a complex need a multimer network; leave out cyclic")
+        shown = 0
+        if options.templates.wanted:
+            check_takers(options.templates, networks)
+            TemplateFinder(options.templates)  # refuses invalid structures
+            shown = options.templates.max_templates
+        rows = sum(len(m.sequences) for pair in target.alignments or () for group in pair for m in group)
+        for network in networks:
+            templates = shown if takes_templates(network.info.config, target) else 0
+            self._check_memory(network, config, target, rows, templates)
+
+    def _check_memory(
+        self, network: Network, config: InferConfig, target: Target, rows: int, templates: int
+    ) -> None:
+        if self.memory is None:
+            return
+        size = 2 if config.precision == "bf16" else 4
+        planner = Planner(
+            apply_settings(config, network.info.config),
+            size,
+            self.device,
+            host_memory=self.host_memory,
+            parameters=network.info.parameters * size,
+            cuda_graph=config.cuda_graphs,
+        )
+        check_fit(
+            planner,
+            target.num_residues,
+            config.budget,
+            self.memory,
+            name=target.record,
+            rows=rows,
+            templates=templates,
+        )
+        if config.budget is not None:
+            plan_target(
+                planner,
+                target.num_residues,
+                config.budget,
+                name=target.record,
+                rows=rows,
+                templates=templates,
+            )

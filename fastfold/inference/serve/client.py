@@ -1,0 +1,250 @@
+"""Python client of a server, on the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastfold.errors import ConfigError, FastFoldError, NetworkError
+from fastfold.inference.serve.queue import FINAL
+from fastfold.utils.atomic_files import prepare_output_directory, replacing
+from fastfold.utils.http import BROKEN, check_url, open_url
+
+VARIABLE = "FASTFOLD_TOKEN"
+"""Environment variable with the token of a user."""
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
+_PIECE = 1 << 20
+
+Job = dict[str, Any]
+"""Job as the server describes it: ``id``, ``state``, ``text``, ``scores``, ``files`` and so on."""
+
+
+class RefusedError(FastFoldError):
+    """Error for a request that the server refuses, in the server's words.
+
+    Args:
+        message: Reason.
+        status: Status of the HTTP answer.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Client:
+    """Client of a ``fastfold serve`` server.
+
+    Requests are repeated while the server cannot be reached, so a restart of the server does not end a wait.
+
+    Args:
+        server: Address, for example ``http://127.0.0.1:8470``.
+        token: Token of the user; None for that of the environment variable ``FASTFOLD_TOKEN``, if there is one.
+        patience: Seconds for which an unreachable server is tried again.
+
+    Raises:
+        ConfigError: The address is invalid.
+    """
+
+    def __init__(self, server: str, token: str | None = None, *, patience: float = 60.0) -> None:
+        self._server = check_url(server, setting="server")
+        token = token or os.environ.get(VARIABLE)
+        self._secrets = {"Authorization": f"Bearer {token}"} if token else {}
+        self._patience = patience
+
+    def submit(
+        self,
+        sequence: str | None = None,
+        *,
+        fasta: str | None = None,
+        a3m: str | None = None,
+        name: str = "",
+        complex: bool = False,
+        templates: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        key: str | None = None,
+    ) -> Job:
+        """Submit a target in one of three formats; repeated requests after a broken connection are one job.
+
+        Args:
+            sequence: One letter per residue; ``:`` joins the chains of a complex.
+            fasta: Content of a FASTA file with one target.
+            a3m: Content of an A3M file: a target with its alignment.
+            name: Name of the target in files; empty for the name in the text.
+            complex: True if all records of ``fasta`` are one complex.
+            templates: Content of each template structure (mmCIF or PDB) by its name.
+            settings: Settings of the fold, for example ``num_recycles`` and ``seeds``; docs/serve.md lists them.
+            priority: Jobs of higher priority start first, -10 to 10.
+            key: Name of this submission, by which the server recognises a repeated one; None for a random one.
+
+        Returns:
+            The job.
+
+        Raises:
+            RefusedError: The target or a setting is invalid, does not fit, or a limit is reached.
+            NetworkError: The server cannot be reached.
+        """
+        given = {"sequence": sequence, "fasta": fasta, "a3m": a3m}
+        body: dict[str, Any] = {kind: text for kind, text in given.items() if text is not None}
+        body |= {"name": name, "complex": complex, "priority": priority, "settings": dict(settings or {})}
+        body["templates"] = [{"name": k, "text": text} for k, text in (templates or {}).items()]
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": key or secrets.token_hex(16),
+        }
+        return self._json("/v1/jobs", data=json.dumps(body).encode(), headers=headers)
+
+    def job(self, job: str) -> Job:
+        """Return a job.
+
+        Raises:
+            RefusedError: The user has no such job.
+            NetworkError: The server cannot be reached.
+        """
+        return self._json(f"/v1/jobs/{quote(job, safe='')}")
+
+    def jobs(self) -> list[Job]:
+        """Return the last jobs of the user, in the order of admission."""
+        found: list[Job] = self._json("/v1/jobs")
+        return found
+
+    def events(self, job: str) -> Iterator[tuple[str, Any]]:
+        """Yield progress of a job until its answer: ``("progress", line)`` and ``("state", job)``.
+
+        After a broken connection the stream continues behind the last event.
+
+        Raises:
+            RefusedError: The user has no such job.
+            NetworkError: The server cannot be reached for longer than the patience.
+        """
+        last, state = "0", ""
+        while state not in FINAL:
+            headers = {"Last-Event-ID": last}
+            try:
+                with self._open(f"/v1/jobs/{quote(job, safe='')}/events", headers=headers) as answer:
+                    fields: dict[str, str] = {}
+                    for raw in answer:
+                        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                        if line:
+                            name, _, value = line.partition(":")
+                            fields[name] = value.removeprefix(" ")
+                            continue
+                        data = json.loads(fields.get("data", "null"))
+                        last = fields.get("id", last)
+                        if fields.get("event") == "progress":
+                            yield "progress", str(data["line"])
+                        elif fields.get("event") == "state":
+                            state = data["state"]
+                            yield "state", data
+                        fields = {}
+            except (*BROKEN, ValueError):
+                pass  # the connection broke: the next one continues
+            if state not in FINAL:
+                time.sleep(_FIRST_DELAY_S)
+
+    def wait(self, job: str, on_line: Callable[[str], None] = lambda _: None) -> Job:
+        """Wait for the answer to a job; return the job.
+
+        Args:
+            job: Its ``id``.
+            on_line: Called with each line of its progress.
+
+        Raises:
+            RefusedError: The user has no such job.
+            NetworkError: The server cannot be reached for longer than the patience.
+        """
+        found: Job = {}
+        for kind, value in self.events(job):
+            if kind == "progress":
+                on_line(value)
+            else:
+                found = value
+        return found
+
+    def download(
+        self, job: Job, folder: str | os.PathLike[str], names: Sequence[str] | None = None
+    ) -> list[Path]:
+        """Write the files of an answered job to a folder.
+
+        Args:
+            job: The job, from :meth:`wait` or :meth:`job`.
+            folder: Created if needed.
+            names: Names of files; None for all.
+
+        Raises:
+            NetworkError: The server cannot be reached, or a name could leave the folder.
+            WriteError: A file cannot be written.
+        """
+        place = prepare_output_directory(folder)
+        written = []
+        for name in job["files"] if names is None else names:
+            if not name or name.startswith(".") or set(name) & set("/\\\0:"):
+                raise NetworkError(f"{self._server}: expected the name of a file, found {name!r:.80}")
+            path = f"/v1/jobs/{job['id']}/files/{quote(name, safe='')}"
+            with replacing(place / name) as temporary, self._open(path) as answer:
+                try:
+                    with temporary.open("wb") as file:
+                        shutil.copyfileobj(answer, file, _PIECE)
+                except http.client.HTTPException as error:
+                    raise NetworkError(
+                        f"{self._server}: the download of {name} broke off: {error}"
+                    ) from error
+            written.append(place / name)
+        return written
+
+    def remove(self, job: str) -> None:
+        """Cancel a waiting job, or remove an answered one with its files from the server.
+
+        Raises:
+            RefusedError: The job is running, or is not the user's.
+        """
+        with self._open(f"/v1/jobs/{quote(job, safe='')}", method="DELETE"):
+            pass
+
+    def _json(self, path: str, **request: Any) -> Any:
+        with self._open(path, **request) as answer:
+            try:
+                return json.loads(answer.read())
+            except (*BROKEN, ValueError) as error:
+                raise NetworkError(f"{self._server}{path}: the answer cannot be read: {error}") from error
+
+    def _open(self, path: str, **request: Any) -> Any:
+        """Send a request, repeated while the server cannot be reached."""
+        end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
+        while True:
+            try:
+                return open_url(self._server + path, secrets=self._secrets, **request)
+            except NetworkError as error:
+                if error.status is not None and error.status not in (502, 503, 504):
+                    raise RefusedError(error.explanation or str(error), error.status) from error
+                if time.monotonic() + delay > end:
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY_S)
+
+
+def read_templates(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the content of template structures by name.
+
+    Raises:
+        ConfigError: Two files have one name.
+        InputError: A file cannot be read.
+    """
+    from fastfold.utils.text_files import read_text_bytes
+
+    found: dict[str, str] = {}
+    for path in paths:
+        name = path.name.removesuffix(".gz")
+        if name in found:
+            raise ConfigError(f"--templates: two files are named {name}; rename one")
+        found[name] = read_text_bytes(path, limit=_PIECE << 6).decode("utf-8", "replace")
+    return found

@@ -1,0 +1,181 @@
+"""Thread that sends groups of waiting jobs to workers, and records their answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fastfold.inference.screen.job import (
+    Event,
+    Executor,
+    Finished,
+    Gone,
+    Job,
+    JobResult,
+    Ready,
+    ScreenError,
+    Task,
+)
+from fastfold.inference.serve.queue import MAX_LOSSES, JobQueue, QueuedJob, State
+from fastfold.inference.serve.request import ANSWER
+from fastfold.inference.serve.worker import JobFolder
+
+PAUSE_S = 10.0
+"""Seconds without new groups after an error that is not a job's, for example a full disk."""
+_POLL_S = 0.05
+
+
+class Observer(Protocol):
+    """Receiver of events for metrics."""
+
+    def started(self, group: Sequence[QueuedJob]) -> None:
+        """Record the start of a group."""
+
+    def answered(self, job: QueuedJob, state: State) -> None:
+        """Record an answer."""
+
+
+@dataclass
+class Dispatcher:
+    """Dispatcher of a queue's jobs.
+
+    Jobs that were running when the server ended are answered by the files that their worker wrote, or return to their
+    places in the queue.
+
+    Attributes:
+        queue: The queue.
+        folder: Folder with a folder for each job.
+        executor: Starts the workers.
+        observer: Receives starts and answers.
+        group: Largest number of jobs of a group.
+        memory: Memory of each fold in bytes; None if the worker decides.
+        say: Called with lines for the operator.
+        problem: Reason why no job can be folded at present; empty if there is none.
+    """
+
+    queue: JobQueue
+    folder: Path
+    executor: Callable[[], Executor]
+    observer: Observer
+    group: int = 8
+    memory: int | None = None
+    say: Callable[[str], None] = lambda _: None
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        self._running: dict[str, list[QueuedJob]] = {}
+        self._idle: list[str] = []
+        self._numbers = 0
+        self._paused_until = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fastfold-dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Recover the jobs of an earlier server, and start the thread."""
+        before = self.queue.jobs(state="running", limit=1 << 30)
+        left = [job.id for job in before if not self._answer(job)]
+        self.queue.requeue(left)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and end the workers; running jobs start again with the next server."""
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that are ready or fold."""
+        return len(self._idle) + len(self._running)
+
+    def _run(self) -> None:
+        executor = None
+        try:
+            executor = self.executor()
+            while not self._stop.is_set():
+                self._send(executor)
+                for event in executor.wait(_POLL_S):
+                    self._handle(executor, event)
+                for group in self._running.values():
+                    for job in list(group):
+                        if self._answer(job):
+                            group.remove(job)
+        except ScreenError as error:
+            self._fail(f"{error}; start the server again")
+        except Exception as error:
+            self._fail(f"the dispatcher failed, {type(error).__name__}: {error}; start the server again")
+        finally:
+            if executor is not None:
+                executor.close()
+
+    def _fail(self, problem: str) -> None:
+        self.problem = problem
+        self.say(f"error: {problem}")
+
+    def _send(self, executor: Executor) -> None:
+        if time.monotonic() < self._paused_until:
+            return
+        while self._idle:
+            group = self.queue.start_group(self.group)
+            if not group:
+                return
+            self.observer.started(group)
+            self._start(executor, self._idle.pop(0), group)
+
+    def _start(self, executor: Executor, worker: str, group: list[QueuedJob]) -> None:
+        self._numbers += 1
+        folders = [JobFolder(job.id, self.folder / job.id) for job in group]
+        name = ", ".join(job.name for job in group)
+        residues = sum(job.residues for job in group)
+        self._running[worker] = list(group)
+        executor.start(worker, Task(Job(self._numbers, name, "fold", folders, float(residues)), self.memory))
+
+    def _handle(self, executor: Executor, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._start(executor, event.worker.id, [])  # loads the networks
+        elif isinstance(event, Gone):
+            if event.worker in self._idle:
+                self._idle.remove(event.worker)
+            self._close(self._running.pop(event.worker, []), JobResult("lost", event.reason))
+        elif isinstance(event, Finished):
+            self._idle.append(event.worker)
+            self._close(self._running.pop(event.worker), event.result)
+
+    def _close(self, group: Sequence[QueuedJob], result: JobResult) -> None:
+        """Record the answers of a finished group, and requeue jobs without one."""
+        left = [job for job in group if not self._answer(job)]
+        if result.status == "fatal":
+            self._paused_until = time.monotonic() + PAUSE_S
+            if self.problem != result.text:
+                self._fail(result.text)
+            self.queue.requeue([job.id for job in left])
+            return
+        if result.status in ("done", "failed"):
+            self.problem = ""
+        for job in left:
+            losses = job.losses + 1
+            if losses < MAX_LOSSES:
+                self.queue.requeue([job.id], lost=True)
+                continue
+            text = f"its worker ended {losses} times, the last time: {result.text or 'without an answer'}"
+            self._record(job, "failed", f"{job.name}: {text}", "{}")
+
+    def _answer(self, job: QueuedJob) -> bool:
+        """Record the answer that a worker has written; return False if there is none yet."""
+        try:
+            answer = json.loads((self.folder / job.id / ANSWER).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+        state: State = "done" if answer["state"] == "done" else "failed"
+        result = {"scores": answer.get("scores", {}), "files": answer.get("files", [])}
+        self._record(job, state, str(answer["text"]), json.dumps(result))
+        return True
+
+    def _record(self, job: QueuedJob, state: State, text: str, result: str) -> None:
+        # Paths of the server mean nothing to its users.
+        if self.queue.finish(job.id, state, text.replace(f"{self.folder / job.id}/", ""), result):
+            self.observer.answered(job, state)

@@ -1,0 +1,90 @@
+"""Options of a server: address, limits and groups."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfold.errors import ConfigError
+
+DEFAULT_PORT = 8470
+"""Port of a server, unless another is given."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of a server other than the fold's.
+
+    Attributes:
+        data: Folder of the queue and the results.
+        host: Address to listen on; others than the loopback need tokens.
+        port: Port; 0 for a free one.
+        tokens: File of tokens (:func:`fastfold.inference.serve.tokens.read_tokens`); None for one user without token.
+        group: Largest number of jobs of similar length that a worker gets together.
+        max_jobs: Largest number of unfinished jobs of a user.
+        max_queue: Largest number of unfinished jobs of all users.
+        max_residues: Largest number of residues of a target; None for the memory's limit alone.
+        max_body: Largest number of bytes of a request.
+        body_seconds: Seconds in which a request must have arrived.
+        head_seconds: Seconds in which the head of a request must have arrived.
+        send_seconds: Seconds in which a client must take a piece of an answer.
+        max_connections: Largest number of connections.
+        keep_days: Days after which finished jobs and their files are removed; None to keep them.
+
+    Raises:
+        ConfigError: A number is out of range, or the address is invalid, or other machines reach it without tokens.
+    """
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tokens: Path | None = None
+    group: int = 8
+    max_jobs: int = 100
+    max_queue: int = 10_000
+    max_residues: int | None = None
+    max_body: int = 64 << 20
+    body_seconds: float = 30.0
+    head_seconds: float = 10.0
+    send_seconds: float = 60.0
+    max_connections: int = 200
+    keep_days: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("port", 0, 65_535),
+            ("group", 1, 1000),
+            ("max_jobs", 1, 1_000_000),
+            ("max_queue", 1, 1_000_000),
+            ("max_connections", 1, 100_000),
+        ):
+            if not least <= getattr(self, name) <= most:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} must be from {least} to {most:,}, found {getattr(self, name):,}")
+        if self.max_residues is not None and self.max_residues < 1:
+            raise ConfigError(f"--max-residues must be at least 1, found {self.max_residues:,}")
+        if not _is_address(self.host):
+            raise ConfigError(
+                f"--host {self.host}: expected an IP address, for example 0.0.0.0 for all of IPv4"
+            )
+        if self.tokens is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} is reachable from other machines, so requests need tokens: give a file with "
+                "--tokens, or leave out --host to serve this machine only"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only programs of this machine can reach an address, or the name ``localhost``."""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def _is_address(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

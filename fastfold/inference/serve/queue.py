@@ -1,0 +1,300 @@
+"""Queue of jobs in an SQLite file, which survives the end of its process at any moment."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fastfold.errors import InputError
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
+"""States after which a job does not change."""
+SIMILAR = 1.25
+"""Largest ratio of the lengths of the first job of a group and of another one."""
+MAX_LOSSES = 2
+"""Number of lost workers after which a job is given up, because it may be the cause."""
+_VERSION = 1
+_COLUMNS = (
+    *("number", "id", "user", "name", "priority", "residues", "fingerprint", "state", "text", "result"),
+    *("submitted", "started", "finished", "answer", "losses"),
+)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL,
+    key TEXT,
+    name TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    residues INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    state TEXT NOT NULL,
+    text TEXT NOT NULL DEFAULT '',
+    result TEXT NOT NULL DEFAULT '{}',
+    submitted REAL NOT NULL,
+    started REAL,
+    finished REAL,
+    answer INTEGER UNIQUE,
+    losses INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (user, key)
+);
+CREATE INDEX IF NOT EXISTS waiting ON jobs (state, priority DESC, number);
+CREATE INDEX IF NOT EXISTS owned ON jobs (user, state);
+"""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """Job of the queue.
+
+    Attributes:
+        number: Order of admission, from 1.
+        id: Random name.
+        user: User who submitted it.
+        name: Name of its target.
+        priority: Jobs of higher priority start first.
+        residues: Length of its target.
+        fingerprint: Hash of its settings.
+        state: See :data:`State`.
+        text: Result or reason in words.
+        result: Result in JSON.
+        submitted: Time of admission, in seconds since 1970; so are ``started`` and ``finished``.
+        started: Time of its last start.
+        finished: Time of its answer.
+        answer: Order of the answers, from 1; None before.
+        losses: Number of workers that ended while they folded it.
+    """
+
+    number: int
+    id: str
+    user: str
+    name: str
+    priority: int
+    residues: int
+    fingerprint: str
+    state: State
+    text: str
+    result: str
+    submitted: float
+    started: float | None
+    finished: float | None
+    answer: int | None
+    losses: int
+
+
+class QueueFullError(InputError):
+    """Error for a job beyond the limits of its user or of the queue."""
+
+
+class JobQueue:
+    """Queue of jobs, for several threads of one process.
+
+    Args:
+        path: SQLite file; created if missing.
+
+    Raises:
+        InputError: The file is not a queue of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+        try:
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _VERSION):
+                raise InputError(f"is a queue of version {version}; give another folder", path=path)
+            # A commit waits for the disk, so an admitted job is not lost by a power cut either.
+            for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={_VERSION};")
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise InputError(f"cannot be used as a queue: {error}; give another folder", path=path) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def admit(
+        self,
+        job: str,
+        *,
+        user: str,
+        name: str,
+        residues: int,
+        fingerprint: str,
+        priority: int = 0,
+        key: str | None = None,
+        max_jobs: int = 1 << 40,
+        max_queue: int = 1 << 40,
+    ) -> QueuedJob:
+        """Add a job, or return the one that the user submitted with the same key before.
+
+        Args:
+            job: Name of the job.
+            user: User of the job.
+            name: Name of the target.
+            residues: Length of the target.
+            fingerprint: Hash of the settings.
+            priority: Jobs of higher priority start first.
+            key: Key of the submission, by which a repeated one is recognised.
+            max_jobs: Largest number of unfinished jobs of the user.
+            max_queue: Largest number of unfinished jobs.
+
+        Raises:
+            QueueFullError: A limit is reached.
+        """
+        with self._transaction() as execute:
+            if key is not None and (known := self._keyed(user, key)) is not None:
+                return known
+            unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')"
+            if execute(f"{unfinished} AND user = ?", (user,)).fetchone()[0] >= max_jobs:
+                raise QueueFullError(
+                    f"{user} has {max_jobs:,} unfinished jobs, the limit of a user; wait until some are finished"
+                )
+            if execute(unfinished).fetchone()[0] >= max_queue:
+                raise QueueFullError(
+                    f"the queue has {max_queue:,} unfinished jobs, its limit; try again later"
+                )
+            execute(
+                "INSERT INTO jobs (id, user, key, name, priority, residues, fingerprint, state, submitted) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
+                (job, user, key, name, priority, residues, fingerprint, time.time()),
+            )
+            (admitted,) = self._select("WHERE id = ?", (job,))
+            return admitted
+
+    def known(self, user: str, key: str) -> QueuedJob | None:
+        """Return the job that a user submitted with a key; None if there is none."""
+        with self._lock:
+            return self._keyed(user, key)
+
+    def get(self, job: str, user: str | None = None) -> QueuedJob | None:
+        """Return a job, only if it is the user's if one is given; None if there is none."""
+        found = self._select("WHERE id = ?", (job,))
+        return found[0] if found and user in (None, found[0].user) else None
+
+    def jobs(self, user: str | None = None, *, state: str | None = None, limit: int = 100) -> list[QueuedJob]:
+        """Return jobs in the order of admission, the last ones if there are more than ``limit``."""
+        newest = self._select(
+            "WHERE (? IS NULL OR user = ?) AND (? IS NULL OR state = ?) ORDER BY number DESC LIMIT ?",
+            (user, user, state, state, limit),
+        )
+        return newest[::-1]
+
+    def position(self, job: QueuedJob) -> int:
+        """Return the number of waiting jobs that precede a waiting job."""
+        query = "SELECT COUNT(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
+        with self._lock:
+            cursor = self._connection.execute(query, (job.priority, job.priority, job.number))
+            return int(cursor.fetchone()[0])
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of jobs in each state that occurs."""
+        with self._lock:
+            return dict(self._connection.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
+
+    def start_group(self, size: int) -> list[QueuedJob]:
+        """Start the first waiting job, with later ones of similar length; return them in order of admission.
+
+        The first waiting job of the highest priority is always part of the group. Jobs of the same priority and
+        settings join it. A job whose worker was lost before is started alone.
+
+        Args:
+            size: Largest number of jobs.
+        """
+        with self._transaction() as execute:
+            first = self._select("WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")
+            if not first:
+                return []
+            if size > 1 and not first[0].losses:
+                low, high = first[0].residues / SIMILAR, first[0].residues * SIMILAR
+                group = self._select(
+                    "WHERE state = 'queued' AND priority = ? AND fingerprint = ? AND losses = 0 "
+                    "AND residues BETWEEN ? AND ? ORDER BY number LIMIT ?",
+                    (first[0].priority, first[0].fingerprint, low, high, size),
+                )
+            else:
+                group = first
+            now = time.time()
+            for job in group:
+                execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (now, job.id))
+        return [replace(job, state="running", started=now) for job in group]
+
+    def finish(self, job: str, state: State, text: str, result: str = "{}") -> bool:
+        """Answer a running job; return False if it was answered before.
+
+        Args:
+            job: Name of the job.
+            state: One of :data:`FINAL`.
+            text: Result or reason in words.
+            result: Result in JSON.
+        """
+        return self._close(job, "running", state, text, result)
+
+    def cancel(self, job: str) -> bool:
+        """Cancel a waiting job; return False if it has started."""
+        return self._close(job, "queued", "cancelled", "cancelled by its user", "{}")
+
+    def requeue(self, jobs: Sequence[str], *, lost: bool = False) -> None:
+        """Return running jobs to their places in the queue.
+
+        Args:
+            jobs: Names of the jobs.
+            lost: True if their worker ended, which counts as a loss.
+        """
+        with self._transaction() as execute:
+            for job in jobs:
+                execute(
+                    "UPDATE jobs SET state = 'queued', losses = losses + ? WHERE id = ? AND state = 'running'",
+                    (int(lost), job),
+                )
+
+    def remove(self, job: str) -> bool:
+        """Remove an answered job; return False if it is not answered."""
+        with self._transaction() as execute:
+            query = "DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')"
+            return execute(query, (job,)).rowcount == 1
+
+    def finished_before(self, moment: float) -> list[QueuedJob]:
+        """Return the jobs that were answered before a time, in seconds since 1970."""
+        return self._select("WHERE finished < ? ORDER BY number", (moment,))
+
+    def _close(self, job: str, before: State, state: State, text: str, result: str) -> bool:
+        with self._transaction() as execute:
+            changed = execute(
+                "UPDATE jobs SET state = ?, text = ?, result = ?, finished = ?, "
+                "answer = (SELECT COALESCE(MAX(answer), 0) + 1 FROM jobs) WHERE id = ? AND state = ?",
+                (state, text, result, time.time(), job, before),
+            )
+            return changed.rowcount == 1
+
+    def _keyed(self, user: str, key: str) -> QueuedJob | None:
+        found = self._select("WHERE user = ? AND key = ?", (user, key))
+        return found[0] if found else None
+
+    def _select(self, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
+        with self._lock:
+            rows = self._connection.execute(
+                f"SELECT {', '.join(_COLUMNS)} FROM jobs {condition}", tuple(values)
+            )
+            return [QueuedJob(*row) for row in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection.execute
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")

@@ -1,0 +1,156 @@
+"""Stored request of a job: its target, its templates and its settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fastfold.data.fasta import parse_fasta
+from fastfold.data.queries.a3m import parse_a3m_query
+from fastfold.data.targets import Target, safe_stem, target_from_sequence, unique_targets
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.atomic_files import write_atomic
+
+Kind = Literal["sequence", "fasta", "a3m"]
+"""Formats of a target."""
+SETTINGS = (
+    *("num_recycles", "recycle_tolerance", "seeds", "max_msa", "dropout", "num_ensemble", "stop_at_score"),
+    *("rank", "cyclic", "pae", "plots", "relax", "num_relax"),
+    *("save_representations", "save_distogram", "save_recycles"),
+)
+"""Fields of :class:`~fastfold.inference.config.InferConfig` that a request may set: none names a file or a device."""
+RUN_SETTINGS = ("num_models", "pair_mode", "zip_results")
+"""Fields of :class:`~fastfold.inference.target_runner.RunOptions` that a request may set."""
+MAX_SEEDS = 100
+"""Largest number of seeds of a job."""
+RESULTS = "results"
+"""Name of the folder of results in a job's folder."""
+PROGRESS = "progress.log"
+"""Name of the file of a job's progress, one line each."""
+ANSWER = "answer.json"
+"""Name of the file with the answer of a finished job."""
+_REQUEST = "request.json"
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Request of one target's fold.
+
+    Attributes:
+        kind: Format of ``text``.
+        text: Sequence, or content of a FASTA or A3M file, with one target.
+        name: Name of the target; empty for the name in the text.
+        complex_: True if all records of a FASTA text are one complex.
+        templates: Content of each template structure by its name.
+        settings: Values by name: :data:`SETTINGS` and :data:`RUN_SETTINGS`.
+    """
+
+    kind: Kind
+    text: str = field(repr=False)
+    name: str = ""
+    complex_: bool = False
+    templates: Mapping[str, str] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def target(self) -> Target:
+        """Parse the target.
+
+        Raises:
+            InputError: The text is invalid, or has several targets.
+        """
+        if self.kind == "sequence":
+            return target_from_sequence(self.text, self.name or "query")
+        errors: list[InputError] = []
+        data = self.text.encode("utf-8", "surrogatepass")
+        if self.kind == "a3m":
+            found = [parse_a3m_query(data, "query.a3m")]
+        else:
+            found = parse_fasta(data, "query.fasta", errors, complex_=self.complex_)
+        targets = unique_targets(found, errors)
+        if errors:
+            raise errors[0]
+        if len(targets) != 1:
+            raise InputError(
+                f"expected one target, found {len(targets)}; submit each record, or set complex for one of all records"
+            )
+        if not self.name:
+            return targets[0]
+        return replace(targets[0], name=safe_stem(self.name), record=self.name)
+
+    def config(self, base: InferConfig) -> InferConfig:
+        """Return the server's settings of folds with those of the request.
+
+        Raises:
+            ConfigError: A value is invalid.
+        """
+        given = {name: value for name, value in self.settings.items() if name in SETTINGS}
+        if given.get("num_relax") is not None:
+            given.setdefault("relax", "best")  # as --num-relax does
+        found = replace(base, **given)
+        if len(found.seeds) > MAX_SEEDS:
+            raise ConfigError(f"seeds: expected at most {MAX_SEEDS}, found {len(found.seeds)}")
+        return found
+
+    def options(self, base: RunOptions, folder: Path) -> RunOptions:
+        """Return the server's options of runs with those of the request.
+
+        Args:
+            base: Options of the server.
+            folder: Folder of the job, which has the templates.
+
+        Raises:
+            ConfigError: A value is invalid.
+        """
+        given = {name: value for name, value in self.settings.items() if name in RUN_SETTINGS}
+        number = given.get("num_models")
+        if number is not None and number < 1:
+            raise ConfigError(f"num_models must be at least 1, found {number}")
+        structures = tuple(folder / name for name in self._template_files())
+        return replace(base, templates=replace(base.templates, structures=structures), **given)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the settings: jobs with equal ones can be folded together."""
+        text = json.dumps([dict(self.settings), bool(self.templates)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def write(self, folder: Path) -> None:
+        """Write the request and its templates to the folder of the job.
+
+        Raises:
+            WriteError: A file cannot be written.
+        """
+        if self.templates:
+            (folder / "templates").mkdir(exist_ok=True)
+        for place, text in self._template_files().items():
+            write_atomic(folder / place, text)
+        fields = {name: getattr(self, name) for name in ("kind", "text", "name", "complex_")}
+        fields |= {"templates": dict(self.templates), "settings": dict(self.settings)}
+        write_atomic(folder / _REQUEST, json.dumps(fields))
+
+    @classmethod
+    def read(cls, folder: Path) -> JobRequest:
+        """Read the request of a job's folder, which the server wrote."""
+        return cls(**json.loads((folder / _REQUEST).read_text(encoding="utf-8")))
+
+    def _template_files(self) -> dict[str, str]:
+        """Return the content of each template by its place in the folder of the job."""
+        return {f"templates/{template_file(name, text)}": text for name, text in self.templates.items()}
+
+
+def template_file(name: str, text: str) -> str:
+    """Return a safe file name for a template, with the suffix of its format.
+
+    Args:
+        name: Name in the request, with or without a suffix.
+        text: Content, mmCIF or PDB.
+    """
+    stem = name
+    for suffix in (".cif", ".mmcif", ".pdb", ".ent"):
+        stem = stem.removesuffix(suffix)
+    return safe_stem(stem) + (".cif" if text.lstrip().startswith("data_") else ".pdb")

@@ -1,0 +1,204 @@
+"""Run a server: networks, workers, queue and HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import uvicorn
+from filelock import FileLock, Timeout
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import MINI
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import about_mini, limit_networks, open_networks
+from fastfold.inference.planning.available_memory import host_memory_bytes
+from fastfold.inference.runner import check_request, with_precision
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.setup import Setup
+from fastfold.inference.serve.admission import Admission
+from fastfold.inference.serve.app import create_app
+from fastfold.inference.serve.limits import patient_protocol
+from fastfold.inference.serve.options import ServeOptions, is_loopback
+from fastfold.inference.serve.service import Backend, Service
+from fastfold.inference.serve.tokens import read_tokens
+from fastfold.inference.serve.worker import GroupWorker
+from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.device import choose_device
+from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.locks import held
+
+Say = Callable[[str], None]
+_KEEP_ALIVE_S = 5
+_GRACE_S = 3
+
+
+def serve(
+    options: ServeOptions,
+    weights: Sequence[Path],
+    config: InferConfig,
+    run_options: RunOptions,
+    where: ScreenOptions,
+    say: Say,
+) -> None:
+    """Serve until a signal ends the process.
+
+    Args:
+        options: Options of the server.
+        weights: Weights files or names; empty for the small network that ships with the package.
+        config: Settings of folds, which requests may change in part.
+        run_options: Options of runs, which requests may change in part.
+        where: Workers.
+        say: Called with lines for the operator.
+
+    Raises:
+        FastFoldError: The server cannot start.
+    """
+    if options.tokens is not None:
+        read_tokens(options.tokens)  # refuses an invalid file before the networks are opened
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(options.data))
+        listener = stack.enter_context(_listening(options))
+        backend = _backend(options, weights, config, run_options, where, say)
+        run_server(options, backend, listener, say)
+
+
+def run_server(options: ServeOptions, backend: Backend, listener: socket.socket, say: Say) -> None:
+    """Serve on a socket by any backend until a signal ends the process.
+
+    Args:
+        options: Options of the server.
+        backend: Checks and folds jobs.
+        listener: Bound socket.
+        say: Called with lines for the operator.
+    """
+    service = Service(options, backend, say)
+    server = uvicorn.Server(server_config(service))
+    service.start()
+    try:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        say(f"serving on http://{shown}:{port}, results in {options.data}; Ctrl-C ends")
+        if not is_loopback(options.host):
+            say("requests are not encrypted: let clients reach the server by a proxy with TLS only")
+        server.run(sockets=[listener])
+    finally:
+        service.stop()
+
+
+def server_config(service: Service) -> uvicorn.Config:
+    """Return uvicorn's configuration of a server, with its limits."""
+    options = service.options
+    return uvicorn.Config(
+        create_app(service),
+        http=patient_protocol(options.head_seconds),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+        limit_concurrency=options.max_connections,
+    )
+
+
+def _backend(
+    options: ServeOptions,
+    weights: Sequence[Path],
+    config: InferConfig,
+    run_options: RunOptions,
+    where: ScreenOptions,
+    say: Say,
+) -> Backend:
+    check_request(config, run_options)
+    device, chosen = "cpu", ""
+    if where.ray is None:
+        found = choose_device(config.device)
+        device = found.type
+        config, chosen = with_precision(config, found)
+    elif config.precision == "auto":
+        raise ConfigError("the machines of a cluster may differ: set --precision instead of auto")
+    else:
+        config = replace(config, precision=config.precision or "fp32")
+    networks = limit_networks(open_networks(weights or [Path(MINI)]), run_options.num_models)
+    setup = Setup(
+        networks,
+        not weights,
+        options.data,
+        config,
+        run_options,
+        where,
+        search=None,
+        say=say,
+        adapt=GroupWorker,
+    )
+    plan, count = setup.rules().memory, where.workers or 1
+    budget = memory = config.budget
+    if where.ray is None and device == "cuda":
+        memory = min(
+            torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())
+        )
+    elif where.ray is None:
+        free = host_available_bytes()
+        memory = plan.total(free, count)
+        if count > 1:
+            budget = plan.share(memory, count)
+            memory = budget
+    admission = Admission(
+        networks,
+        config,
+        run_options,
+        device=device,
+        memory=memory,
+        host_memory=host_memory_bytes(device),
+        shipped=not weights,
+        max_residues=options.max_residues,
+    )
+    workers = setup.start()
+    for line in (about_mini(networks[0]) if not weights else "", chosen, workers.text):
+        if line:
+            say(line)
+    return Backend(admission.check, lambda: workers.executor, budget)
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Lock the server's folder.
+
+    Raises:
+        ConfigError: Another server uses it.
+    """
+    prepare_output_directory(data)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(FileLock(data / ".lock", timeout=0)))
+        except Timeout:
+            raise ConfigError(f"another server uses {data}; stop it, or give another --data") from None
+        yield
+
+
+@contextlib.contextmanager
+def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+    """Bind a socket to the server's address.
+
+    Raises:
+        ConfigError: The address is in use, or not of this machine.
+    """
+    host = "127.0.0.1" if options.host == "localhost" else options.host
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, options.port))
+            listener.listen(options.max_connections)  # clients may connect while the networks are opened
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {options.port}: {error.strerror}; choose another --port"
+            ) from error
+        yield listener

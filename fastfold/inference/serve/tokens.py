@@ -1,0 +1,108 @@
+"""Bearer tokens of a server's users, kept as hashes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fastfold.errors import InputError
+from fastfold.utils.text_files import read_text_bytes
+
+LOCAL_USER = "local"
+"""User of all requests to a server without tokens."""
+MIN_TOKEN = 16
+"""Smallest number of characters of a token."""
+_LIMIT = 1 << 20
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_HASH = "sha256:"
+
+
+class Tokens:
+    """Users by their tokens.
+
+    Args:
+        users: User by the SHA-256 of a token.
+    """
+
+    def __init__(self, users: Mapping[bytes, str]) -> None:
+        self._users = dict(users)
+
+    def user(self, header: str | None) -> str | None:
+        """Return the user of a header ``Authorization``; None for a missing or unknown token.
+
+        The token is a bearer's, or the password that a browser asks for, with any name. All tokens are compared, each
+        in constant time, so that the time tells nothing about them.
+        """
+        scheme, _, token = (header or "").partition(" ")
+        if scheme.lower() == "basic":
+            token = _password(token)
+        elif scheme.lower() != "bearer":
+            return None
+        digest = _digest(token.strip())
+        found = None
+        for known, user in self._users.items():
+            if hmac.compare_digest(known, digest):
+                found = user
+        return found
+
+
+def read_tokens(path: str | os.PathLike[str]) -> Tokens:
+    """Read a file of tokens: a line ``USER TOKEN`` or ``USER sha256:HEX`` each; ``#`` begins a comment.
+
+    Raises:
+        InputError: The file cannot be read, other users may read it, or a line is invalid.
+    """
+    path = Path(path)
+    text = read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace")
+    if os.name == "posix" and path.stat().st_mode & 0o007:
+        raise InputError("all users of this machine may read the tokens; run: chmod o-rwx FILE", path=path)
+    users: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not _USER.fullmatch(words[0]):
+            raise InputError("expected a user and a token, for example: ada 3f9c…", path=path, line=number)
+        user, token = words
+        if token.startswith(_HASH):
+            digest = _from_hex(token.removeprefix(_HASH))
+            if digest is None:
+                raise InputError("expected 64 hexadecimal digits after sha256:", path=path, line=number)
+        elif len(token) < MIN_TOKEN:
+            raise InputError(
+                f"the token has fewer than {MIN_TOKEN} characters; make one with: python -c 'import secrets; "
+                "print(secrets.token_urlsafe())'",
+                path=path,
+                line=number,
+            )
+        else:
+            digest = _digest(token)
+        if digest in users:
+            raise InputError(
+                "the token is on an earlier line too; give each user another one", path=path, line=number
+            )
+        users[digest] = user
+    if not users:
+        raise InputError("expected a line with a user and a token, found none", path=path)
+    return Tokens(users)
+
+
+def _password(text: str) -> str:
+    """Return the password of credentials in base64; empty if they are invalid."""
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _from_hex(text: str) -> bytes | None:
+    return bytes.fromhex(text) if re.fullmatch("[0-9a-fA-F]{64}", text) else None

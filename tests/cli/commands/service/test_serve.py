@@ -1,0 +1,84 @@
+"""``fastfold serve`` refuses what would be unsafe or cannot work before it listens, and serves until a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("uvicorn")
+
+from fastfold.inference.serve import Client
+from fastfold.inference.serve.server import run_server
+from tests.helpers.command_line import CommandLine
+from tests.helpers.forked import fork_command
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--host", "0.0.0.0"], "requests need tokens"),
+        (["--port", "70000"], "--port must be from 0 to 65,535"),
+        (["--tokens", "missing.txt"], "missing.txt"),
+        (["--host", "example.org"], "expected an IP address"),
+        (["--max-body", "many"], "not an amount of memory"),
+        (["--weights", "missing.npz"], "missing.npz"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_invalid_options_are_refused_before_anything_is_served(
+    cli: CommandLine, given: list[str], message: str
+):
+    done = cli.run("serve", "--data", cli.folder / "data", "--port", "0", *given)
+    assert done.code == (1 if "missing" in given[1] else 2)
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_missing_package_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fastfold.utils.packages.is_installed", lambda package: package != "uvicorn")
+    done = cli.run("serve", "--data", cli.folder)
+    assert (done.code, "fastfold serve needs the package uvicorn" in done.err) == (2, True)
+
+
+def test_a_port_and_a_folder_have_one_server(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    def again(options: object, backend: object, listener: socket.socket, say: object) -> None:
+        port = str(listener.getsockname()[1])
+        done = cli.run("serve", "--data", cli.folder / "a", "--port", "0")
+        assert "another server uses" in done.err
+        done = cli.run("serve", "--data", cli.folder / "b", "--port", port)
+        assert f"cannot listen on 127.0.0.1 port {port}" in done.err
+
+    monkeypatch.setattr(f"{run_server.__module__}.run_server", again)
+    assert cli.run("serve", "--data", cli.folder / "a", "--port", "0").code == 0
+
+
+@pytest.mark.slow
+def test_a_server_folds_as_infer_does_and_ends_in_order(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = fork_command("serve", "--data", tmp_path / "data", "--port", str(port))
+    try:
+        client = Client(f"http://127.0.0.1:{port}", patience=120)
+        jobs = [client.submit("MKVLAAGIVG"[:n], settings={"num_recycles": 1}) for n in (10, 9)]
+        found = [client.wait(job["id"]) for job in jobs]
+        assert [job["state"] for job in found] == ["done", "done"]
+        client.download(found[0], tmp_path / "served")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        code = server.wait(60)
+    assert code == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 30
+    fasta = tmp_path / "query.fasta"
+    fasta.write_text(">query\nMKVLAAGIVG\n")
+    other = fork_command("infer", fasta, "--out", tmp_path / "infer", "--num-recycles", "1")
+    assert other.wait() == 0
+    for name in ("query_rank_001_mini_seed_0.pdb", "query_rank_001_mini_seed_0_pae.json"):
+        assert (tmp_path / "served" / name).read_bytes() == (tmp_path / "infer" / name).read_bytes()

@@ -1,0 +1,143 @@
+"""Templates of whole complexes: assignment of chains, superposition, and clashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import target_from_sequence
+from fastfold.data.templates.custom import CustomChain
+from fastfold.data.templates.entry import EntryChain
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.whole.complexes import clashing_residues, complex_templates, read_whole
+from fastfold.errors import ConfigError
+from fastfold.protein import residue_constants as rc
+from tests.helpers.template_files import HOMOLOGUE, QUERY, entry
+
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+OTHER = "GSHWDEELNPKVCTLMARFGIYDNQSETHKWPLLVAGCRE"
+
+
+def alone(sequence: str) -> Msa:
+    """An alignment of one row."""
+    return Msa((sequence,), np.zeros((1, len(sequence)), np.int32), ("q",))
+
+
+def chain(name: str, sequence: str, shift: float = 0.0) -> CustomChain:
+    """A chain of a file, with CA and backbone atoms on a spiral that is moved along x."""
+    at = np.arange(len(sequence))
+    ca = np.stack([5 * np.cos(at) + shift, 5 * np.sin(at), 3.0 * at], -1)
+    positions = np.zeros((len(sequence), 37, 3), np.float32)
+    mask = np.zeros((len(sequence), 37), np.float32)
+    for k, atom in enumerate(("N", "CA", "C", "O")):
+        positions[:, rc.atom_order[atom]] = ca + np.array([0.4 * k - 0.4, 0.3 * k**2, 0.2 * k])
+        mask[:, rc.atom_order[atom]] = 1.0
+    return CustomChain(name, f"{name}_{shift:g}", EntryChain(sequence, positions, mask))
+
+
+def ca(template: object) -> np.ndarray:
+    """CA positions of a template."""
+    return template.positions[:, rc.atom_order["CA"]]  # type: ignore[attr-defined]
+
+
+def test_chains_are_assigned_by_sequence() -> None:
+    """In any order of the file; copies in its order; a missing chain has an empty template of the same number."""
+    sequences = [QUERY, OTHER, QUERY, "WWWWHHHHWWWWHHHH"]
+    file = [chain("x", OTHER, 60.0), chain("x", HOMOLOGUE, 0.0), chain("x", QUERY, 30.0)]
+    found = complex_templates(sequences, [alone(one) for one in sequences], [file, file])
+    assert [[one.frame for one in each.templates] for each in found] == [[1, 2]] * 4
+    names = [each.templates[0].name for each in found]
+    assert names == ["x_30", "x_60", "x_0", "x"]
+    assert found[2].templates[0].sequence == HOMOLOGUE
+    assert not found[3].templates[0].mask.any()
+    assert "none of its chains aligns with this one" in found[3].describe()
+    assert [one["name"] for one in found[3].report()["used"]] == ["x", "x"]
+    apart = ca(found[1].templates[0]) - ca(found[0].templates[0])
+    np.testing.assert_allclose(apart, np.broadcast_to([30.0, 0.0, 0.0], apart.shape), atol=1e-4)
+    features = found[0].features()
+    assert features["template_frame"].tolist() == [1, 2]
+    assert found[0].sources == ("whole complex x",)
+
+
+def test_chains_of_other_files_are_superposed() -> None:
+    """The monomer's atoms lie where the complex has the chain, and other chains stay."""
+    file = [chain("x", HOMOLOGUE), chain("x", OTHER, 30.0)]
+    monomer = chain("m", QUERY)
+    turn = np.array([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    moved = (monomer.chain.positions @ turn.T + 100.0) * monomer.chain.mask[..., None]
+    other = CustomChain("m", "m_A", EntryChain(QUERY, moved.astype(np.float32), monomer.chain.mask))
+    sequences = [QUERY, OTHER]
+    first, second = complex_templates(sequences, [alone(one) for one in sequences], [file], [other])
+    template = first.templates[0]
+    assert (template.name, template.sequence, template.frame) == ("m_A", QUERY, 1)
+    assert first.outcomes[0].message == "superposed on x_0"
+    np.testing.assert_allclose(ca(template), file[0].chain.positions[:, 1], atol=1e-4)
+    np.testing.assert_allclose(ca(second.templates[0]), file[1].chain.positions[:, 1], atol=1e-4)
+
+
+def test_chains_that_cannot_be_superposed_are_named() -> None:
+    """One without a chain of the target, and one whose place the complex lacks."""
+    sequences, file = [QUERY, OTHER], [chain("x", QUERY)]
+    others = [chain("m", "WWWWHHHHWWWWHHHHWWWW"), chain("n", OTHER)]
+    first, second = complex_templates(sequences, [alone(one) for one in sequences], [file], others)
+    assert "left out: m_0 (it aligns with no chain of the target" in first.describe()
+    assert "n_0 (x lacks the chain to superpose it on)" in second.describe()
+
+
+def test_clashing_residues_are_those_of_af_unmasked() -> None:
+    published = PUBLISHED["clashes"]
+    chains = []
+    for points in published["ca"]:
+        positions, mask = np.zeros((len(points), 37, 3), np.float32), np.zeros((len(points), 37), np.float32)
+        positions[:, 1], mask[:, 1] = points, 1.0
+        chains.append(EntryChain("A" * len(points), positions, mask))
+    kept = [np.flatnonzero(~clashes).tolist() for clashes in clashing_residues(chains)]
+    assert kept == published["kept"]
+
+
+def test_clashes_are_left_free() -> None:
+    """Gaps without atoms, in both chains; all other residues stay."""
+    file = [chain("x", QUERY), chain("x", OTHER, 40.0)]
+    file[1].chain.positions[7] = file[0].chain.positions[3] + 1.0 * file[0].chain.mask[3][:, None]
+    sequences = [QUERY, OTHER]
+    msas = [alone(one) for one in sequences]
+    first, second = (each.templates[0] for each in complex_templates(sequences, msas, [file]))
+    assert first.sequence == QUERY[:3] + "-" + QUERY[4:]
+    assert second.sequence == OTHER[:7] + "-" + OTHER[8:]
+    assert not first.mask[3].any()
+    assert not first.positions[3].any()
+    kept = complex_templates(sequences, msas, [file], keep_clashes=True)
+    assert [each.templates[0].sequence for each in kept] == sequences
+
+
+def test_a_run_puts_complexes_before_other_templates(tmp_path: Path) -> None:
+    """Within the number of templates of a chain."""
+    whole, single = tmp_path / "whole.cif", tmp_path / "single.cif"
+    whole.write_text(entry({"A": HOMOLOGUE, "B": HOMOLOGUE}))
+    single.write_text(entry({"A": QUERY}))
+    assert [one.name for one in read_whole(whole)] == ["whole_A", "whole_B"]
+    options = TemplateOptions(
+        complexes=(whole, whole), structures=(single,), max_templates=3, keep_clashes=True
+    )
+    target = target_from_sequence(f"{QUERY}:{QUERY}")
+    found = TemplateFinder(options).find(target, [([], [])] * 2)
+    assert [one.name for one in found[0].templates] == ["whole_A", "whole_A", "single_A"]
+    assert [one.name for one in found[1].templates] == ["whole_B", "whole_B", "single_A"]
+    assert found[0].features()["template_frame"].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"complexes": (Path("a"),) * 5}, "5 files, but --max-templates is 4"),
+        ({"chains": (Path("a"),)}, "--superpose-chains needs --cross-chain-templates"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TemplateOptions(**changes)

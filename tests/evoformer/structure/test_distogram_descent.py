@@ -1,0 +1,213 @@
+"""The descent on the distogram: its forces are gradients, and it moves residues to where the distogram puts them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, of_sample, rows_of
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.structure import distogram_descent
+from fastfold.evoformer.structure.distogram_descent import _Distances, _Springs, descend, descent_bytes
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.compactness import near_neighbours
+from fastfold.protein.rigid import quaternion_to_rotation
+
+CONFIG = model_config("mini").model.heads.structure_module.distogram_descent
+EDGES = torch.linspace(2.3125, 21.6875, 63)
+LENGTH = 60
+
+
+def helix(length: int) -> Tensor:
+    """Return frames ``[N, 7]`` of an ideal alpha helix."""
+    turn = torch.deg2rad(torch.arange(length) * 100.0)
+    x = torch.stack([2.3 * turn.cos(), 2.3 * turn.sin(), 1.5 * torch.arange(length)], -1)
+    half = torch.stack([(turn / 2).cos(), 0 * turn, 0 * turn, (turn / 2).sin()], -1)
+    return torch.cat([half, x], -1)
+
+
+def bent(affines: Tensor, at: int, angle: float = 2.5) -> Tensor:
+    """Return a chain whose second part is turned about the residue ``at``."""
+    c, s = torch.cos(torch.tensor(angle)), torch.sin(torch.tensor(angle))
+    rotation = torch.tensor([[1.0, 0, 0], [0, c, -s], [0, s, c]])
+    found = affines.clone()
+    found[at:, 4:] = (
+        (affines[at:, 4:] - affines[at, 4:]) @ rotation.T + affines[at, 4:] + torch.tensor([0.0, 9.0, 0])
+    )
+    w, x, y, z = affines[at:, :4].unbind(-1)
+    a, b = torch.cos(torch.tensor(angle / 2)), torch.sin(torch.tensor(angle / 2))
+    found[at:, :4] = torch.stack([a * w - b * x, a * x + b * w, a * y - b * z, a * z + b * y], -1)
+    return found
+
+
+def beta(affines: Tensor) -> Tensor:
+    """Return CB positions ``[N, 3]`` of alanines."""
+    local = torch.as_tensor(rc.restype_atom14_rigid_group_positions[rc.restype_order["A"], 4]).float()
+    return (quaternion_to_rotation(affines[:, :4]) * local).sum(-1) + affines[:, 4:]
+
+
+def certain(points: Tensor) -> Tensor:
+    """Return logits ``[N, N, 64]`` that are nearly sure of the distances between points."""
+    centres = 2.3125 - 0.15625 + 0.3125 * torch.arange(64)
+    distance = torch.cdist(points, points).clamp(max=float(centres[-1]))
+    return -((distance[..., None] - centres) / 0.8).square()
+
+
+def run(affines: Tensor, logits: Tensor, **arguments: object) -> Tensor:
+    length = len(affines)
+    given = {
+        "aatype": torch.full((length,), rc.restype_order["A"]),
+        "residue_index": torch.arange(length),
+        "seq_mask": torch.ones(length),
+        "config": CONFIG,
+    }
+    return descend(affines, logits, EDGES, **(given | arguments))  # type: ignore[arg-type]
+
+
+def test_forces_are_the_gradient_of_a_smooth_potential():
+    torch.manual_seed(0)
+    points = (8 * torch.rand(12, 3, dtype=torch.float64)).requires_grad_()
+    first, second = torch.triu_indices(12, 12, 1)
+    energy = torch.randn(len(first), 20, dtype=torch.float64)
+    distances = _Distances(first, second, energy, 2.0, 0.5)
+    found = (points[first] - points[second]).square().sum(-1).add(1e-6).sqrt()
+    position = (found - 2.0) / 0.5
+    # The quadratic B-spline of each bin, written as a function of the distance to its middle.
+    apart = (position[:, None] - torch.arange(20)).abs()
+    spline = torch.where(apart < 0.5, 0.75 - apart**2, 0.5 * (1.5 - apart).clamp(min=0) ** 2)
+    inside = (position > 0.5) & (position < 18.5)
+    ((spline * energy).sum(-1) * inside).sum().backward()
+    assert inside.sum() > 30
+    assert points.grad is not None
+    torch.testing.assert_close(distances.forces(points.detach()), points.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_springs_and_overlaps_are_gradients():
+    torch.manual_seed(1)
+    points = (5 * torch.rand(9, 3, dtype=torch.float64)).requires_grad_()
+    first, second = torch.triu_indices(9, 9, 1)
+    length, weight = torch.rand(2, len(first), dtype=torch.float64)
+    found = (points[first] - points[second]).square().sum(-1).add(1e-6).sqrt()
+    (gradient,) = torch.autograd.grad((weight * (found - length).square()).sum(), points, retain_graph=True)
+    springs = _Springs(first, second, length, weight)
+    torch.testing.assert_close(springs.forces(points.detach()), gradient)
+    (gradient,) = torch.autograd.grad(3 * torch.relu(4.0 - found).square().sum(), points)
+    distances = _Distances(first, second, torch.zeros(len(first), 20), 2.0, 0.5)
+    torch.testing.assert_close(distances.overlaps(points.detach(), 4.0, 3.0), gradient)
+
+
+def test_a_bent_chain_moves_to_the_distances_of_the_distogram():
+    target, start = helix(LENGTH), bent(helix(LENGTH), 30)
+    wanted = torch.cdist(target[:, 4:], target[:, 4:])
+    sure = (wanted < 20) & (torch.arange(LENGTH) < 30) & (torch.arange(LENGTH)[:, None] >= 30)
+
+    def error(affines: Tensor) -> float:
+        return float((torch.cdist(affines[:, 4:], affines[:, 4:]) - wanted)[sure].abs().mean())
+
+    moved = run(start, certain(beta(target)))
+    assert error(start) > 1.0
+    assert error(moved) < 0.5 * error(start)
+    torch.testing.assert_close(moved[:, :4].norm(dim=-1), torch.ones(LENGTH))
+
+
+def test_a_collapsed_chain_loses_its_overlaps():
+    target = helix(LENGTH)
+    start = target.clone()
+    start[30:, 4:] = target[:30, 4:].flip(0) + torch.tensor([0.5, 0.5, 0.0])
+    flat = torch.zeros(LENGTH, LENGTH, 64)
+    before, after = (near_neighbours(x[:, 4:], torch.ones(LENGTH)) for x in (start, run(start, flat)))
+    assert before > 0.5
+    assert after < 0.1 * before
+
+
+def test_padding_neither_moves_nor_counts():
+    target, start = helix(LENGTH), bent(helix(LENGTH), 30)
+    logits = certain(beta(target))
+    padded = torch.randn(LENGTH + 7, LENGTH + 7, 64)
+    padded[:LENGTH, :LENGTH] = logits
+    filler = torch.zeros(7, 7)
+    filler[:, 0] = 1.0
+    mask = torch.cat([torch.ones(LENGTH), torch.zeros(7)])
+    moved = run(torch.cat([start, filler]), padded, seq_mask=mask)
+    torch.testing.assert_close(moved[:LENGTH], run(start, logits), rtol=0, atol=1e-3)
+    assert torch.equal(moved[LENGTH:, 4:], filler[:, 4:])
+
+
+def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest.MonkeyPatch):
+    target, start = helix(LENGTH), bent(helix(LENGTH), 30)
+    logits = certain(beta(target))
+    config = CONFIG.copy_and_resolve_references()
+    config.steps = 40
+    whole = run(start, logits, config=config)
+    monkeypatch.setattr(distogram_descent, "_BLOCK", 100)
+    torch.testing.assert_close(run(start, logits, config=config), whole, rtol=0, atol=1e-3)
+    parts = ((0, 25), (25, 25), (25, LENGTH))  # the second rank holds nothing
+    barrier = threading.Barrier(len(parts))
+    sent: list[Tensor | None] = [None] * len(parts)
+    found: list[Tensor | None] = [None] * len(parts)
+
+    def rank(number: int) -> None:
+        def total(x: Tensor) -> Tensor:
+            sent[number] = x
+            barrier.wait()
+            summed = torch.stack([each for each in sent if each is not None]).sum(0)
+            barrier.wait()
+            return summed
+
+        begin, end = parts[number]
+        found[number] = run(start, logits[begin:end], first_row=begin, sum_over_ranks=total, config=config)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        assert each is not None
+        torch.testing.assert_close(each, whole, rtol=0, atol=1e-3)
+
+
+def test_structures_with_gradients_are_those_of_the_structure_module():
+    config = model_config("mini")
+    model = AlphaFold(config).eval()
+    length = 8
+    features = {
+        "aatype": torch.zeros(length, dtype=torch.long),
+        "residue_index": torch.arange(length),
+        "seq_mask": torch.ones(length),
+    }
+    pair = torch.randn(length, length, 64)
+    with torch.no_grad():
+        structure = model.structure_module(
+            torch.randn(length, 128), pair, features["aatype"], torch.ones(length)
+        )
+        moved = model._descended(structure, {"pair": pair}, None, features)
+        batch = {key: torch.stack([value] * 2) for key, value in features.items()}
+        doubled = {"final_affines": torch.stack([structure["final_affines"]] * 2)}
+        doubled["sidechains"] = {
+            "angles_sin_cos": torch.stack([structure["sidechains"]["angles_sin_cos"]] * 2, 1)
+        }
+        both = model._descended(doubled, {"pair": torch.stack([pair] * 2)}, None, batch)
+    assert model._descended(structure, {"pair": pair}, None, features) is structure
+    ca = rc.atom_order["CA"]
+    assert not torch.equal(moved["final_atom_positions"], structure["final_atom_positions"])
+    torch.testing.assert_close(moved["final_atom_positions"][:, ca], moved["final_affines"][:, 4:])
+    for sample in both["final_atom_positions"]:
+        torch.testing.assert_close(sample, moved["final_atom_positions"])
+
+
+def test_one_sample_of_lazy_rows_is_one_sample_of_the_tensor():
+    x = torch.randn(2, 5, 5, 3)
+    lazy = LazyRows(lambda index: x[..., index, :, :], tuple(x.shape), ExecutionPolicy())
+    found = of_sample(lazy, (1,))
+    assert found.shape == (5, 5, 3)
+    assert torch.equal(rows_of(found, slice(1, 4)), x[1, 1:4])
+    assert torch.equal(rows_of(of_sample(x, (0,)), slice(0, 5)), x[0])
+
+
+def test_the_planned_bytes_are_those_of_its_pairs():
+    assert descent_bytes(1000, 1000, 64) - descent_bytes(1000, 1000, 63) == 4 * 500_000

@@ -1,0 +1,34 @@
+"""Settings of samples that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.ensemble.settings import Sampling
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "rows"}, "sample must be one of columns, clusters, depth, dropout, found 'rows'"),
+        ({"method": "columns", "number": 0}, "samples must be a whole number from 1 to 100000, found 0"),
+        ({"method": "columns", "fraction": 1.5}, "share of masked columns .* found 1.5"),
+        ({"method": "depth", "depths": "16"}, "depths must be a list of numbers of rows, found '16'"),
+        ({"method": "depth", "depths": (0,)}, "a depth must be a whole number from 1, found 0"),
+    ],
+)
+def test_a_mistake_is_named(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        Sampling(**settings)
+
+
+def test_a_method_is_enough():
+    config = InferConfig(sample="dropout")  # type: ignore[arg-type]
+    assert config.sample == Sampling("dropout")
+    assert config.dropout
+    with pytest.raises(ConfigError, match="dropout needs one process per fold"):
+        InferConfig(sample="dropout", parallel="dap=2")  # type: ignore[arg-type]

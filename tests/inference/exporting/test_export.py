@@ -1,0 +1,133 @@
+"""Exported programs: equal to the network, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastfold
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.targets import target_from_sequence
+from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.embedders.input import SequenceConvolution
+from fastfold.evoformer.precision import set_precision
+from fastfold.inference.exporting.export import ExportedNetwork, _Program, export, load_exported
+from fastfold.inference.exporting.network_pass import LengthClass
+from tests.helpers.networks import oracle_config, random_model
+
+
+def tiny(name: str = "synthetic_monomer") -> fastfold.AlphaFold:
+    """A network of one block each, without templates."""
+    config = oracle_config(name)
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    trunk.template.enabled = trunk.template.embed_torsion_angles = False
+    config.model.heads.structure_module.num_layer = 1
+    model = random_model(config)
+    model.name = "tiny"
+    return model
+
+
+def features_of(model: fastfold.AlphaFold, sequence: str, passes: int) -> list[dict[str, Tensor]]:
+    sampler = featurize(target_from_sequence(sequence).chains, [([], [])], model.config)
+    samples = [sampler.sample(cycle) for cycle in range(passes)]
+    return [{key: torch.as_tensor(np.asarray(value)) for key, value in one.items()} for one in samples]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", [False, True])
+def test_a_program_of_one_pass_equals_the_network(tmp_path: Path, package: bool):
+    if package and shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    model = tiny()
+    features = features_of(model, "MKTAYIAKQR", 2)
+    (made,) = export(model, tmp_path, residues=16, max_msa=(4, 4), package=package)
+    program = load_exported(made.path)
+    assert program.shape == made.shape
+    assert program.package == package
+    found = program(features[1], program(features[0]))
+    wanted = model(lambda cycle, member: features[cycle], 1, recycle_tolerance=0.0)
+    for ours, theirs in (
+        (found["prev_pos"], wanted["structure_module"]["final_atom_positions"]),
+        (found["prev_pair"], wanted["representations"]["pair"]),
+        (found["single"], wanted["representations"]["single"]),
+    ):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).norm() / theirs.norm() < 1e-4
+    with pytest.raises(InputError, match=r"aatype has shape \[20\], the class \[16\]; export a larger class"):
+        program(features_of(model, "MKTAYIAKQR" * 2, 1)[0])
+    with pytest.raises(InputError, match="expected the features of 1 passes, found 2"):
+        program(features)
+
+
+@pytest.mark.slow
+def test_an_unrolled_program_equals_the_network_without_fastfolds_operators(tmp_path: Path):
+    model = tiny()
+    features = features_of(model, "MKTAYIAKQR", 2)
+    (program,) = export(model, tmp_path, residues=[12], max_msa=(4, 4), num_recycles=1)
+    assert program.path.name == "tiny_12_residues_1_recycles.pt2"
+    found = program(features)
+    wanted = model(lambda cycle, member: features[cycle], 1, recycle_tolerance=0.0)
+    theirs = wanted["structure_module"]["final_atom_positions"]
+    assert (found["prev_pos"] - theirs).norm() / theirs.norm() < 1e-4
+    graph = torch.export.load(program.path).graph
+    assert not [node for node in graph.nodes if "fastfold" in str(node.target)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"residues": []}, "residues must be whole numbers from 1, found \\[\\]"),
+        ({"residues": 0}, "residues must be whole numbers from 1, found 0"),
+        ({"templates": 1}, "templates must be 0 to 0 for tiny, found 1"),
+        ({"num_recycles": -1}, "num_recycles must be a whole number from 0, found -1"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        export(tiny(), tmp_path, **({"residues": 16} | settings))
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = tiny()
+    model.config.model.recycle_early_stop_tolerance = 0.5
+    with pytest.raises(ConfigError, match="tiny stops recycling when its structure is stable"):
+        export(model, tmp_path, residues=16, num_recycles=3)
+    with pytest.raises(ConfigError, match="a network in bf16 cannot be exported"):
+        export(set_precision(tiny(), "bf16"), tmp_path, residues=16)
+    with pytest.raises(ConfigError, match=r"model must be a network of fastfold\.load_model, found Linear"):
+        export(torch.nn.Linear(2, 2), tmp_path, residues=16)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="mini moves residues after its last pass"):
+        export(fastfold.load_model("mini"), tmp_path, residues=16, num_recycles=1)
+    monkeypatch.setattr("fastfold.inference.exporting.export.shutil.which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        export(tiny(), tmp_path, residues=16, package=True)
+    monkeypatch.setattr("fastfold.inference.exporting.export.torch.export.export", lambda *_, **__: 1 / 0)
+    with pytest.raises(ConfigError, match="tiny cannot be exported: division by zero"):
+        export(tiny(), tmp_path, residues=16, max_msa=(4, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.pt2", "a.aoti.pt2"])
+def test_another_file_is_refused(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"no program")
+    with pytest.raises(InputError, match=r"is not a program of fastfold\.export"):
+        load_exported(tmp_path / name)
+
+
+def test_a_network_with_a_convolution_is_not_padded(tmp_path: Path):
+    """Its outputs at the last residues would depend on the padding."""
+    shape = LengthClass(16, 4, 4)
+    program = _Program(lambda *_: {}, ("aatype",), {}, has_exact_length=True)
+    network = ExportedNetwork(tmp_path / "mini.pt2", shape, None, False, program)
+    with pytest.raises(InputError, match="its program takes exactly 16 residues, found 10"):
+        network({"aatype": torch.zeros(10, dtype=torch.int32)})
+    assert network({"aatype": torch.zeros(16, dtype=torch.int32)}) == {}
+    mini = fastfold.load_model("mini")
+    assert any(isinstance(part, SequenceConvolution) for part in mini.modules())

@@ -1,0 +1,75 @@
+"""Passes as functions of tensors: padded inputs have the outputs of the network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.evoformer.confidence import plddt
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.inference.exporting.network_pass import (
+    LengthClass,
+    NetworkPass,
+    UnrolledPasses,
+    example_features,
+    first_previous,
+    pad_features,
+)
+from tests.helpers.networks import folder, oracle_arrays, oracle_config
+
+SHAPES = {"synthetic_monomer": LengthClass(37, 12, 20, 4), "synthetic_multimer": LengthClass(64, 12, 20, 4)}
+"""37 residues: as many as atoms of a residue, which padding must not confuse."""
+
+
+def recorded(name: str) -> tuple[AlphaFold, list[dict[str, Tensor]]]:
+    config, arrays = oracle_config(name), oracle_arrays(name, "features")
+    if "multimer" in name:
+        sampler = sampler_from_merged(arrays, config, deterministic=True)
+        passes = [sampler.sample(cycle) for cycle in range(2)]
+    else:
+        passes = [{key: value[cycle] for key, value in arrays.items()} for cycle in range(2)]
+    features = [{key: torch.as_tensor(np.asarray(value)) for key, value in one.items()} for one in passes]
+    return load_model(folder(name) / "params.npz", config=config).eval(), features
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_padded_passes_equal_the_network(name: str):
+    model, features = recorded(name)
+    names, residues = example_features(model, SHAPES[name]), features[0]["aatype"].shape[-1]
+    padded = [pad_features({key: one[key] for key in names}, SHAPES[name]) for one in features]
+    assert {key: (value.shape, value.dtype) for key, value in padded[0].items()} == {
+        key: (value.shape, value.dtype) for key, value in names.items()
+    }
+    stacked = {key: torch.stack([one[key] for one in padded]) for key in names}
+    with torch.no_grad():
+        found = UnrolledPasses(model, 1)(stacked)
+        wanted = model(lambda cycle, member: features[cycle], 1, recycle_tolerance=0.0)
+    own = slice(residues)
+    single = wanted["representations"]["single"]
+    assert (found["single"][own] - single).norm() / single.norm() < 1e-4
+    positions = wanted["structure_module"]["final_atom_positions"]
+    assert (found["prev_pos"][own] - positions).norm() / positions.norm() < 1e-4
+    assert (found["plddt"][own] - plddt(wanted["predicted_lddt"]["logits"])).abs().max() < 1e-2
+
+
+def test_a_pass_continues_from_the_one_before():
+    model, features = recorded("synthetic_monomer")
+    names = example_features(model, SHAPES["synthetic_monomer"])
+    step, found = NetworkPass(model), first_previous(model, 28)
+    with torch.no_grad():
+        for one in features:
+            previous = {key: found[key] for key in ("prev_pos", "prev_msa_first_row", "prev_pair")}
+            found = step({key: one[key] for key in names}, previous)
+        wanted = model(lambda cycle, member: features[cycle], 1)
+    assert torch.equal(found["prev_pair"], wanted["representations"]["pair"])
+
+
+def test_features_beyond_the_class_are_refused():
+    model, features = recorded("synthetic_monomer")
+    names = example_features(model, LengthClass(20, 12, 20, 4))
+    with pytest.raises(ValueError, match=r"aatype has shape \[28\], the class \[20\]"):
+        pad_features({key: features[0][key] for key in names}, LengthClass(20, 12, 20, 4))
