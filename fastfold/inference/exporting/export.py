@@ -28,6 +28,7 @@ from fastfold.inference.exporting.network_pass import (
     example_features,
     first_previous,
     pad_features,
+    unread_features,
 )
 from fastfold.inference.network_settings import recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
@@ -68,7 +69,7 @@ class ExportedNetwork:
             Outputs of :class:`fastfold.inference.exporting.network_pass.NetworkPass` for the residues of the target.
 
         Raises:
-            InputError: The target exceeds the class, or features are missing.
+            InputError: The target exceeds the class, features are missing, or the program does not read one.
         """
         is_unrolled = self.num_recycles is not None
         passes = [features] if isinstance(features, Mapping) else list(features)
@@ -78,6 +79,11 @@ class ExportedNetwork:
             )
         names = self.run.names
         for one in passes:
+            if unread := sorted(set(self.run.unread) & set(one)):
+                raise InputError(
+                    f"the program does not read the feature {unread[0]}, which the network does; leave it out, or use "
+                    "the network"
+                )
             if missing := sorted(set(names) - set(one)):
                 raise InputError(f"the program reads the feature {missing[0]}, which is missing")
         residues = int(passes[0]["aatype"].shape[-1])
@@ -177,13 +183,15 @@ _ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
 class _Program:
     """Callable program with the names of its features and the sizes of the recycled tensors.
 
-    ``has_exact_length`` is True for networks with a convolution over residues, which padding would change.
+    ``has_exact_length`` is True for networks with a convolution over residues, which padding would change. ``unread``
+    are features that the network reads where a target has them, and the program does not.
     """
 
     call: Any
     names: tuple[str, ...]
     sizes: Mapping[str, Sequence[int]]
     has_exact_length: bool
+    unread: tuple[str, ...] = ()
 
     def __call__(self, *tensors: Tensors) -> Tensors:
         with torch.inference_mode():
@@ -264,6 +272,7 @@ def _export_class(
         "shape": asdict(shape),
         "num_recycles": num_recycles,
         "features": sorted(features),
+        "unread": unread_features(model, shape),
         "has_exact_length": any(isinstance(part, SequenceConvolution) for part in model.modules()),
         "previous": {name: list(value.shape) for name, value in previous.items()},
     }
@@ -295,7 +304,9 @@ def _write_package(program: Any, path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _loaded(path: Path, about: Mapping[str, Any], call: Any) -> ExportedNetwork:
-    program = _Program(call, tuple(about["features"]), about["previous"], about["has_exact_length"])
+    program = _Program(
+        call, tuple(about["features"]), about["previous"], about["has_exact_length"], tuple(about["unread"])
+    )
     shape = LengthClass(**about["shape"])
     return ExportedNetwork(path, shape, about["num_recycles"], path.name.endswith(_ENDINGS[True]), program)
 

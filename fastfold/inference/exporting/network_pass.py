@@ -110,13 +110,30 @@ def example_features(model: AlphaFold, shape: LengthClass) -> Tensors:
         model: The network.
         shape: The class.
     """
+    found, names = _read_features(model, shape)
+    return pad_features({name: found[name] for name in sorted(names & found.keys())}, shape)
+
+
+def unread_features(model: AlphaFold, shape: LengthClass) -> list[str]:
+    """Return features that a network reads where a target has them, and that :func:`example_features` lacks.
+
+    Args:
+        model: The network.
+        shape: A class.
+    """
+    found, names = _read_features(model, shape)
+    return sorted((names | {"initial_positions"}) - found.keys())
+
+
+def _read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, set[str]]:
+    """Return features of a short target, and the names that the network asks for."""
     target = target_from_sequence("A" * min(_SHORT, shape.residues))
     sampler = featurize(target.chains, [([], [])], model.config)
     found = {name: torch.as_tensor(np.asarray(value)) for name, value in sampler.sample(0).items()}
     reads = _Reads(found)
     with torch.enable_grad():  # without gradients empty templates are not read
         model.iterate([reads], first_previous(model, len(target.chains[0].sequence)))  # type: ignore[list-item]
-    return pad_features({name: found[name] for name in sorted(reads.names)}, shape)
+    return found, reads.names
 
 
 def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:

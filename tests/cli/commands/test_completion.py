@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from fastfold.cli.commands.completion import run_completion
+from fastfold.errors import ConfigError
 from tests.helpers.command_line import CommandLine
 
 
@@ -35,3 +38,5 @@ def test_without_shtab_the_package_is_named(cli: CommandLine, monkeypatch: pytes
     done = cli.run("completion", "zsh")
     assert done.code == 2
     assert "pip install shtab" in done.err
+    with pytest.raises(ConfigError, match="pip install shtab"):
+        run_completion(argparse.ArgumentParser(), "zsh")

@@ -63,7 +63,7 @@ def test_a_mistake_is_named_before_the_first_fold(cli: CommandLine, options: lis
     done = cli.run(
         "embed", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *options
     )
-    assert done.code == 1
+    assert done.code == 2
     assert message in done.err
     assert not cli.out.exists()
 

@@ -29,7 +29,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fastfold.utils.packages.importlib.util.find_spec", lambda name: None)
-    assert main(["ensemble", str(tmp_path)]) == 1
+    assert main(["ensemble", str(tmp_path)]) == 2
     assert "fastfold ensemble needs the package scikit-learn" in capsys.readouterr().err
     settings = {"target": None, "reference": [], "similarity": 0.8, "clusters": None, "min_plddt": 0.0}
     with pytest.raises(ConfigError, match="scikit-learn"):

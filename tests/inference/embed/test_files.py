@@ -62,7 +62,7 @@ def test_bioemu_finds_its_files(cli: CommandLine, monkeypatch: pytest.MonkeyPatc
     fasta, weights = cli.fasta({"T1": SEQUENCE, "pair": f"{SEQUENCE}:{OTHER}"}), cli.weights()
     command = ("embed", fasta, "--out", cli.out, "--weights", weights, "--format", "bioemu")
     refused = cli.run(*command)
-    assert refused.code == 1
+    assert refused.code == 2
     assert "BioEmu takes 384 and 128 channels of single and pair, model_1_ptm has 40 and 24" in refused.err
     monkeypatch.setattr("fastfold.inference.runner.BIOEMU_CHANNELS", (40, 24))
     done = cli.run(*command)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.errors import InputError
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.inference.exporting.export import ExportedNetwork, _Program
 from fastfold.inference.exporting.network_pass import (
     LengthClass,
     NetworkPass,
@@ -18,6 +22,7 @@ from fastfold.inference.exporting.network_pass import (
     example_features,
     first_previous,
     pad_features,
+    unread_features,
 )
 from tests.helpers.networks import folder, oracle_arrays, oracle_config
 
@@ -66,6 +71,17 @@ def test_a_pass_continues_from_the_one_before():
             found = step({key: one[key] for key in names}, previous)
         wanted = model(lambda cycle, member: features[cycle], 1)
     assert torch.equal(found["prev_pair"], wanted["representations"]["pair"])
+
+
+def test_features_that_a_program_does_not_read_are_named():
+    names = unread_features(AlphaFold(oracle_config("synthetic_multimer")), SHAPES["synthetic_multimer"])
+    assert {"initial_positions", "template_frame"} <= set(names)
+    program = _Program(lambda *_: {}, ("aatype",), {}, has_exact_length=False, unread=tuple(names))
+    network = ExportedNetwork(Path("a.pt2"), SHAPES["synthetic_multimer"], None, False, program)
+    features = {"aatype": torch.zeros(10, dtype=torch.int32)}
+    assert network(features) == {}
+    with pytest.raises(InputError, match="does not read the feature template_frame"):
+        network(features | {"template_frame": torch.zeros(4, 10)})
 
 
 def test_features_beyond_the_class_are_refused():

@@ -99,7 +99,7 @@ def test_targets_with_few_rows_come_first(cli: CommandLine) -> None:
 )
 def test_contradictions_are_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:
     done = cli.infer(cli.fasta({"T1": "MK"}), *arguments)
-    assert (done.code, expected in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (2, True), done.err
 
 
 @pytest.mark.parametrize("sequence", ["MKVLAAG", "MKVLA:GSH:MKVLA"])

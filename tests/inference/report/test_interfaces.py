@@ -137,7 +137,7 @@ def test_the_command_filters_sorts_and_writes(cli: CommandLine) -> None:
     none = cli.run("report", cli.out, "--where", "ipsae>2")
     assert (none.code, none.out) == (0, "0 of 2 pairs of chains meet the condition\n")
     wrong = cli.run("report", cli.out, "--export", "hits.xlsx")
-    assert (wrong.code, "expected a name that ends in .csv, .tsv or .parquet" in wrong.err) == (1, True)
+    assert (wrong.code, "expected a name that ends in .csv, .tsv or .parquet" in wrong.err) == (2, True)
 
 
 def test_help_lists_all_columns() -> None:
