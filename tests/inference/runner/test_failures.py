@@ -52,7 +52,7 @@ def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypat
 def test_cuda_without_a_gpu_is_a_clear_error(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--device", "cuda")
-    assert done.code == 1
+    assert done.code == 2
     assert done.err.splitlines()[1].startswith("fastfold: no CUDA device can be used here")
     assert "--device cpu" in done.err
     assert not cli.out.exists()

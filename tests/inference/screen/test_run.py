@@ -91,7 +91,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_started(
     cli.fasta({"T1": "MKTAYIAKQR"}, "a.fasta")
     cli.fasta({"T2": "MKTAYIAKQR"}, "b.fasta")
     done = screen(cli, *arguments)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert not predictions(cli.out)
 
