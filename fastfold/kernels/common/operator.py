@@ -86,11 +86,11 @@ class Operator:
     forward: Callable[..., Any]
     registered: Any
 
-    def __call__(self, x: Tensor | Sequence[Tensor], *arguments: Any, **options: Any) -> Any:
+    def __call__(self, first: Tensor | Sequence[Tensor], /, *arguments: Any, **options: Any) -> Any:
         """Compute the result, with the arguments of ``forward``."""
-        first = x if isinstance(x, Tensor) else x[0]
-        compute = self.forward if runs_directly(first) else self.registered
-        return compute(x, *arguments, **options)
+        x = first if isinstance(first, Tensor) else first[0]
+        compute = self.forward if runs_directly(x) else self.registered
+        return compute(first, *arguments, **options)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """Register a backward pass; see :meth:`torch.library.CustomOpDef.register_autograd`."""
