@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 from fastfold.inference.folding.background import Background, BackgroundWork
@@ -26,7 +27,8 @@ class Schedule(Generic[Key, Result]):
 
     def __init__(self, batches: BatchFolder, background: Background | None) -> None:
         self._batches, self._background = batches, background
-        self._started: dict[Key, Steps[Result]] = {}
+        self._started: dict[Key, tuple[int, Steps[Result]]] = {}
+        self._numbers = count()
         self._requests: dict[Key, Request] = {}
         self._futures: dict[Future[Any], Key] = {}
 
@@ -34,17 +36,22 @@ class Schedule(Generic[Key, Result]):
         """Start targets, and fold until no target waits for a prediction.
 
         Args:
-            group: Targets with their steps.
+            group: Targets with their steps; only targets of one group share passes.
 
         Yields:
             Each target that ends, with its result or its error.
         """
+        number = next(self._numbers)
         for work, steps in group:
-            self._started[work] = steps
+            self._started[work] = number, steps
             yield from self._advance(work, None)
         while self._requests:
-            model = next(iter(self._requests.values())).model
-            together = {work: one for work, one in self._requests.items() if one.model is model}
+            first, request = next(iter(self._requests.items()))
+            together = {
+                work: one
+                for work, one in self._requests.items()
+                if one.model is request.model and self._started[work][0] == self._started[first][0]
+            }
             for work in together:
                 del self._requests[work]
             answers = self._batches.predict(list(together.values()))
@@ -62,7 +69,7 @@ class Schedule(Generic[Key, Result]):
 
     def close(self) -> None:
         """Stop all targets."""
-        for steps in self._started.values():
+        for _, steps in self._started.values():
             steps.close()
 
     def _take_finished(self) -> Iterator[tuple[Key, Result | Exception]]:
@@ -73,7 +80,7 @@ class Schedule(Generic[Key, Result]):
 
     def _advance(self, work: Key, answer: Any) -> Iterator[tuple[Key, Result | Exception]]:
         """Run a target until it waits or ends; ``answer`` is the awaited result, or an exception."""
-        steps = self._started[work]
+        _, steps = self._started[work]
         while True:
             try:
                 awaited = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)

@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from fastfold.errors import FastFoldError, InputError
 from fastfold.inference.folding.background import Background, BackgroundWork
+from fastfold.inference.folding.batch import Request
 from fastfold.inference.folding.schedule import Schedule
 from fastfold.inference.output import plots
 from tests.helpers.command_line import CommandLine
@@ -77,6 +78,36 @@ def test_targets_end_while_others_wait_and_errors_belong_to_them() -> None:
     assert first == ("fast", "drawn")
     assert second[0] == "slow"
     assert isinstance(second[1], InputError)
+
+
+def test_targets_of_several_groups_never_share_passes() -> None:
+    class Batches:
+        sizes: ClassVar[list[int]] = []
+
+        def predict(self, requests: Any) -> list[str]:
+            self.sizes.append(len(requests))
+            return ["folded"] * len(requests)
+
+    class Held:
+        def __init__(self) -> None:
+            self.futures: list[Future[Any]] = []
+
+        def submit(self, call: BackgroundWork) -> Future[Any]:
+            self.futures.append(Future())
+            return self.futures[-1]
+
+    def steps() -> Any:
+        yield BackgroundWork(time.sleep, (0,), {})
+        found = yield Request(None, None, 0)  # type: ignore[arg-type]
+        return found
+
+    held = Held()
+    schedule: Schedule[str, str] = Schedule(Batches(), held)  # type: ignore[arg-type]
+    assert [*schedule.fold([("a", steps()), ("b", steps())]), *schedule.fold([("c", steps())])] == []
+    for future in held.futures:
+        future.set_result("drawn")
+    assert dict([*schedule.wait(9), *schedule.fold([])]) == dict.fromkeys("abc", "folded")
+    assert Batches.sizes == [2, 1]
 
 
 def test_pictures_are_those_of_one_process(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
