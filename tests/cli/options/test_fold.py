@@ -63,6 +63,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel": ("--parallel dap=4", {"parallel": "dap=4"}),
 }
 AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "batch": ("--batch auto", {"batch": "auto"}),
     "alignments": ("--msa-dir m", {"msa_dir": Path("m")}),
     "templates": (
         "--templates a.pdb b.cif --template-alignment a.a3m --template-db pdb70 --template-mmcif-dir d "

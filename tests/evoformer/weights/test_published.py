@@ -160,4 +160,4 @@ def test_the_command_says_what_it_knows(folder: Path, cli: CommandLine) -> None:
     assert (
         done.code,
         "'model_6' is not published: give monomer, monomer_ptm, multimer, all" in done.err,
-    ) == (1, True)
+    ) == (2, True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 
 import fastfold
 from fastfold.data.targets import Target, target_from_sequence
+from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.folding import batch as batch_module
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request, check_batch, group_by_length
 from fastfold.inference.folding.batch_passes import pad_features
@@ -166,6 +170,36 @@ def test_dropout_is_refused_once_and_folds_alone(mini: AlphaFold) -> None:
     for answers in (folder.predict(requests), folder.predict(requests)):
         assert [a.shared for a in answers if isinstance(a, Answer)] == [1, 1]
     assert said == ["warning: not batched: dropout folds targets one by one"]
+
+
+def test_samples_fold_one_by_one_and_are_those_of_single_folds(mini: AlphaFold) -> None:
+    sampling = fastfold.Sampling("columns", number=2)
+    sequences = {"a": PEPTIDES[0], "b": PEPTIDES[0][::-1]}
+    msas: dict[str, Any] = {name: [sequence] * 2 for name, sequence in sequences.items()}
+    made = [
+        fastfold.predict_many(sequences, mini, msas=msas, batch=batch, num_recycles=0, sample=sampling)
+        for batch in (1, 2)
+    ]
+    assert {name: [one.sample_label for one in many] for name, many in made[1].items()} == {
+        name: [one.sample_label for one in many] for name, many in made[0].items()
+    }
+    for name, wanted in made[0].items():
+        assert len(wanted) == 2
+        for prediction, alone in zip(made[1][name], wanted, strict=True):
+            check_equal(prediction, alone)
+
+
+@pytest.mark.parametrize("setting", ["sample", "embed", "given"])
+def test_kinds_of_runs_that_fold_targets_one_by_one(mini: AlphaFold, setting: str) -> None:
+    (one,) = predictors(mini, PEPTIDES[:1])
+    assert not one.reason_alone(mini)
+    if setting == "given":
+        one.target = replace(one.target, given=GivenStructure(Path("a.pdb"), "initial_guess"))
+    else:
+        value = fastfold.Sampling("columns") if setting == "sample" else EmbedConfig()
+        one.config = replace(one.config, **{setting: value})
+    assert setting in one.reason_alone(mini)
+    assert "one by one" in one.reason_alone(mini)
 
 
 def test_groups_have_similar_lengths_and_keep_the_order_of_targets() -> None:
