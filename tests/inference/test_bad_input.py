@@ -314,7 +314,7 @@ def test_two_weights_of_one_name_are_refused(cli: CommandLine):
     first = cli.weights()
     second = cli.folder / "params_model_1_ptm.pt"
     shutil.copyfile(first, second)
-    error = one_error(cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[first, second]))
+    error = one_error(cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[first, second]), code=2)
     assert f"{first} and {second} would both be named 'model_1_ptm'" in error
 
 

@@ -87,7 +87,7 @@ def _coordinates(pdb: Path) -> np.ndarray:
 )
 def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: str, message: str) -> None:
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--parallel", parallel)
-    assert done.code == 1
+    assert done.code == 2
     assert message in done.err
     assert not cli.out.exists()
 
@@ -221,6 +221,6 @@ def test_torchrun_with_another_number_of_processes_is_refused(
     """Before the processes meet: there is nothing here for this one to meet."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), *parallel)
-    assert done.code == 1
+    assert done.code == 2
     assert message in done.err
     assert not cli.out.exists()

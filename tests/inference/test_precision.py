@@ -47,7 +47,7 @@ def test_a_cluster_s_machines_need_its_name(cli: CommandLine) -> None:
     done = cli.run(
         "screen", cli.fasta({"a": "MKT"}), "--out", cli.out, "--ray", "local", "--precision", "auto"
     )
-    assert done.code == 1
+    assert done.code == 2
     assert "set the precision (--precision) instead of auto" in done.err
 
 

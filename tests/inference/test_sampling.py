@@ -64,7 +64,7 @@ def test_seeds_and_networks_make_a_prediction_each(cli: CommandLine):
 
 def test_a_list_of_seeds_and_a_first_seed_contradict(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--seed", "3", "--seeds", "0-1")
-    assert done.code == 1
+    assert done.code == 2
     assert "--seeds names all seeds" in done.err
 
 
@@ -178,7 +178,7 @@ def test_a_platform_that_does_not_work_ends_the_run_before_the_first_fold(cli: C
     if not absent:
         pytest.skip("every platform of OpenMM is installed here")
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--relax", "--relax-platform", absent[0])
-    assert done.code == 1
+    assert done.code == 2
     assert f"the relaxation platform {absent[0]} cannot be used here" in done.err
     assert not cli.out.exists()
 

@@ -314,7 +314,7 @@ def test_no_gpu_is_refused_before_anything_is_read(cli: CommandLine) -> None:
     done = cli.run(
         "infer", cli.folder / "nothing.fasta", "--out", cli.out, "--device", "cpu", "--cuda-graphs"
     )
-    assert done.code == 1
+    assert done.code == 2
     assert "cuda_graphs needs a GPU, and the device is cpu: leave out --cuda-graphs" in done.err
     with pytest.raises(ConfigError, match="cuda_graphs needs a GPU"):
         fastfold.predict("MKT", ORACLES / "synthetic_monomer" / "params.npz", cuda_graphs=True)

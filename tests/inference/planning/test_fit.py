@@ -323,7 +323,7 @@ def test_infer_says_what_a_budget_that_is_too_small_would_have_to_be(cli: Comman
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "1MiB")
     assert done.code == 1
     assert "a memory budget of 0.00 GiB is too small for 10 residues; the smallest that works is" in done.err
-    assert cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "lots").code == 1
+    assert cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "lots").code == 2
 
 
 def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_measured_rates_calibrate_a_plan(cli: CommandLine, tmp_path: Path) -> No
 )
 def test_what_makes_no_sense_is_refused(cli: CommandLine, arguments: tuple[str, ...], message: str) -> None:
     done = cli.run("plan", *arguments)
-    assert done.code == 1
+    assert done.code == 2
     assert message in done.err
 
 
