@@ -136,7 +136,7 @@ def test_a_start_and_the_printed_configuration_refuse_the_same(
     override: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
     """Although what is printed may lack settings that a start needs."""
-    assert main(["train", "--cfg", "job", override]) == 1
+    assert main(["train", "--cfg", "job", override]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     with pytest.raises(ConfigError) as refused:
@@ -152,7 +152,7 @@ def test_other_names_are_no_settings_and_lead_to_ones():
 
 
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    assert main(["train", "trainr.steps=3"]) == 1
+    assert main(["train", "trainr.steps=3"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "did you mean trainer.steps?" in error

@@ -163,7 +163,7 @@ def test_ranks_that_were_started_differently_are_refused(
     ]
     for process in started:
         printed, _ = process.communicate()
-        assert process.returncode == 1
+        assert process.returncode == 2
         assert story in printed
 
 

@@ -134,7 +134,7 @@ def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> No
 def test_the_command_refuses_what_is_unknown_with_the_nearest_that_is(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *arguments]) == 1
+    assert main(["plan", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -166,5 +166,5 @@ def test_the_command_counts_graphs_in_the_place_of_kernels(capsys: pytest.Captur
         assert unit == "ms"
         seconds.append(float(number))
     assert 0.3 * seconds[0] < seconds[1] < 0.9 * seconds[0]
-    assert main(["plan", "--fold", *options[1:], "--cuda-graphs"]) == 1
+    assert main(["plan", "--fold", *options[1:], "--cuda-graphs"]) == 2
     assert "--cuda-graphs is for a training step" in capsys.readouterr().err

@@ -150,5 +150,5 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train: 6 of 7 entries are packed" in printed
     assert f"train on it with data.directory={out}" in printed
     assert RecordFile(out).count("train") == 6
-    assert main(["data", "build", "--out", str(out), "data.directory=none"]) == 1
+    assert main(["data", "build", "--out", str(out), "data.directory=none"]) == 2
     assert "the data folder 'none' does not exist" in capsys.readouterr().err
