@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import BatchFolder, Request
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 Result = TypeVar("Result")
 Awaited = Request | BackgroundWork
 Steps = Generator[Awaited, Any, Result]
 """Steps of a target, which wait for predictions and for work in the background."""
 
 
-class Schedule(Generic[Key, Result]):
+class Schedule(Generic[K, Result]):
     """Started targets that wait for predictions or for work in the background.
 
     Args:
@@ -27,12 +27,12 @@ class Schedule(Generic[Key, Result]):
 
     def __init__(self, batches: BatchFolder, background: Background | None) -> None:
         self._batches, self._background = batches, background
-        self._started: dict[Key, tuple[int, Steps[Result]]] = {}
+        self._started: dict[K, tuple[int, Steps[Result]]] = {}
         self._numbers = count()
-        self._requests: dict[Key, Request] = {}
-        self._futures: dict[Future[Any], Key] = {}
+        self._requests: dict[K, Request] = {}
+        self._futures: dict[Future[Any], K] = {}
 
-    def fold(self, group: Sequence[tuple[Key, Steps[Result]]]) -> Iterator[tuple[Key, Result | Exception]]:
+    def fold(self, group: Sequence[tuple[K, Steps[Result]]]) -> Iterator[tuple[K, Result | Exception]]:
         """Start targets, and fold until no target waits for a prediction.
 
         Args:
@@ -59,7 +59,7 @@ class Schedule(Generic[Key, Result]):
                 yield from self._advance(work, answer)
             yield from self._take_finished()
 
-    def wait(self, limit: int) -> Iterator[tuple[Key, Result | Exception]]:
+    def wait(self, limit: int) -> Iterator[tuple[K, Result | Exception]]:
         """Wait until fewer than ``limit`` targets are in the background; yields as :meth:`fold` does."""
         yield from self._take_finished()
         while len(self._futures) >= limit:
@@ -72,13 +72,13 @@ class Schedule(Generic[Key, Result]):
         for _, steps in self._started.values():
             steps.close()
 
-    def _take_finished(self) -> Iterator[tuple[Key, Result | Exception]]:
+    def _take_finished(self) -> Iterator[tuple[K, Result | Exception]]:
         for future in [future for future in self._futures if future.done()]:
             error = future.exception()
             answer = future.result() if error is None else error
             yield from self._advance(self._futures.pop(future), answer)
 
-    def _advance(self, work: Key, answer: Any) -> Iterator[tuple[Key, Result | Exception]]:
+    def _advance(self, work: K, answer: Any) -> Iterator[tuple[K, Result | Exception]]:
         """Run a target until it waits or ends; ``answer`` is the awaited result, or an exception."""
         _, steps = self._started[work]
         while True:
