@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 _NAMES = ("workers", "cpus_per_worker", "ray", "shard", "time_limit", "memory_limit")
 
 
-def add_worker_group(parser: Any) -> None:
-    """Add the options of workers."""
+def add_worker_group(parser: Any, *, shard: bool = True) -> None:
+    """Add the options of workers, and of the shard of a list unless ``shard`` is False."""
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--workers",
@@ -33,9 +33,12 @@ def add_worker_group(parser: Any) -> None:
         metavar="ADDRESS",
         help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
     )
-    workers.add_argument(
-        "--shard", metavar="I/N", help="fold the I-th of N parts of about equal work, for job arrays"
-    )
+    if shard:
+        workers.add_argument(
+            "--shard", metavar="I/N", help="fold the I-th of N parts of about equal work, for job arrays"
+        )
+    else:
+        parser.set_defaults(shard=None)
     workers.add_argument(
         "--time-limit", metavar="TIME", help="give a target up after this time: 90s, 15m, 2h (default: none)"
     )

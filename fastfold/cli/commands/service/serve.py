@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.inference.config import PRECISIONS
 from fastfold.inference.serve.options import DEFAULT_PORT, ServeOptions
@@ -29,6 +30,9 @@ access:
 order:
   Jobs of higher priority start first, those of equal priority in the order of admission. Jobs with equal settings whose
   lengths differ by at most a quarter join the first one, up to --group; --group 1 keeps the strict order.
+
+workers:
+  The machines of a Ray cluster (--ray) need the folder --data, too.
 """
 
 
@@ -88,6 +92,7 @@ def add_serve_command(commands: Any) -> None:
     limits.add_argument(
         "--keep-days", type=float, metavar="N", help="remove finished jobs after N days (default: keep them)"
     )
+    add_worker_group(serve, shard=False)
     machine = serve.add_argument_group("machine")
     machine.add_argument(
         "--group",
@@ -95,28 +100,6 @@ def add_serve_command(commands: Any) -> None:
         default=ServeOptions.group,
         metavar="N",
         help=f"jobs of similar length that a worker gets together (default {ServeOptions.group})",
-    )
-    machine.add_argument(
-        "--workers", type=int, metavar="N", help="processes that fold (default: one per GPU, or one)"
-    )
-    machine.add_argument(
-        "--cpus-per-worker", type=int, metavar="N", help="CPUs of each worker (default: equal parts of all)"
-    )
-    machine.add_argument(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS",
-        help="fold on a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one; its machines "
-        "need the folder --data, too",
-    )
-    machine.add_argument(
-        "--time-limit", metavar="TIME", help="give a job up after this time: 90s, 15m, 2h (default: none)"
-    )
-    machine.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help="give a job up when its process holds more of the host's memory: 16GiB (default: none)",
     )
     machine.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     machine.add_argument("--precision", choices=PRECISIONS, help="as for fastfold infer")
@@ -151,7 +134,6 @@ def run_serve(options: argparse.Namespace) -> int:
     )
 
     from fastfold.inference.config import InferConfig
-    from fastfold.inference.screen.options import ScreenOptions
     from fastfold.inference.serve.server import serve
     from fastfold.inference.target_runner import RunOptions
 
@@ -162,7 +144,7 @@ def run_serve(options: argparse.Namespace) -> int:
     config = InferConfig(
         device=options.device, precision=options.precision, memory_budget=options.memory_budget or None
     )
-    where = ScreenOptions(workers=options.workers, ray=options.ray, cpus_per_worker=options.cpus_per_worker)
+    where = worker_options(options)
     with orderly_termination():
         serve(served, options.weights, config, RunOptions(), where, say)
     return 0

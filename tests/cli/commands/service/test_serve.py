@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve import Client
 from fastfold.inference.serve.server import run_server
 from tests.helpers.command_line import CommandLine
@@ -29,6 +30,7 @@ from tests.helpers.forked import fork_command
         (["--max-body", "many"], "not an amount of memory"),
         (["--weights", "missing.npz"], "missing.npz"),
         (["--device", "tpu"], "tpu"),
+        (["--time-limit", "soon"], "soon"),
     ],
 )
 def test_invalid_options_are_refused_before_anything_is_served(
@@ -38,6 +40,16 @@ def test_invalid_options_are_refused_before_anything_is_served(
     assert done.code == (1 if "missing" in given[1] else 2)
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_limits_of_jobs_reach_the_workers(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    found: list[ScreenOptions] = []
+    monkeypatch.setattr(
+        "fastfold.inference.serve.server.serve", lambda *arguments: found.append(arguments[4])
+    )
+    limits = ("--time-limit", "15m", "--memory-limit", "2GiB", "--workers", "3")
+    assert cli.run("serve", "--data", cli.folder, *limits).code == 0
+    assert found == [ScreenOptions(workers=3, time_limit=900.0, memory_limit=2 * 2**30)]
 
 
 def test_a_missing_package_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
