@@ -243,10 +243,10 @@ class AlphaFold(PolicyModule):
     ) -> dict[str, Any]:
         """Return the structure after the descent on the distogram, if the configuration has one.
 
-        Structures that gradients are recorded for are the structure module's own.
+        Structures that gradients are recorded for, and those of runs without heads, are the structure module's own.
         """
         config = self.config.model.heads.structure_module.get("distogram_descent")
-        if config is None or torch.is_grad_enabled():
+        if config is None or torch.is_grad_enabled() or self.policy.heads == ():
             return structure
         head = self.heads["distogram"](representations) if distogram is None else distogram
         found, aatype = structure["final_affines"], features["aatype"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -192,6 +193,9 @@ def test_structures_with_gradients_are_those_of_the_structure_module():
             "angles_sin_cos": torch.stack([structure["sidechains"]["angles_sin_cos"]] * 2, 1)
         }
         both = model._descended(doubled, {"pair": torch.stack([pair] * 2)}, None, batch)
+        model.policy = replace(model.policy, heads=())
+        assert model._descended(structure, {"pair": pair}, None, features) is structure
+    model.policy = ExecutionPolicy()
     assert model._descended(structure, {"pair": pair}, None, features) is structure
     ca = rc.atom_order["CA"]
     assert not torch.equal(moved["final_atom_positions"], structure["final_atom_positions"])
