@@ -193,16 +193,11 @@ def predict_many(
     given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
     if not given:
         raise ConfigError("models is empty; give at least one network")
-    networks: list[AlphaFold] = []
-    for one in given:
-        if isinstance(one, AlphaFold):
-            if device is not None:
-                raise ConfigError(
-                    "device= is for networks by path or name; load_model(path, device=...) moves others"
-                )
-            networks.append(one)
-        else:
-            networks += [load_model(path, device=device or "auto") for path in weights_files(_is_path(one))]
+    networks = [
+        _network(each, device)
+        for one in given
+        for each in ([one] if isinstance(one, AlphaFold) else weights_files(_is_path(one)))
+    ]
     found = Predictions({name: [] for name in targets})
     graph, folder = KeptGraph(), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
@@ -302,14 +297,9 @@ def embed(
     """
     chosen = EmbedConfig(layer=layer, arrays=None if arrays is None else tuple(arrays), mean=mean)
     config = _config(seed, {**settings, "embed": chosen})
-    if isinstance(model, AlphaFold):
-        if device is not None:
-            raise ConfigError(
-                "device= is for networks by path or name; load_model(path, device=...) moves others"
-            )
-        network = model
-    else:
-        network = load_model(_is_path(model), device=device or "auto")
+    if config.sample is not None:
+        raise ConfigError("sample is for fastfold.predict_many and fastfold embed; leave it out")
+    network = _network(model, device)
     chosen.check_network(network.name, len(network.evoformer.blocks))
     target = target_from_sequence(sequence, name)
     alignments = _alignments(target, msa)
@@ -322,8 +312,6 @@ def embed(
         templates=read_templates(target, alignments, templates),
         say=_log.warning,
     )
-    if config.sample is not None:
-        raise ConfigError("sample is for fastfold.predict_many and fastfold embed; leave it out")
     return predictor.embed(network, config.seeds[0])
 
 
@@ -356,6 +344,17 @@ def _named(sequences: Any) -> dict[str, str]:
                 f"sequences: names and sequences must be text, found {name!r}: {sequence!r}"[:200]
             )
     return named
+
+
+def _network(model: AlphaFold | str | Path, device: str | torch.device | None) -> AlphaFold:
+    """Return a network, loaded to a device if it is given by its path or name."""
+    if not isinstance(model, AlphaFold):
+        return load_model(_is_path(model), device=device or "auto")
+    if device is not None:
+        raise ConfigError(
+            "device= is for networks by path or name; load_model(path, device=...) moves others"
+        )
+    return model
 
 
 def _is_path(model: Any) -> str | Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,13 @@ from fastfold._version import __version__
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import OutputError
-from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat
 from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.folding.features import input_order
-from fastfold.inference.folding.network import NetworkPasses, OnCycle, represent
-from fastfold.inference.network_settings import apply_settings, recycle_tolerance
+from fastfold.inference.folding.network import OnCycle, represent
+from fastfold.inference.folding.prediction import TargetFold
 from fastfold.inference.output.file_names import prediction_key
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan
@@ -128,23 +127,12 @@ def compute_embedding(
         OutputError: The representations are not finite.
     """
     embed = config.embed or EmbedConfig()
-
-    def features(cycle: int, member: int) -> Mapping[str, torch.Tensor]:
-        return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
-
-    applied = apply_settings(config, model.config)
-    passes = NetworkPasses(
-        num_recycles=applied.model.num_recycle,
-        num_ensemble=ensemble_size(applied),
-        recycle_tolerance=recycle_tolerance(applied),
-        distogram=embed.needs_distogram,
-        dropout_seed=seed if config.dropout else None,
-    )
+    one = TargetFold(model, sampler, target, config, seed)
     blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
     found, num_recycles = represent(
         model,
-        features,
-        passes,
+        one.features,
+        replace(one.passes, distogram=embed.needs_distogram),
         on_cycle,
         stop_after_block=None if embed.needs_structure else blocks,
         plan=plan,

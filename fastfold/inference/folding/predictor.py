@@ -234,7 +234,7 @@ class TargetPredictor:
             OutputError: The representations are not finite.
         """
         draw_seed = seed if sample is None else sample.draw_seed
-        with current_device(self.device), _moved(model, self.device, stays=False):
+        with self.moved(model):
             sampler = self._features(model, seed, sample)
             by = partial(
                 compute_embedding,
