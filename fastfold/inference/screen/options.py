@@ -63,6 +63,11 @@ class ScreenOptions:
     memory_limit: int | None = None
     shard: Shard | None = None
 
+    @property
+    def has_limits(self) -> bool:
+        """True if a target has a limit of time or memory, which targets that share a worker's task could not keep."""
+        return self.time_limit is not None or self.memory_limit is not None
+
     def __post_init__(self) -> None:
         for name in ("workers", "cpus_per_worker"):
             value = getattr(self, name)

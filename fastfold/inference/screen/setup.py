@@ -108,7 +108,7 @@ class Setup:
     def _grouped(self, folds: Sequence[Job], *, on_cpu: bool) -> list[Job]:
         """Return jobs of targets of similar length that wait for the same searches."""
         batch = self.options.batch
-        if batch != 1 and (self.where.time_limit is not None or self.where.memory_limit is not None):
+        if batch != 1 and self.where.has_limits:
             self.say("warning: not batched: --time-limit and --memory-limit are limits of single targets")
             batch = 1
         waiting: dict[frozenset[int], list[Job]] = defaultdict(list)

@@ -54,12 +54,14 @@ def serve(
         weights: Weights files or names; empty for the small network that ships with the package.
         config: Settings of folds, which requests may change in part.
         run_options: Options of runs, which requests may change in part.
-        where: Workers.
+        where: Workers; with limits of time or memory they get one job at a time.
         say: Called with lines for the operator.
 
     Raises:
         FastFoldError: The server cannot start.
     """
+    if where.has_limits:
+        options = replace(options, group=1)
     if options.tokens is not None:
         read_tokens(options.tokens)  # refuses an invalid file before the networks are opened
     with contextlib.ExitStack() as stack:

@@ -13,9 +13,12 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
+from fastfold.inference.config import InferConfig
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve import Client
-from fastfold.inference.serve.server import run_server
+from fastfold.inference.serve.options import ServeOptions
+from fastfold.inference.serve.server import run_server, serve
+from fastfold.inference.target_runner import RunOptions
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import fork_command
 
@@ -50,6 +53,18 @@ def test_limits_of_jobs_reach_the_workers(cli: CommandLine, monkeypatch: pytest.
     limits = ("--time-limit", "15m", "--memory-limit", "2GiB", "--workers", "3")
     assert cli.run("serve", "--data", cli.folder, *limits).code == 0
     assert found == [ScreenOptions(workers=3, time_limit=900.0, memory_limit=2 * 2**30)]
+
+
+def test_jobs_with_limits_are_sent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found: list[int] = []
+    monkeypatch.setattr(f"{run_server.__module__}._backend", lambda *arguments: None)
+    monkeypatch.setattr(
+        f"{run_server.__module__}.run_server", lambda options, *_: found.append(options.group)
+    )
+    for where in (ScreenOptions(), ScreenOptions(time_limit=60.0), ScreenOptions(memory_limit=2**30)):
+        options = ServeOptions(tmp_path, port=0, group=4)
+        serve(options, [], InferConfig(), RunOptions(), where, print)
+    assert found == [4, 1, 1]
 
 
 def test_a_missing_package_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
