@@ -21,7 +21,7 @@ from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.network import OnCycle, represent
 from fastfold.inference.folding.prediction import TargetFold
-from fastfold.inference.output.file_names import prediction_key
+from fastfold.inference.output.file_names import prediction_key, sample_label
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.protein.metrics.contacts import sum_contact_bins
@@ -74,7 +74,7 @@ class Embedding:
     @property
     def sample_label(self) -> str | None:
         """Method and number of the sample as in file names; None without sampling."""
-        return None if self.sample is None else f"{self.sample['method']}_{self.sample['number']:03d}"
+        return None if self.sample is None else sample_label(self.sample)
 
     @property
     def key(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.output.evaluate import structure_to_protein
+from fastfold.inference.output.file_names import sample_label
 from fastfold.inference.output.written_scores import residue_numbers
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
@@ -42,7 +43,7 @@ class Member:
     def sample(self) -> str:
         """Method and number of the sample; empty for a prediction without sampling."""
         values = self.found.scores.get("sample")
-        return f"{values['method']}_{values['number']:03d}" if isinstance(values, dict) else ""
+        return sample_label(values) if isinstance(values, dict) else ""
 
     @property
     def mean_plddt(self) -> float:

@@ -18,6 +18,7 @@ from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns, 
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.ensemble.settings import Sampling
+from fastfold.inference.output.file_names import sample_label
 
 DEFAULT_NUMBER = 10
 """Default number of samples by masked columns or dropout."""
@@ -47,7 +48,7 @@ class Sample:
     @property
     def label(self) -> str:
         """Method and number as in file names: ``columns_003``."""
-        return f"{self.values['method']}_{self.number:03d}"
+        return sample_label(self.record)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fastfold.inference.ensemble.analysis import Analysis, analyse, motion_onto_
 from fastfold.inference.ensemble.members import Ensemble, read_ensembles
 from fastfold.inference.ensemble.pictures import fluctuation_png, landscape_png, pairs_png, states_png
 from fastfold.inference.output.json_files import lines_json, rounded
+from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.ensembles import ENDING
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.protein import chain_name
@@ -168,7 +169,7 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
         for state in analysis.states:
             line += [f"{state.tm_score[k]:.4f}", f"{state.rmsd[k]:.3f}"]
         lines.append(line)
-    return _tsv(lines)
+    return tab_separated(lines)
 
 
 def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
@@ -180,11 +181,7 @@ def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
         chain = chain_name(int(protein.chain_index[place]))
         number = str(ensemble.numbers[place])
         lines.append([chain, number, letters[place], f"{value:.3f}", f"{plddt[place]:.2f}"])
-    return _tsv(lines)
-
-
-def _tsv(lines: Sequence[Sequence[str]]) -> str:
-    return "".join("\t".join(" ".join(cell.split()) for cell in line) + "\n" for line in lines)
+    return tab_separated(lines)
 
 
 def _conclusion(analysis: Analysis) -> str:

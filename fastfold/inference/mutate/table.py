@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from fastfold.inference.mutate.mutations import Variant, mutated_residues
 from fastfold.inference.mutate.strain import effective_strain
 from fastfold.inference.output.plots import scan_png
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
+from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_pae, read_scores
 from fastfold.inference.report.write import SCAN, write_report
 from fastfold.protein import residue_constants as rc
@@ -81,8 +81,7 @@ def write_results(
         if pairs:
             about = {"mutations": "+".join(map(str, variant)), "name": folder.target(target).stem}
             rows.append(_row(pairs, sites, targets[0]) | about)
-    lines = [COLUMNS, *([_cell(row[column]) for column in COLUMNS] for row in rows)]
-    write_atomic(output / TABLE, "".join("\t".join(line) + "\n" for line in lines))
+    write_atomic(output / TABLE, score_table(COLUMNS, rows))
     picture = _picture(targets[0], variants, rows)
     if picture is not None:
         write_atomic(output / SCAN, picture)
@@ -116,7 +115,7 @@ def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Tar
     """Return the scores of a mutant, from pairs of a prediction of the wild type and one of the mutant."""
     each = [_difference(old, new, sites) for old, new in pairs]
     strain = effective_strain(np.stack([old.ca for old, _ in pairs]), np.stack([new.ca for _, new in pairs]))
-    found: dict[str, Any] = {name: _mean(one.get(name) for one in each) for name in _MEANS}
+    found: dict[str, Any] = {name: mean_score(one.get(name) for one in each) for name in _MEANS}
     found |= {
         "strain": _finite_mean(strain),
         "strain_site": _finite_mean(strain[sites]),
@@ -183,17 +182,6 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
     return scan_png(panels, names, letters, wild, title=f"Mutants of {target.name[:100]}")
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
-
-
 def _finite_mean(values: np.ndarray) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return "" if value is None else str(value)

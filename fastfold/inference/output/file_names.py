@@ -7,6 +7,8 @@ and seed; ColabFold puts the kind of file after the target.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from fastfold.data.targets import safe_stem
 from fastfold.inference.config import FolderFormat, OutputFormat
@@ -41,6 +43,15 @@ def prediction_key(
         return f"{name}_seed_{seed}{tail}"
     name = re.sub(r"(model_\d+)_(ptm|multimer_v\d)", r"\2_\1", name)
     return f"alphafold2_{name}_seed_{seed:03d}{tail}"
+
+
+def sample_label(sample: Mapping[str, Any]) -> str:
+    """Return method and number of a sample as in file names, ``columns_003``.
+
+    Args:
+        sample: The sample in JSON's types (:attr:`fastfold.inference.ensemble.samples.Sample.record`).
+    """
+    return f"{sample['method']}_{sample['number']:03d}"
 
 
 def file_name(

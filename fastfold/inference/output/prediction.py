@@ -21,7 +21,7 @@ from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.config import OutputFormat
 from fastfold.inference.output import json_files as score_files
-from fastfold.inference.output.file_names import COLABFOLD_SCORES, file_name, prediction_key
+from fastfold.inference.output.file_names import COLABFOLD_SCORES, file_name, prediction_key, sample_label
 from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
@@ -397,7 +397,7 @@ class Prediction:
     @property
     def sample_label(self) -> str | None:
         """Method and number of the sample as in file names, ``columns_003``; None without sampling."""
-        return None if self.sample is None else f"{self.sample['method']}_{self.sample['number']:03d}"
+        return None if self.sample is None else sample_label(self.sample)
 
     def files(
         self, *, plots: bool = True, output_format: OutputFormat = "fastfold"

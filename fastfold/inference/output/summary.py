@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fastfold.errors import PlaceError
@@ -89,14 +90,40 @@ class SummaryFile:
         self._next = end + 20 * (end - start)
 
 
+def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table of scores: floats with four decimals, None as an empty cell.
+
+    Args:
+        columns: Names of the columns.
+        rows: Values by column.
+    """
+    cells = (
+        [f"{x:.4f}" if isinstance(x, float) else x for x in map(row.__getitem__, columns)] for row in rows
+    )
+    return tab_separated([columns, *cells])
+
+
+def tab_separated(lines: Iterable[Sequence[Any]]) -> str:
+    """Return lines of cells as text: None as an empty cell, white space within a cell as one space."""
+    return "".join("\t".join(map(_text, line)) + "\n" for line in lines)
+
+
+def mean_score(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if all are."""
+    numbers = [float(value) for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
 def _line(stem: str, rank: int, scores: Mapping[str, Any], files: str) -> str:
     values = {**scores, "target": stem, "rank": rank, "files": files}
     return "\t".join(_cell(values.get(column)) for column in COLUMNS)
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        value = f"{value:.4g}"
+    return _text(f"{value:.4g}" if isinstance(value, float) else value)
+
+
+def _text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fastfold.data.targets import Target, number_targets
@@ -16,6 +15,7 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, limit_networks, open_networks
 from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.runner import Summary, run
 from fastfold.inference.score.targets import StructureTargets
@@ -153,9 +153,8 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
     found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
     rows = [row for row in found if row is not None]
     rows.sort(key=lambda row: (-_number(row["composite"]), row["name"]))
-    lines = [COLUMNS, *([_cell(row[column]) for column in COLUMNS] for row in rows)]
     path = output / TABLE
-    write_atomic(path, "".join("\t".join(line) + "\n" for line in lines))
+    write_atomic(path, score_table(COLUMNS, rows))
     return path
 
 
@@ -175,21 +174,10 @@ def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> d
         )
     if not found:
         return None
-    means = {name: _mean(one.get(name) for one in found) for name in _MEANS}
+    means = {name: mean_score(one.get(name) for one in found) for name in _MEANS}
     about = {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
     return means | about | {"predictions": len(found), "file": target.source}
 
 
-def _mean(values: Iterable[Any]) -> float | None:
-    numbers = [float(value) for value in values if value is not None]
-    return fmean(numbers) if numbers else None
-
-
 def _number(value: float | None) -> float:
     return -math.inf if value is None else value
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return "" if value is None else " ".join(str(value).split())
