@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
@@ -172,10 +172,9 @@ def run(
 
 def alignment_depth(target: Target, msa_dir: Path | None) -> int:
     """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
-    alignments: Sequence[ChainMsas] = target.alignments or ()
-    if target.alignments is None and msa_dir is not None:
-        with suppress(InputError):
-            alignments = load_alignments(msa_dir, target.uncut)
+    alignments: Sequence[ChainMsas] = ()
+    with suppress(InputError):
+        alignments = target_alignments(msa_dir, target)
     return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
 
 

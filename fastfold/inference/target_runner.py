@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.cut import cut_alignments
-from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.search.colabfold.modes import PairMode, select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
@@ -306,12 +306,7 @@ class TargetRunner:
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
-        if target.alignments is not None:
-            alignments: Sequence[ChainMsas] = target.alignments
-        elif self.options.msa_dir is not None:
-            alignments = load_alignments(self.options.msa_dir, target.uncut)
-        else:
-            alignments = [([], []) for _ in target.chains]
+        alignments = target_alignments(self.options.msa_dir, target)
         return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
 
     def _complete(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,6 +124,21 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
     if not found and empty is not None:
         raise _holds_nothing(empty)
     return found
+
+
+def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[ChainMsas]:
+    """Return the alignments of a target's whole chains: its own, those of a folder, or empty ones without a folder.
+
+    Args:
+        msa_dir: Folder of alignments, for a target without its own; None for no folder.
+        target: The target.
+
+    Raises:
+        InputError: See :func:`load_alignments`.
+    """
+    if target.alignments is not None:
+        return target.alignments
+    return [([], []) for _ in target.chains] if msa_dir is None else load_alignments(msa_dir, target.uncut)
 
 
 def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:

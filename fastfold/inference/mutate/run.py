@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.queries.read import read_targets
 from fastfold.data.search.colabfold.modes import select_rows
 from fastfold.data.targets import Target, safe_stem
@@ -110,11 +110,7 @@ def _prepared(
             raise found.left([target])[1][0]
     if msa_dir is not None and not msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=msa_dir)
-    alignments: Sequence[ChainMsas] = [([], []) for _ in target.chains]
-    if target.alignments is not None:
-        alignments = target.alignments
-    elif msa_dir is not None:
-        alignments = load_alignments(msa_dir, target.uncut)
+    alignments = target_alignments(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:
         for chain, groups in zip(target.chains, alignments, strict=True):
