@@ -20,7 +20,7 @@ from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.malloc_trim import trim_malloc
+from fastfold.inference.folding.malloc_trim import trim_malloc
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan

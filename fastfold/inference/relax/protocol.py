@@ -19,7 +19,7 @@ from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.labels import AuthorNames, default_names
 from fastfold.protein.protein import Protein
-from fastfold.utils.cores import available_cores
+from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_j
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
 from fastfold.inference.target_runner import RunOptions
-from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
 
 

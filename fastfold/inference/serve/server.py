@@ -31,8 +31,8 @@ from fastfold.inference.serve.worker import GroupWorker
 from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.device import choose_device
-from fastfold.utils.host_memory import host_available_bytes
 from fastfold.utils.locks import held
+from fastfold.utils.machine import host_available_bytes
 
 Say = Callable[[str], None]
 _KEEP_ALIVE_S = 5

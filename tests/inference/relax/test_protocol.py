@@ -20,7 +20,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
-from fastfold.utils.cores import available_cores
+from fastfold.utils.machine import available_cores
 from tests.conftest import require_shared
 from tests.helpers.peptides import helix
 
