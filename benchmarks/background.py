@@ -24,8 +24,9 @@ import numpy as np  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
 from fastfold.inference.folding.background import Background, BackgroundWork  # noqa: E402
 from fastfold.inference.folding.batch import BatchFolder  # noqa: E402
+from fastfold.inference.request import InferRequest, RunOptions  # noqa: E402
 from fastfold.inference.runner import run  # noqa: E402
-from fastfold.inference.target_runner import RunOptions, TargetRunner  # noqa: E402
+from fastfold.inference.target_runner import TargetRunner  # noqa: E402
 from fastfold.protein.residue_constants import restypes  # noqa: E402
 
 
@@ -75,7 +76,7 @@ def measure(options: argparse.Namespace, *, inline: bool) -> dict[str, float]:
                 )
             )
             config = InferConfig(device="cpu", relax="best" if options.relax else "none")
-            found = run([fasta], Path(folder) / "out", [], config, RunOptions(quiet=True))
+            found = run(InferRequest([fasta], Path(folder) / "out", (), config, RunOptions(quiet=True)))
             assert len(found.folded) == options.targets, found.failed
     finally:
         BatchFolder.predict, TargetRunner.fold_groups = predict, fold_groups  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.score.run import TABLE, Protocol, run_scores
-from fastfold.inference.target_runner import RunOptions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure, structure_name
@@ -106,7 +106,8 @@ def main() -> None:
             folder.mkdir()
             truth = write_decoys(path, folder, options.decoys)
             config = InferConfig(plots=False, pae=False, num_recycles=options.num_recycles)
-            run_scores([folder], out, [options.weights], config, RunOptions(quiet=True), protocol=protocol)
+            request = InferRequest((), out, [options.weights], config, RunOptions(quiet=True))
+            run_scores([folder], request, protocol=protocol)
             with (out / TABLE).open() as file:
                 table = {row["name"]: row for row in csv.DictReader(file, delimiter="\t")}
         row: dict[str, float | str] = {"structure": structure_name(path)}

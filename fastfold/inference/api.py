@@ -22,11 +22,11 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
-from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.config import BatchSize, InferConfig, check_batch, check_seeds
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.samples import draw_samples
-from fastfold.inference.folding.batch import BatchFolder, BatchSize, Request, check_batch, group_by_length
+from fastfold.inference.folding.batch import BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.notebook.table import Predictions

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
 from fastfold.evoformer.config import MINI
 from fastfold.evoformer.precision import choose_precision
-from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
@@ -46,7 +45,8 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import choose_device
@@ -77,24 +77,14 @@ class Summary:
     predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def run(
-    inputs: Sequence[Path] | TargetReader,
-    output: Path,
-    weights: Sequence[Path],
-    config: InferConfig | None = None,
-    options: RunOptions | None = None,
-) -> Summary:
+def run(request: InferRequest) -> Summary:
     """Fold all targets by every suitable network with every seed, and rank the predictions.
 
     Existing results are kept and not computed again. A target that fails is reported, and the others continue. A file
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
-        inputs: Files of sequences, or a function that reads the targets.
-        output: Folder for the results.
-        weights: Weights files or names of published networks; empty for the small network that ships with the package.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
+        request: Targets to fold, and how.
 
     Returns:
         Summary of the run. It is empty on all but the first of several processes that fold together.
@@ -103,71 +93,131 @@ def run(
         FastFoldError: The run cannot start, because of weights, folders, or the device.
         WriteError: A result cannot be written; names the missing ones.
     """
-    config, options = config or InferConfig(), options or RunOptions()
-    where = choose_device(config.device)
-    config, chosen = with_precision(config, where)
+    where = choose_device(request.config.device)
+    config, chosen = with_precision(request.config, where)
     check_cuda_graphs(config.cuda_graphs, where)
     with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        if options.engines and distributed is not None:
-            raise ConfigError(
-                "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
-            )
-        check_request(config, options)
-        skipped: list[str] = []
-        networks = open_networks(
-            weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
+        job = search(prepare(replace(request, config=config)))
+        job.notes += [line for line in (chosen, about_kernels(where)) if line]
+        device = where if distributed is None else distributed.context.device
+        return fold_all(job, device, distributed)
+
+
+@dataclass
+class InferJob:
+    """Checked request with its networks and targets.
+
+    Attributes:
+        request: The request.
+        networks: Networks of the run.
+        targets: Targets to fold, in order.
+        errors: Errors of the other targets.
+        finder: Finder of templates; None if none are requested.
+        left_out: Reasons why weights were left out.
+        notes: Lines about the run.
+    """
+
+    request: InferRequest
+    networks: list[Network]
+    targets: list[Target]
+    errors: list[InputError]
+    finder: TemplateFinder | None
+    left_out: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare(request: InferRequest) -> InferJob:
+    """Check a request, open its networks, and read its targets.
+
+    Args:
+        request: The request, with the precision of the device.
+
+    Raises:
+        FastFoldError: The run cannot start.
+    """
+    config, options, weights = request.config, request.options, list(request.weights)
+    check_request(config, options)
+    left_out: list[str] = []
+    networks = open_networks(
+        weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
+    )
+    networks = limit_networks(networks, options.num_models)
+    check_embedding(config, networks)
+    check_takers(options.templates, networks)
+    finder = TemplateFinder(options.templates) if options.templates.wanted else None
+    targets, errors = request.read_targets()
+    if not weights:
+        targets, refused = refuse_complexes(targets)
+        errors = [*errors, *refused]
+    if options.name_prefix is not None:
+        targets = number_targets(targets, options.name_prefix)
+    if options.sort == "length":
+        targets = sorted(targets, key=lambda target: target.num_residues)
+    return InferJob(request, networks, targets, errors, finder, left_out)
+
+
+def search(job: InferJob) -> InferJob:
+    """Search for the alignments of a job's targets, if its request says where.
+
+    Raises:
+        FastFoldError: A database cannot be searched, or a result cannot be written.
+    """
+    options = job.request.options
+    if options.engines and job.targets:
+        options = replace(options, msa_dir=job.request.msa_dir)
+        found = search_targets(
+            job.targets, options.engines, job.request.msa_dir, quiet=options.quiet, needed_alone=True
         )
-        networks = limit_networks(networks, options.num_models)
-        check_embedding(config, networks)
-        check_takers(options.templates, networks)
-        finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
-        if not weights:
-            targets, refused = refuse_complexes(targets)
-            errors = [*errors, *refused]
-        if options.name_prefix is not None:
-            targets = number_targets(targets, options.name_prefix)
-        if options.sort == "length":
-            targets = sorted(targets, key=lambda target: target.num_residues)
-        if options.engines and targets:
-            msa_dir = options.msa_dir or output / ALIGNMENTS
-            found = search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
-            targets, unfound = found.left(targets)
-            errors = [*errors, *unfound]
-            options = replace(options, msa_dir=msa_dir)
-        if options.sort == "depth":
-            targets = sorted(targets, key=lambda target: alignment_depth(target, options.msa_dir))
-        costs = [target_cost(target, suitable(networks, target), config) for target in targets]
-        with Progress(sum(costs), quiet=options.quiet) as progress:
-            for message in skipped:
-                progress.line(f"warning: left out: {message}", important=True)
-            for error in errors:
-                progress.line(f"error: {error}", important=True)
-            about_device = (chosen, about_kernels(where))
-            report_limits(progress, None if weights else networks[0], targets, options, about_device)
-            for name in untrained_networks(networks, targets):
-                progress.line(
-                    f"warning: {name} was trained on single chains only: complexes get no interface scores",
-                    important=True,
-                )
-            if config.cuda_graphs:
-                progress.line(
-                    "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
-                )
-            summary = Summary((), (), ())
-            if targets:
-                device = where if distributed is None else distributed.context.device
-                kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
-                folder = ResultsFolder(output, partial(progress.line, important=True), kind)
-                runner = TargetRunner(
-                    networks, folder, device, config, options, progress, distributed, finder
-                )
-                with _background(config) as runner.background:
-                    summary = fold_targets(runner, targets, costs)
-    return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+        targets, unfound = found.left(job.targets)
+        request = replace(job.request, options=options)
+        job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
+    if options.sort == "depth":
+        job.targets.sort(key=lambda target: alignment_depth(target, options.msa_dir))
+    return job
+
+
+def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
+    """Fold the targets of a job, and report what limits its predictions.
+
+    Args:
+        job: The job.
+        device: Device of the folds.
+        distributed: Processes that fold together, if there are several.
+
+    Raises:
+        WriteError: A result cannot be written; names the missing ones.
+        WeightsError: A network cannot be loaded.
+    """
+    config, options, targets = job.request.config, job.request.options, job.targets
+    costs = [target_cost(target, suitable(job.networks, target), config) for target in targets]
+    with Progress(sum(costs), quiet=options.quiet) as progress:
+        for message in job.left_out:
+            progress.line(f"warning: left out: {message}", important=True)
+        for error in job.errors:
+            progress.line(f"error: {error}", important=True)
+        report_limits(progress, None if job.request.weights else job.networks[0], targets, options, job.notes)
+        for name in untrained_networks(job.networks, targets):
+            progress.line(
+                f"warning: {name} was trained on single chains only: complexes get no interface scores",
+                important=True,
+            )
+        if config.cuda_graphs:
+            progress.line(
+                "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
+            )
+        summary = Summary((), (), ())
+        if targets:
+            kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
+            folder = ResultsFolder(job.request.output, partial(progress.line, important=True), kind)
+            runner = TargetRunner(
+                job.networks, folder, device, config, options, progress, distributed, job.finder
+            )
+            with _background(config) as runner.background:
+                summary = fold_targets(runner, targets, costs)
+    return replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
 
 
 def alignment_depth(target: Target, msa_dir: Path | None) -> int:
@@ -198,8 +248,12 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     """Check files, folders and relaxation before the first fold.
 
     Raises:
-        FastFoldError: A file or folder is missing, or relaxation does not work.
+        FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
+    if options.engines and config.parallel is not None:
+        raise ConfigError(
+            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
+        )
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:

@@ -12,19 +12,17 @@ import torch
 
 from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.search.colabfold.modes import PairMode, select_rows
+from fastfold.data.search.colabfold.modes import select_rows
 from fastfold.data.targets import Target
-from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
-from fastfold.inference.alignment_search import Engines
-from fastfold.inference.config import InferConfig, OutputFormat
+from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.files import write_bioemu
 from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.background import Background, BackgroundWork
-from fastfold.inference.folding.batch import Answer, BatchFolder, BatchSize, Request
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
@@ -52,49 +50,10 @@ from fastfold.inference.output.writer import (
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
 from fastfold.utils.device import peak_memory
 from fastfold.utils.packages import is_installed, missing
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run other than the model's.
-
-    Attributes:
-        msa_dir: Folder of alignments; None to fold from the sequences alone.
-        pair_mode: Alignment rows of a complex.
-        engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
-        templates: Sources of templates.
-        complex_: True if each file is one complex.
-        num_models: Largest number of networks for a target, in the order of the weights; None for all.
-        name_prefix: Prefix of the targets' names, before a running number; None for the records' names.
-        zip_results: Pack the files of each target into an archive as well.
-        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
-        skip_bad_weights: Leave out invalid weights files instead of ending the run.
-        overwrite: Fold everything again, and remove earlier results of the targets.
-        batch: Largest number of targets of similar length in a pass; ``auto`` where it is faster.
-        sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
-            order.
-        output_format: Style of file names and scores files.
-        quiet: Show only warnings and errors.
-    """
-
-    msa_dir: Path | None = None
-    pair_mode: PairMode = "unpaired_paired"
-    engines: Engines = ()
-    templates: TemplateOptions = field(default_factory=TemplateOptions)
-    complex_: bool = False
-    num_models: int | None = None
-    name_prefix: str | None = None
-    zip_results: bool = False
-    reference: Path | None = None
-    skip_bad_weights: bool = False
-    overwrite: bool = False
-    batch: BatchSize = 1
-    sort: str = "input"
-    quiet: bool = False
-    output_format: OutputFormat = "fastfold"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
@@ -67,9 +65,7 @@ def add_embed_command(commands: Any) -> None:
         help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
     )
     add_fold_options(parser, structures=False)
-    add_config_options(parser)
-    parser.add_argument("--help-all", action=HelpAll)
-    parser.set_defaults(run=run_embed, sort="input", parallel=None)
+    parser.set_defaults(run=run_embed)
 
 
 def run_embed(options: argparse.Namespace) -> int:
@@ -78,16 +74,16 @@ def run_embed(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    complete_options(options)
-    if not options.inputs:
+    request = infer_request(options)
+    if not request.inputs:
         raise ConfigError("no input given; fastfold embed --help explains the command")
     from fastfold.inference.runner import run
 
     arrays = None if options.arrays is None else tuple(options.arrays.split(","))
     embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.file_format)
-    config = replace(infer_config(options), embed=embed)
+    config = replace(request.config, embed=embed, plots=False)
     with orderly_termination():
-        summary = run(options.inputs, options.out, options.weights, config, run_options(options))
+        summary = run(replace(request, config=config))
     if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
         return 0
-    return print_summary(summary, options.out, done="embedded")
+    return print_summary(summary, request.output, done="embedded")

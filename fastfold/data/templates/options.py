@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import option
 
 MAX_TEMPLATES = 4
 """Number of templates used by AlphaFold's networks."""
+
+
+def parse_date(text: str) -> date:
+    """Parse a date, YYYY-MM-DD.
+
+    Raises:
+        ConfigError: The text is none.
+    """
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text[:20]!r} is not a date such as 2021-11-01") from None
 
 
 @dataclass(frozen=True)
@@ -35,18 +51,101 @@ class TemplateOptions:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.
     """
 
-    structures: tuple[Path, ...] = ()
-    alignments: tuple[Path, ...] = ()
-    database: Path | None = None
+    structures: tuple[Path, ...] = option(
+        "--templates",
+        "--custom-template-path",
+        default=(),
+        parse=Path,
+        nargs="*",
+        metavar="PATH",
+        group="templates",
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
+        "server's template hits (needs hhsearch)",
+    )
+    complexes: tuple[Path, ...] = option(
+        "--cross-chain-templates",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        group="templates",
+        help="structures of whole complexes as templates, with the distances between their chains",
+    )
+    chains: tuple[Path, ...] = option(
+        "--superpose-chains",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
+    )
+    keep_clashes: bool = option(
+        "--keep-clashes",
+        default=False,
+        is_rare=True,
+        group="templates",
+        help="keep clashing residues of --cross-chain-templates, which are left free by default",
+    )
+    alignments: tuple[Path, ...] = option(
+        "--template-alignment",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    database: Path | None = option(
+        "--template-db",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        group="templates",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
     server: bool = False
-    mmcif_dir: Path | None = None
-    obsolete: Path | None = None
-    max_date: date | None = None
-    max_templates: int = MAX_TEMPLATES
+    mmcif_dir: Path | None = option(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        default=None,
+        parse=Path,
+        metavar="DIR",
+        group="templates",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    max_date: date | None = option(
+        "--max-template-date",
+        "--max_template_date",
+        default=None,
+        parse=parse_date,
+        metavar="DATE",
+        group="templates",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    max_templates: int = option(
+        "--max-templates",
+        default=MAX_TEMPLATES,
+        bounds=(1, MAX_TEMPLATES),
+        metavar="N",
+        is_rare=True,
+        group="templates",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    obsolete: Path | None = option(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
     is_optional: bool = False
-    complexes: tuple[Path, ...] = ()
-    chains: tuple[Path, ...] = ()
-    keep_clashes: bool = False
 
     def __post_init__(self) -> None:
         if self.database is not None and self.mmcif_dir is None:

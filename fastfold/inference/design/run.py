@@ -34,8 +34,8 @@ from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import open_networks
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.report.discover import find_predictions
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import run as run_infer
-from fastfold.inference.target_runner import RunOptions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.superposition import rmsd
@@ -122,13 +122,14 @@ def run_designs(
         name = f"{task.name}_seed_{seed:03d}"
         designs.append(_design(evaluator, config, seed, folder / name, f"{identity}-{seed}", overwrite, say))
     write_atomic(output / SEQUENCES, "".join(design.record for design in designs))
-    summary = run_infer(
+    request = InferRequest(
         [output / SEQUENCES],
         output,
-        list(predict if predict is not None else weights),
+        predict if predict is not None else weights,
         replace(infer, seeds=(0,)),
         RunOptions(overwrite=overwrite),
     )
+    summary = run_infer(request)
     write_atomic(output / TABLE, _table(designs, output))
     for target, why in summary.failed:
         say(f"error: {target}: {why}")

@@ -8,20 +8,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fastfold.data.queries.read import TargetReader
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
-from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
-from fastfold.inference.config import InferConfig
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
+from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import (
     Summary,
     check_request,
@@ -32,12 +31,10 @@ from fastfold.inference.runner import (
 )
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import Job, JobResult
-from fastfold.inference.screen.options import ScreenOptions, TargetLists
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
 from fastfold.inference.screen.search import ChainSearch, EngineSearch
 from fastfold.inference.screen.setup import Setup
-from fastfold.inference.screen.targets import screen_targets
-from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
@@ -46,25 +43,14 @@ MAX_REPORTED = 10_000
 """Targets of the largest screen that ends with a page of its results."""
 
 
-def screen(
-    lists: TargetLists | TargetReader,
-    output: Path,
-    weights: Sequence[Path],
-    config: InferConfig,
-    options: RunOptions,
-    where: ScreenOptions,
-) -> Summary:
-    """Fold all targets of some lists by several workers into a results folder.
+def screen(request: InferRequest, where: ScreenOptions) -> Summary:
+    """Fold all targets of a request by several workers into a results folder.
 
     Existing results are not folded again. A target that fails, or that ends its worker twice, is listed in
     ``failures.tsv``, and the others continue.
 
     Args:
-        lists: Sources of the targets, or a function that reads them.
-        output: Folder for the results, the same on all machines.
-        weights: Weights files; empty for the small network that ships with the package.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
+        request: Targets to fold, and how; the folder for the results is the same on all machines.
         where: Workers and limits.
 
     Returns:
@@ -74,6 +60,7 @@ def screen(
         FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
         WriteError: A result cannot be written; finished results are kept.
     """
+    config, options, weights = request.config, request.options, list(request.weights)
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
@@ -89,7 +76,7 @@ def screen(
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
     if options.engines:
-        msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
+        msa_dir = request.msa_dir.resolve()
         options = replace(options, msa_dir=msa_dir)
         if isinstance(options.engines, Sequence):
             search = EngineSearch(tuple(options.engines), msa_dir)
@@ -103,7 +90,7 @@ def screen(
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources
-    targets, errors = lists() if callable(lists) else screen_targets(lists, complex_=options.complex_)
+    targets, errors = request.read_targets()
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)
     if untrained := untrained_networks(networks, targets):
@@ -129,9 +116,11 @@ def screen(
         report_limits(progress, None if weights else networks[0], targets, options, (chosen,))
         summary = Summary((), (), ())
         if targets:
-            setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
+            setup = Setup(
+                networks, not weights, request.output, config, options, where, search, progress.line
+            )
             summary = _Screen(
-                targets, costs, ResultsFolder(output, warn, options.output_format), progress
+                targets, costs, ResultsFolder(request.output, warn, options.output_format), progress
             ).run(setup)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 

@@ -15,6 +15,7 @@ from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import Network
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import Executor, Job, Worker
 from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
@@ -23,7 +24,6 @@ from fastfold.inference.screen.scheduler import Rules
 from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.device import choose_device
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import JobResult, Status, Task
 from fastfold.inference.screen.search import ChainSearch
-from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork, conclusion
+from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork, conclusion
 
 if TYPE_CHECKING:
     import torch

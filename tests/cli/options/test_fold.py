@@ -18,7 +18,7 @@ from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.config import InferConfig
 from fastfold.inference.ensemble.settings import Sampling
-from fastfold.inference.runner import RunOptions
+from fastfold.inference.request import RunOptions
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "recycles": ("--num-recycles 7", {"num_recycles": 7}),

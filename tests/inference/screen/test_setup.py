@@ -11,9 +11,9 @@ import torch
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen import setup
 from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.units import GIB
 
 TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b")]

@@ -15,10 +15,10 @@ from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.search import ChainQuery
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.target_runner import RunOptions
 from tests.helpers.command_line import CommandLine
 from tests.helpers.screens import predictions
 

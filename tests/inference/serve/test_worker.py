@@ -12,12 +12,12 @@ import pytest
 from filelock import FileLock
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.worker import GroupWorker, JobFolder
-from fastfold.inference.target_runner import RunOptions
 
 SETTINGS = {"num_recycles": 0, "plots": False}
 
