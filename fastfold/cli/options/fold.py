@@ -119,6 +119,27 @@ def _add_templates(group: Any) -> None:
         help="keep clashing residues of --cross-chain-templates, which are left free by default",
     )
     group.add_argument(
+        "--clash-overlap",
+        type=float,
+        metavar="Å",
+        help="residues of --cross-chain-templates clash if van der Waals spheres overlap by this, as in AlphaPulldown "
+        "(0.9 there), instead of CA atoms within 3.5 Å",
+    )
+    group.add_argument(
+        "--template-chains",
+        type=Path,
+        metavar="FILE",
+        help="CSV with lines protein,file,chain: chains of --cross-chain-templates for those of the target, as "
+        "AlphaPulldown's description file (default: by sequence)",
+    )
+    group.add_argument(
+        "--template-min-plddt",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="leave residues of --cross-chain-templates with a lower pLDDT (B-factor) free (default 0)",
+    )
+    group.add_argument(
         "--template-alignment",
         nargs="+",
         action="extend",
@@ -179,6 +200,9 @@ def _template_options(options: argparse.Namespace) -> TemplateOptions:
         complexes=tuple(options.cross_chain_templates),
         chains=tuple(options.superpose_chains),
         keep_clashes=options.keep_clashes,
+        overlap=options.clash_overlap,
+        chain_map=options.template_chains,
+        min_plddt=options.template_min_plddt,
         database=options.template_db,
         mmcif_dir=options.template_mmcif_dir,
         obsolete=options.obsolete_pdbs,
