@@ -40,6 +40,11 @@ class CustomChain:
     name: str
     chain: EntryChain
 
+    @property
+    def chain_id(self) -> str:
+        """Name of the chain in its file."""
+        return self.name.removeprefix(f"{self.file}_")
+
 
 @dataclass(frozen=True)
 class CustomAlignment:

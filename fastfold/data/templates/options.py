@@ -45,6 +45,10 @@ class TemplateOptions:
         complexes: Structures of whole complexes, whose templates span the chains.
         chains: Structures of single chains that replace those of the complexes, superposed on them.
         keep_clashes: Keep residues of complexes that clash, instead of leaving them free.
+        overlap: Smallest overlap of van der Waals spheres in Å that clash; None for distances of CA atoms.
+        chain_map: CSV that assigns chains of the complexes, see
+            :class:`fastfold.data.templates.whole.chain_map.ChainMap`; None to assign them by sequence.
+        min_plddt: Smallest pLDDT (B-factor) of the complexes' residues.
         is_optional: Accept networks that use no templates.
 
     Raises:
@@ -87,6 +91,35 @@ class TemplateOptions:
         is_rare=True,
         group="templates",
         help="keep clashing residues of --cross-chain-templates, which are left free by default",
+    )
+    overlap: float | None = option(
+        "--clash-overlap",
+        default=None,
+        bounds=(0.0, 4.0),
+        metavar="Å",
+        is_rare=True,
+        group="templates",
+        help="residues of --cross-chain-templates clash if van der Waals spheres overlap by this, as in AlphaPulldown "
+        "(0.9 there), instead of CA atoms within 3.5 Å",
+    )
+    chain_map: Path | None = option(
+        "--template-chains",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="CSV with lines protein,file,chain: chains of --cross-chain-templates for those of the target, as "
+        "AlphaPulldown's description file (default: by sequence)",
+    )
+    min_plddt: float = option(
+        "--template-min-plddt",
+        default=0.0,
+        bounds=(0.0, 100.0),
+        metavar="X",
+        is_rare=True,
+        group="templates",
+        help="leave residues of --cross-chain-templates with a lower pLDDT (B-factor) free (default 0)",
     )
     alignments: tuple[Path, ...] = option(
         "--template-alignment",
@@ -170,6 +203,21 @@ class TemplateOptions:
             raise ConfigError(
                 "--superpose-chains needs --cross-chain-templates, the complex that the chains are superposed on"
             )
+        for option, is_given in (
+            ("--template-chains", self.chain_map is not None),
+            ("--clash-overlap", self.overlap is not None),
+            ("--template-min-plddt", self.min_plddt != 0),
+        ):
+            if is_given and not self.complexes:
+                raise ConfigError(f"{option} belongs to --cross-chain-templates; give these, or leave it out")
+        if self.overlap is not None and self.keep_clashes:
+            raise ConfigError(
+                "--clash-overlap says which residues clash, and --keep-clashes keeps all; give one"
+            )
+        if self.overlap is not None and not 0 < self.overlap < 4:
+            raise ConfigError(f"--clash-overlap must be between 0 and 4 Å, found {self.overlap:g}")
+        if not 0 <= self.min_plddt <= 100:
+            raise ConfigError(f"--template-min-plddt must be from 0 to 100, found {self.min_plddt:g}")
         if len(self.complexes) > self.max_templates:
             raise ConfigError(
                 f"--cross-chain-templates: {len(self.complexes)} files, but --max-templates is {self.max_templates}"
