@@ -53,6 +53,8 @@ class InferConfig:
         checkpoint_after: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
             after its last finished pass.
         max_msa: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults.
+        use_cluster_profile: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
+            ``--disable-cluster-profile``; monomer networks always get them.
         cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
             (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
         dropout: Keep dropout on, for more diverse predictions of different seeds.
@@ -94,6 +96,7 @@ class InferConfig:
     offload_dir: Path | None = None
     checkpoint_after: float = 180.0
     max_msa: tuple[int, int] | None = None
+    use_cluster_profile: bool = True
     cuda_graphs: bool = False
     dropout: bool = False
     sample: Sampling | None = None
@@ -140,7 +143,7 @@ class InferConfig:
             if self.sample.method == "dropout":
                 object.__setattr__(self, "dropout", True)
         kept = ("save_representations", "save_recycles", "save_distogram")
-        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
+        for name in ("plots", "use_cluster_profile", "cuda_graphs", "dropout", *kept, "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if self.pae not in (None, True, False):

@@ -37,7 +37,7 @@ from fastfold.inference.models import (
     suitable,
     untrained_networks,
 )
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
@@ -122,6 +122,7 @@ def run(
         )
         networks = limit_networks(networks, options.num_models)
         check_embedding(config, networks)
+        check_settings(config, [network.info.config for network in networks])
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)

@@ -215,6 +215,11 @@ def _add_sampling(group: Any) -> None:
         help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
     )
     group.add_argument(
+        "--disable-cluster-profile",
+        action="store_true",
+        help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
+    )
+    group.add_argument(
         "--dropout",
         "--use-dropout",
         action="store_true",
@@ -495,6 +500,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         offload_dir=options.offload_dir,
         checkpoint_after=options.checkpoint_after,
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
+        use_cluster_profile=not options.disable_cluster_profile,
         cuda_graphs=options.cuda_graphs,
         dropout=options.dropout,
         sample=_sampling(options),

@@ -12,6 +12,7 @@ RARE = frozenset(
         *("api_key_header", "api_key_value", "msa_server_password", "msa_server_username", "pair_strategy"),
         *("template_alignment", "obsolete_pdbs", "max_templates", "superpose_chains", "keep_clashes"),
         *("recycle_tolerance", "num_ensemble", "initial_guess", "cyclic", "dropout", "max_msa"),
+        "disable_cluster_profile",
         *(
             "skip_bad_weights",
             "save_representations",

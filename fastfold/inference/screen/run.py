@@ -17,6 +17,7 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
+from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
@@ -100,6 +101,7 @@ def screen(
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
     networks = limit_networks(networks, options.num_models)
+    check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources
