@@ -70,7 +70,8 @@ class InferConfig:
         save_representations: Keep single and pair representation and the structure module's activations.
         save_distogram: Keep the probabilities of distances of all pairs.
         save_recycles: Keep the structure after each pass.
-        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
+        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass. In
+            Python also another structure of :func:`fastfold.protein.io.read.read_structure`.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
@@ -107,7 +108,7 @@ class InferConfig:
     save_representations: bool = False
     save_distogram: bool = False
     save_recycles: bool = False
-    initial_guess: Path | None = None
+    initial_guess: Any = None
     restraints: Path | None = None
     restraint_steps: int = 60
     cyclic: bool = False
@@ -162,12 +163,18 @@ class InferConfig:
             if not isinstance(self.offload_dir, (str, Path)):
                 raise ConfigError(f"offload_dir must be a path, found {self.offload_dir!r}")
             object.__setattr__(self, "offload_dir", Path(self.offload_dir))
-        for name in ("initial_guess", "restraints"):
-            value = getattr(self, name)
-            if value is not None:
-                if not isinstance(value, (str, Path)):
-                    raise ConfigError(f"{name} must be a path, found {value!r}")
-                object.__setattr__(self, name, Path(value))
+        if self.restraints is not None:
+            if not isinstance(self.restraints, (str, Path)):
+                raise ConfigError(f"restraints must be a path, found {self.restraints!r}")
+            object.__setattr__(self, "restraints", Path(self.restraints))
+        if self.initial_guess is not None and not isinstance(self.initial_guess, Path):
+            from fastfold.protein.io.read import read_objects
+
+            try:
+                (guess,) = read_objects([self.initial_guess])
+            except ConfigError as error:
+                raise ConfigError(f"initial_guess: {error}") from None
+            object.__setattr__(self, "initial_guess", guess)
         _check_whole("restraint_steps", self.restraint_steps, 1, 100_000)
         if self.restraints is not None:
             for name, why in (

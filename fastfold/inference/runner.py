@@ -201,6 +201,13 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     Raises:
         FastFoldError: A file or folder is missing, or relaxation does not work.
     """
+    templates = options.templates
+    for one in (config.initial_guess, *templates.structures, *templates.complexes, *templates.chains):
+        if not isinstance(one, Path | None):
+            raise ConfigError(
+                f"a run into a folder reads structures from files, and {one.name!r} is an object; fold with "
+                "fastfold.predict, or give its file"
+            )
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:

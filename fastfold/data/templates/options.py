@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from fastfold.errors import ConfigError
 
@@ -15,6 +16,9 @@ MAX_TEMPLATES = 4
 @dataclass(frozen=True)
 class TemplateOptions:
     """Sources of templates.
+
+    In Python, a structure may be an object in place of a file (:func:`fastfold.protein.io.read.read_structure`); it
+    becomes a :class:`~fastfold.protein.structure.Structure`.
 
     Attributes:
         structures: Structures of the user, mmCIF and PDB files or folders of them.
@@ -35,7 +39,7 @@ class TemplateOptions:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.
     """
 
-    structures: tuple[Path, ...] = ()
+    structures: tuple[Any, ...] = ()
     alignments: tuple[Path, ...] = ()
     database: Path | None = None
     server: bool = False
@@ -44,11 +48,16 @@ class TemplateOptions:
     max_date: date | None = None
     max_templates: int = MAX_TEMPLATES
     is_optional: bool = False
-    complexes: tuple[Path, ...] = ()
-    chains: tuple[Path, ...] = ()
+    complexes: tuple[Any, ...] = ()
+    chains: tuple[Any, ...] = ()
     keep_clashes: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("structures", "complexes", "chains"):
+            if any(not isinstance(one, Path) for one in getattr(self, name)):
+                from fastfold.protein.io.read import read_objects
+
+                object.__setattr__(self, name, read_objects(getattr(self, name)))
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
                 "--template-db needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"

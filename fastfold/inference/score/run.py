@@ -18,7 +18,7 @@ from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.runner import Summary, run
-from fastfold.inference.score.targets import StructureTargets
+from fastfold.inference.score.targets import StructureTargets, write_objects
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
 from fastfold.inference.target_runner import RunOptions
@@ -26,6 +26,8 @@ from fastfold.utils.atomic_files import write_atomic
 
 TABLE = "scores.tsv"
 """Table of scored structures in the results folder, the best first."""
+STRUCTURES = "structures"
+"""Folder of structures in the results folder that were given as objects."""
 TEMPLATE_RECYCLES = 1
 """Recycles of AF2Rank."""
 
@@ -55,7 +57,7 @@ class Protocol:
 
 
 def run_scores(
-    inputs: Sequence[Path],
+    inputs: Sequence[Any],
     output: Path,
     weights: Sequence[Path] = (),
     config: InferConfig | None = None,
@@ -67,7 +69,8 @@ def run_scores(
     """Score structures, and write their table next to the results.
 
     Args:
-        inputs: PDB and mmCIF files, plain or ``.gz``, and folders of them.
+        inputs: PDB and mmCIF files, plain or ``.gz``, folders of them, and objects of
+            :func:`fastfold.protein.io.read.read_structure`, which are written to ``output/structures``.
         output: Folder for the results.
         weights: Weights files or names of published networks; empty for ``mini``.
         config: Settings of the fold. AF2Rank makes one recycle unless they name another number.
@@ -92,7 +95,9 @@ def run_scores(
     networks = limit_networks(open_networks(weights or [Path(MINI)]), options.num_models)
     check_networks(networks, protocol)
     searches = options.msa_dir is not None or bool(options.engines)
-    read = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)
+    read = StructureTargets(
+        write_objects(inputs, output / STRUCTURES), protocol.use, protocol.shows_targets, searches
+    )
     targets, errors = read()
     if options.name_prefix is not None:
         targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)

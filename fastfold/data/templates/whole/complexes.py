@@ -18,6 +18,7 @@ from fastfold.data.templates.select import ChainTemplates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike
 
 CLASH_DISTANCE = 3.5
@@ -40,11 +41,11 @@ class _Placed:
     remark: str = ""
 
 
-def read_whole(path: PathLike) -> list[CustomChain]:
+def read_whole(path: PathLike | Structure) -> list[CustomChain]:
     """Read all protein chains of a structure.
 
     Args:
-        path: mmCIF or PDB file, plain or ``.gz``.
+        path: mmCIF or PDB file, plain or ``.gz``, or a structure that was read.
 
     Raises:
         InputError: The file cannot be read or has no protein.
