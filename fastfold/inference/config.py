@@ -53,6 +53,11 @@ def check_batch(batch: Any) -> BatchSize:
     return number
 
 
+def structure_path(text: str) -> Path:
+    """Return the path of a structure, which in Python may be an object instead."""
+    return Path(text)
+
+
 def parse_device(text: str) -> str:
     """Return the name of a device.
 
@@ -87,6 +92,8 @@ class InferConfig:
         checkpoint_after: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
             after its last finished pass.
         max_msa: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults.
+        use_cluster_profile: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
+            ``--disable-cluster-profile``; monomer networks always get them.
         cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
             (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
         dropout: Keep dropout on, for more diverse predictions of different seeds.
@@ -102,7 +109,8 @@ class InferConfig:
         save_representations: Keep single and pair representation and the structure module's activations.
         save_distogram: Keep the probabilities of distances of all pairs.
         save_recycles: Keep the structure after each pass.
-        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
+        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass. In
+            Python also another structure of :func:`fastfold.protein.io.read.read_structure`.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
@@ -202,6 +210,13 @@ class InferConfig:
         is_rare=True,
         help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
     )
+    use_cluster_profile: bool = option(
+        "--disable-cluster-profile",
+        default=True,
+        group="sampling",
+        is_rare=True,
+        help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
+    )
     cuda_graphs: bool = option(
         "--cuda-graphs",
         default=False,
@@ -275,10 +290,10 @@ class InferConfig:
         is_rare=True,
         help="write the structure after each pass",
     )
-    initial_guess: Path | None = option(
+    initial_guess: Any = option(
         "--initial-guess",
         default=None,
-        parse=Path,
+        parse=structure_path,
         group="sampling",
         metavar="FILE",
         is_rare=True,
@@ -353,6 +368,14 @@ class InferConfig:
             if isinstance(value, bool) or not isinstance(value, (int, str)):
                 raise ConfigError(f"{name} must be text or a number of bytes, found {value!r}")
             object.__setattr__(self, name, parse_bytes(value, none=name == "host_memory"))
+        if self.initial_guess is not None and not isinstance(self.initial_guess, Path):
+            from fastfold.protein.io.read import read_objects
+
+            try:
+                (guess,) = read_objects([self.initial_guess])
+            except ConfigError as error:
+                raise ConfigError(f"initial_guess: {error}") from None
+            object.__setattr__(self, "initial_guess", guess)
         if self.restraints is not None:
             for name, why in (
                 ("parallel", "gradients need one process per fold"),

@@ -36,7 +36,7 @@ from fastfold.inference.models import (
     suitable,
     untrained_networks,
 )
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
@@ -146,6 +146,7 @@ def prepare(request: InferRequest) -> InferJob:
     )
     networks = limit_networks(networks, options.num_models)
     check_embedding(config, networks)
+    check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
     finder = TemplateFinder(options.templates) if options.templates.wanted else None
     targets, errors = request.read_targets()
@@ -254,6 +255,13 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
+    templates = options.templates
+    for one in (config.initial_guess, *templates.structures, *templates.complexes, *templates.chains):
+        if not isinstance(one, Path | None):
+            raise ConfigError(
+                f"a run into a folder reads structures from files, and {one.name!r} is an object; fold with "
+                "fastfold.predict, or give its file"
+            )
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:

@@ -59,7 +59,7 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
         ({"max_msa": (1.0, 2)}, "max_msa must be a whole number"),
         ({"memory_budget": "lots"}, "'lots' is not"),
         ({"memory_budget": 1.5}, "memory"),
-        ({"initial_guess": 3}, "initial_guess must be a path"),
+        ({"initial_guess": 3}, "initial_guess: expected a structure"),
         ({"dropout": True, "parallel": "dap=2"}, "dropout needs one process"),
     ],
 )

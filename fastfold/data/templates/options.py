@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import option
@@ -32,6 +33,9 @@ def parse_date(text: str) -> date:
 class TemplateOptions:
     """Sources of templates.
 
+    In Python, a structure may be an object in place of a file (:func:`fastfold.protein.io.read.read_structure`); it
+    becomes a :class:`~fastfold.protein.structure.Structure`.
+
     Attributes:
         structures: Structures of the user, mmCIF and PDB files or folders of them.
         alignments: Alignments of the user, see :func:`fastfold.data.templates.custom.read_custom_alignment`.
@@ -55,7 +59,7 @@ class TemplateOptions:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.
     """
 
-    structures: tuple[Path, ...] = option(
+    structures: tuple[Any, ...] = option(
         "--templates",
         "--custom-template-path",
         default=(),
@@ -66,7 +70,7 @@ class TemplateOptions:
         help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
         "server's template hits (needs hhsearch)",
     )
-    complexes: tuple[Path, ...] = option(
+    complexes: tuple[Any, ...] = option(
         "--cross-chain-templates",
         default=(),
         parse=Path,
@@ -75,7 +79,7 @@ class TemplateOptions:
         group="templates",
         help="structures of whole complexes as templates, with the distances between their chains",
     )
-    chains: tuple[Path, ...] = option(
+    chains: tuple[Any, ...] = option(
         "--superpose-chains",
         default=(),
         parse=Path,
@@ -181,6 +185,11 @@ class TemplateOptions:
     is_optional: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("structures", "complexes", "chains"):
+            if any(not isinstance(one, Path) for one in getattr(self, name)):
+                from fastfold.protein.io.read import read_objects
+
+                object.__setattr__(self, name, read_objects(getattr(self, name)))
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
                 "--template-db needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"
@@ -203,13 +212,13 @@ class TemplateOptions:
             raise ConfigError(
                 "--superpose-chains needs --cross-chain-templates, the complex that the chains are superposed on"
             )
-        for option, is_given in (
+        for name, is_given in (
             ("--template-chains", self.chain_map is not None),
             ("--clash-overlap", self.overlap is not None),
             ("--template-min-plddt", self.min_plddt != 0),
         ):
             if is_given and not self.complexes:
-                raise ConfigError(f"{option} belongs to --cross-chain-templates; give these, or leave it out")
+                raise ConfigError(f"{name} belongs to --cross-chain-templates; give these, or leave it out")
         if self.overlap is not None and self.keep_clashes:
             raise ConfigError(
                 "--clash-overlap says which residues clash, and --keep-clashes keeps all; give one"

@@ -12,7 +12,7 @@ from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.protein.io.read import read_user_structure
-from fastfold.protein.structure import ChainStructure
+from fastfold.protein.structure import ChainStructure, Structure
 
 
 def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
@@ -49,11 +49,11 @@ def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
     return np.concatenate(indices).astype(np.int32)
 
 
-def initial_positions(path: Path, target: Target) -> np.ndarray:
+def initial_positions(path: Path | Structure, target: Target) -> np.ndarray:
     """Read the initial atom positions from a structure file, in the target's order.
 
     Args:
-        path: PDB or mmCIF file.
+        path: PDB or mmCIF file, or a structure that was read.
         target: Target with the same sequences.
 
     Returns:
@@ -68,7 +68,7 @@ def initial_positions(path: Path, target: Target) -> np.ndarray:
         raise InputError(
             "expected the target's chains in the initial guess, with equal sequences in the same order; "
             f"{_first_difference(chains, wanted)}",
-            path=path,
+            path=path.name if isinstance(path, Structure) else path,
             record=target.name,
         )
     positions = [chain.positions * chain.mask[..., None] for chain in chains]

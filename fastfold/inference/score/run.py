@@ -18,13 +18,15 @@ from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
-from fastfold.inference.score.targets import StructureTargets
+from fastfold.inference.score.targets import StructureTargets, write_objects
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
 from fastfold.utils.atomic_files import write_atomic
 
 TABLE = "scores.tsv"
 """Table of scored structures in the results folder, the best first."""
+STRUCTURES = "structures"
+"""Folder of structures in the results folder that were given as objects."""
 TEMPLATE_RECYCLES = 1
 """Recycles of AF2Rank."""
 
@@ -54,7 +56,7 @@ class Protocol:
 
 
 def run_scores(
-    files: Sequence[Path],
+    files: Sequence[Any],
     request: InferRequest,
     *,
     protocol: Protocol | None = None,
@@ -63,7 +65,8 @@ def run_scores(
     """Score structures, and write their table next to the results.
 
     Args:
-        files: PDB and mmCIF files, plain or ``.gz``, and folders of them.
+        files: PDB and mmCIF files, plain or ``.gz``, folders of them, and objects of
+            :func:`fastfold.protein.io.read.read_structure`, which are written to ``structures`` among the results.
         request: How they are scored; its own inputs are not read. AF2Rank makes one recycle unless the settings of
             the fold name another number.
         protocol: How structures are scored.
@@ -86,6 +89,7 @@ def run_scores(
     networks = limit_networks(open_networks(list(request.weights) or [Path(MINI)]), options.num_models)
     check_networks(networks, protocol)
     searches = options.msa_dir is not None or bool(options.engines)
+    files = write_objects(files, request.output / STRUCTURES)
     read = StructureTargets(files, protocol.use, protocol.shows_targets, searches)
     targets, errors = read()
     if options.name_prefix is not None:

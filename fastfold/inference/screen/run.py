@@ -15,6 +15,7 @@ from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
+from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
@@ -87,6 +88,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
     networks = limit_networks(networks, options.num_models)
+    check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources

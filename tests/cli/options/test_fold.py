@@ -29,6 +29,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "seeds": ("--seeds 0-2,9", {"seeds": (0, 1, 2, 9)}),
     "msa": ("--max-msa 16:32", {"max_msa": (16, 32)}),
     "dropout": ("--dropout", {"dropout": True}),
+    "profile": ("--disable-cluster-profile", {"use_cluster_profile": False}),
     "ensemble": ("--num-ensemble 8", {"num_ensemble": 8}),
     "stop": ("--stop-at-score 90", {"stop_at_score": 90.0}),
     "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),

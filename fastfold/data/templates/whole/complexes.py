@@ -22,6 +22,7 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike
 
 _log = logging.getLogger(__name__)
@@ -43,11 +44,11 @@ class _Placed:
     remark: str = ""
 
 
-def read_whole(path: PathLike, *, min_plddt: float = 0.0) -> list[CustomChain]:
+def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[CustomChain]:
     """Read all protein chains of a structure.
 
     Args:
-        path: mmCIF or PDB file, plain or ``.gz``.
+        path: mmCIF or PDB file, plain or ``.gz``, or a structure that was read.
         min_plddt: Leave out residues with an atom of a smaller B-factor, which is the pLDDT of predictions.
 
     Raises:
@@ -56,7 +57,7 @@ def read_whole(path: PathLike, *, min_plddt: float = 0.0) -> list[CustomChain]:
     structure, name = read_user_structure(path), structure_name(path)
     chains, count = [], 0
     for one in structure.chains:
-        low = ((one.b_factors < min_plddt) & (one.mask > 0)).any(-1)
+        low: np.ndarray = np.any((one.b_factors < min_plddt) & (one.mask > 0), axis=-1)
         count += int(low.sum())
         mask = np.where(low[:, None], np.float32(0), one.mask)
         positions = np.where(low[:, None, None], np.float32(0), one.positions)
@@ -64,10 +65,10 @@ def read_whole(path: PathLike, *, min_plddt: float = 0.0) -> list[CustomChain]:
     if count and not any(one.chain.mask.any() for one in chains):
         raise InputError(
             f"all residues have a pLDDT (B-factor) under {min_plddt:g}; give a smaller --template-min-plddt",
-            path=path,
+            record=name,
         )
     if count:
-        _log.warning("%s: %d residues of pLDDT under %g are left free", path, count, min_plddt)
+        _log.warning("%s: %d residues of pLDDT under %g are left free", name, count, min_plddt)
     return chains
 
 
