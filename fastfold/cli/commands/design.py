@@ -137,11 +137,25 @@ def add_design_command(commands: Any) -> None:
         "--forbid", default="", metavar="LETTERS", help="residues never used, such as CM"
     )
     optimisation.add_argument(
+        "--composition",
+        default="",
+        metavar="LIMITS",
+        help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
+        "mutations, and the first criterion of the best sequence",
+    )
+    optimisation.add_argument(
+        "--charge",
+        nargs=2,
+        type=float,
+        metavar=("LOW", "HIGH"),
+        help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
+    )
+    optimisation.add_argument(
         "--give-up-below",
         type=float,
         default=0.0,
         metavar="PLDDT",
-        help="end a design whose pLDDT is lower after the first stage (default 0)",
+        help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
     )
     run = parser.add_argument_group("run")
     run.add_argument(
@@ -264,6 +278,8 @@ def design_config(options: argparse.Namespace) -> DesignConfig:
         start=options.start,
         weights=dict(map(_weight, options.loss)),
         forbid=options.forbid,
+        composition=options.composition,
+        charge=None if options.charge is None else tuple(options.charge),
         give_up_below=options.give_up_below,
     )
 

@@ -21,6 +21,7 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
 from fastfold.inference.design.film import film_pdb
+from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
@@ -110,10 +111,11 @@ def run_designs(
     evaluator = Evaluator(
         task,
         models,
-        {**task.weights, **config.weights},
+        {**task.weights, **limit_weights(config.limits), **config.weights},
         recycles=config.recycles,
         recycle_mode=config.recycle_mode,
         bias=uniform_bias(config.forbid),
+        limits=config.limits,
     )
     identity = _identity(task, config, [network.digest for network in networks])
     folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)
@@ -201,9 +203,11 @@ def _save(path: Path, state: DesignState, identity: str) -> None:
         "moments": state.moments.contiguous(),
         "best": state.best.contiguous(),
         "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
+        "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
         "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
     }
-    record = {"step": state.step, "best_loss": state.best_loss, "log": state.log}
+    best = {"best_loss": state.best_loss, "best_violation": state.best_violation}
+    record = {"step": state.step, **best, "log": state.log}
     write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
 
 
@@ -234,14 +238,16 @@ def _load(path: Path, identity: str, overwrite: bool) -> DesignState | None:
             "--overwrite to start again"
         )
     return DesignState(
-        found["parameters"],
-        record["step"],
-        found["moments"],
-        found["best"],
-        record["best_loss"],
-        found["plddt"].numpy(),
-        record["log"],
-        list(found["trace"].numpy()),
+        parameters=found["parameters"],
+        step=record["step"],
+        moments=found["moments"],
+        best=found["best"],
+        best_loss=record["best_loss"],
+        best_violation=record["best_violation"],
+        plddt=found["plddt"].numpy(),
+        positions=found["positions"].numpy(),
+        log=record["log"],
+        trace=list(found["trace"].numpy()),
     )
 
 

@@ -87,6 +87,11 @@ class DesignTask:
         return np.concatenate([np.arange(len(chain.sequence)) for chain in self.target.chains])
 
     @cached_property
+    def designed_chain(self) -> np.ndarray:
+        """Residues of the first designed chain, kept ones included, ``[L]``."""
+        return np.flatnonzero(self.chain == self.chain[np.argmax(self.source >= 0)])
+
+    @cached_property
     def offset(self) -> Tensor:
         """Separation of residues in the sequence, ``[N, N]``; large between chains, the shorter way in rings."""
         apart = self.place[:, None] - self.place[None]
