@@ -6,11 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.options.alignment_sources import positive_number
+from fastfold.cli.options.fold import count
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastfold.inference.design.optimise import DesignConfig
+    from fastfold.inference.design.run import Redesign
     from fastfold.inference.design.task import DesignTask
 
 PROTOCOLS = ("hallucinate", "fixbb", "partial", "binder")
@@ -26,9 +29,9 @@ Design protein sequences by gradients of an AlphaFold network, as ColabDesign an
 Each seed gives one design. All designs are folded again from their sequences alone, and DIR gets the files and the page
 of fastfold infer, and
 
-  designs.fasta, designs.tsv     sequences; their table, best fold first, with the deviation of the fold from the design
+  designs.fasta, designs.tsv     sequences; their table, best fold first, with figures of the folds and failed filters
   trajectories/<name>.jsonl      figures of each step; .png plots them
-  trajectories/<name>.pdb        CA atoms of the steps, a model each
+  trajectories/<name>.pdb        CA atoms of the steps, a model each; <name>_design.pdb is the design
 
 The same command continues a design that was stopped.
 """
@@ -75,8 +78,10 @@ def add_design_command(commands: Any) -> None:
         help="networks that fold the designs again (default: those of --weights)",
     )
     task = parser.add_argument_group("task")
-    task.add_argument("--length", type=int, metavar="N", help="residues to design, of one chain")
-    task.add_argument("--copies", type=int, default=1, metavar="N", help="equal chains (default 1)")
+    task.add_argument("--length", type=positive_number, metavar="N", help="residues to design, of one chain")
+    task.add_argument(
+        "--copies", type=positive_number, default=1, metavar="N", help="equal chains (default 1)"
+    )
     task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
     task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
     task.add_argument("--keep", default="", metavar="A1-5,A9", help="residues of fixbb that stay")
@@ -111,7 +116,7 @@ def add_design_command(commands: Any) -> None:
     )
     optimisation.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="default 0.1")
     optimisation.add_argument(
-        "--num-recycles", type=int, default=0, metavar="N", help="extra passes of a step (default 0)"
+        "--num-recycles", type=count, default=0, metavar="N", help="extra passes of a step (default 0)"
     )
     optimisation.add_argument(
         "--recycle-mode",
@@ -122,7 +127,7 @@ def add_design_command(commands: Any) -> None:
     optimisation.add_argument("--no-dropout", action="store_true", help="no dropout in any step")
     optimisation.add_argument(
         "--num-models",
-        type=int,
+        type=count,
         default=1,
         metavar="N",
         help="networks drawn for a step (default 1; 0 for all)",
@@ -157,11 +162,47 @@ def add_design_command(commands: Any) -> None:
         metavar="PLDDT",
         help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
     )
+    after = parser.add_argument_group("sequences and filters")
+    after.add_argument(
+        "--predict-seeds",
+        type=positive_number,
+        default=1,
+        metavar="N",
+        help="fold each design with N seeds by each network of --predict-weights (default 1)",
+    )
+    after.add_argument(
+        "--mpnn",
+        metavar="PROGRAM",
+        help="fold sequences of another program for the designed backbones as well: proteinmpnn, ligandmpnn, or a "
+        "command with {pdb} and {out}, in quotes (docs/design.md)",
+    )
+    after.add_argument(
+        "--mpnn-sequences",
+        type=positive_number,
+        default=4,
+        metavar="N",
+        help="sequences of --mpnn for a backbone (default 4)",
+    )
+    after.add_argument(
+        "--mpnn-keep-interface",
+        action="store_true",
+        help="residues within 4 Å of other chains stay as designed",
+    )
+    after.add_argument(
+        "--filters",
+        type=Path,
+        metavar="FILE",
+        help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
+    )
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--num-designs", type=int, default=1, metavar="N", help="designs, of seeds from --seed on"
+        "--num-designs",
+        type=positive_number,
+        default=1,
+        metavar="N",
+        help="designs, of seeds from --seed on",
     )
-    run.add_argument("--seed", type=int, default=0, metavar="N", help="first seed (default 0)")
+    run.add_argument("--seed", type=count, default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
@@ -178,8 +219,6 @@ def run_design(options: argparse.Namespace) -> int:
     from fastfold.inference.design.run import TABLE, run_designs
 
     task, config = design_task(options), design_config(options)
-    if options.num_designs < 1:
-        raise ConfigError(f"--num-designs: expected a number from 1, found {options.num_designs}")
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
@@ -191,7 +230,11 @@ def run_design(options: argparse.Namespace) -> int:
             config,
             seeds=seeds,
             predict=options.predict_weights,
-            infer=InferConfig(device=options.device, precision=options.precision),
+            infer=InferConfig(
+                device=options.device, precision=options.precision, seeds=tuple(range(options.predict_seeds))
+            ),
+            filters=options.filters,
+            redesign=_redesign(options),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )
@@ -200,6 +243,18 @@ def run_design(options: argparse.Namespace) -> int:
         flush=True,
     )
     return 0
+
+
+def _redesign(options: argparse.Namespace) -> Redesign | None:
+    """Return the other program; None if there is none."""
+    from fastfold.inference.design import Redesign, SequenceProgram
+
+    if options.mpnn is None:
+        if options.mpnn_keep_interface:
+            raise ConfigError("--mpnn-keep-interface belongs to --mpnn, which is missing")
+        return None
+    program = SequenceProgram(options.mpnn, options.mpnn_sequences, options.forbid)
+    return Redesign(program, options.mpnn_keep_interface)
 
 
 def design_task(options: argparse.Namespace) -> DesignTask:

@@ -150,7 +150,7 @@ def _add_templates(group: Any) -> None:
     )
     group.add_argument(
         "--max-templates",
-        type=_count,
+        type=count,
         metavar="N",
         help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
     )
@@ -191,7 +191,7 @@ def _add_sampling(group: Any) -> None:
     group.add_argument(
         "--num-recycles",
         "--num-recycle",
-        type=_count,
+        type=count,
         metavar="N",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
@@ -203,10 +203,10 @@ def _add_sampling(group: Any) -> None:
         help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
     group.add_argument(
-        "--seed", "--random-seed", type=_count, metavar="N", help="seed of everything random (default 0)"
+        "--seed", "--random-seed", type=count, metavar="N", help="seed of everything random (default 0)"
     )
     group.add_argument(
-        "--num-seeds", type=_count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
+        "--num-seeds", type=count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
     )
     group.add_argument("--seeds", metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7")
     group.add_argument(
@@ -246,7 +246,7 @@ def _add_sampling(group: Any) -> None:
     )
     group.add_argument(
         "--num-ensemble",
-        type=_count,
+        type=count,
         metavar="N",
         help="samples of the alignment averaged in each pass (default 1)",
     )
@@ -283,7 +283,7 @@ def _add_restraints(group: Any) -> None:
     )
     group.add_argument(
         "--restraint-steps",
-        type=int,
+        type=positive_number,
         default=InferConfig.restraint_steps,
         metavar="N",
         help=f"largest number of gradient steps towards the restraints (default {InferConfig.restraint_steps})",
@@ -323,7 +323,7 @@ def _add_structure_output(group: Any) -> None:
     )
     group.add_argument(
         "--num-relax",
-        type=_count,
+        type=count,
         metavar="N",
         help="relax the N best predictions of each target (default: as --relax says)",
     )
@@ -451,7 +451,7 @@ def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
     return check_seeds(range(first, first + number))
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """Parse a whole number of at least zero; an argument type."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 2147483647")

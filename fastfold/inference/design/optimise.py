@@ -337,7 +337,7 @@ def _record(state: DesignState, step: Step, found: Evaluation) -> None:
     )
 
 
-def final_sequence(evaluator: Evaluator, state: DesignState) -> list[str]:
-    """Return the designed sequence of each chain: the best residues that were evaluated, or the last ones."""
+def final_parameters(evaluator: Evaluator, state: DesignState) -> str:
+    """Return the letters of the designed residues: the best that were evaluated, or the last ones."""
     parameters = state.best if math.isfinite(state.best_loss) else state.parameters
-    return evaluator.task.letters(decode_sequence(evaluator.logits_of(parameters)))
+    return decode_sequence(evaluator.logits_of(parameters))

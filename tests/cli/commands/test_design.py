@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,56 @@ def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path
         assert "hallucinate_seed_000.safetensors: cannot be read" in damaged.err
 
 
+FAKE = """
+import pathlib, sys
+out, pdb = map(pathlib.Path, sys.argv[1:])
+assert "ATOM" in pdb.read_text()
+(out / "seqs").mkdir()
+letters = "ACDEFGHIKL", "AAAAAAAAAA"
+records = [">native\\nGGGGGGGGGG", *(f">sample={i}, score=1.5\\n{one}" for i, one in enumerate(letters))]
+(out / "seqs" / "x.fa").write_text("\\n".join(records))
+"""
+
+
+def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) -> None:
+    program = cli.folder / "fake.py"
+    program.write_text(FAKE)
+    filters = cli.folder / "filters.json"
+    filters.write_text(json.dumps({"Average_pLDDT": {"threshold": 0.99, "higher": True}}))
+    done = design(
+        cli,
+        *(
+            "hallucinate",
+            "--length",
+            "10",
+            "--steps",
+            "1,0,0",
+            "--charge",
+            "-20",
+            "0",
+            "--composition",
+            "A<=0.9",
+        ),
+        *(
+            "--mpnn",
+            f"{sys.executable} {program} {{out}} {{pdb}}",
+            "--predict-seeds",
+            "2",
+            "--filters",
+            filters,
+        ),
+    )
+    assert done.code == 0, done.err
+    rows = {row["name"]: row for row in table(cli)}
+    assert rows.keys() == {"hallucinate_seed_000", "hallucinate_seed_000_mpnn_1"}
+    made = rows["hallucinate_seed_000_mpnn_1"]
+    assert (made["sequence"], made["program_score"], made["folds"]) == ("ACDEFGHIKL", "1.5000", "2")
+    assert made["charge"] == "-1"
+    assert all(row["filters"].startswith("Average_pLDDT 0.") for row in rows.values())
+    assert "1 left out because they break --composition or --charge" in done.out
+    assert "0 of 2 designs pass the filters" in done.out
+
+
 @pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
@@ -97,7 +148,12 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--steps", "3,4"), "--steps: expected 3 whole numbers"),
         (("hallucinate", "--length", "20", "--loss", "rg"), "--loss: expected NAME=WEIGHT"),
         (("hallucinate", "--length", "20", "--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
-        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs: expected a number from 1"),
+        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs: '0' is not a whole number"),
+        (("hallucinate", "--length", "20", "--num-recycles", "-1"), "is not a whole number from 0"),
+        (("hallucinate", "--length", "20", "--mpnn", "none {pdb} {out}"), "--mpnn: no program 'none'"),
+        (("hallucinate", "--length", "20", "--mpnn-keep-interface"), "belongs to --mpnn"),
+        (("hallucinate", "--length", "20", "--composition", "K<3"), "expected a limit such as KE<=0.3"),
+        (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
         (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),

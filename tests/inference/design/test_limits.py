@@ -18,7 +18,7 @@ from fastfold.inference.design.limits import (
     net_charge,
     parse_shares,
 )
-from fastfold.inference.design.optimise import DesignConfig, final_sequence, first_state, optimise
+from fastfold.inference.design.optimise import DesignConfig, final_parameters, first_state, optimise
 from fastfold.inference.design.task import hallucination
 from fastfold.protein import residue_constants as rc
 
@@ -97,7 +97,7 @@ def test_mutations_of_a_design_keep_the_limits(monomer: AlphaFold) -> None:
     assert np.diff(charges).max() <= 0
     assert charges[-1] == 0
     assert state.best_violation == 0
-    (sequence,) = final_sequence(made, state)
+    sequence = final_parameters(made, state)
     assert net_charge(sequence) == 0
 
 

@@ -19,7 +19,7 @@ from fastfold.inference.design.film import film_pdb
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
-    final_sequence,
+    final_parameters,
     first_state,
     optimise,
     schedule,
@@ -85,7 +85,7 @@ def test_the_best_residues_are_kept(monomer: AlphaFold) -> None:
     state = optimise(made, SHORT, 1, first_state(made, SHORT, 1))
     rated = [row for row in state.log if row["stage"] in ("hard", "mutate")]
     assert state.best_loss == min(row["loss"] for row in rated)
-    (sequence,) = final_sequence(made, state)
+    sequence = final_parameters(made, state)
     assert sequence in {row["sequence"] for row in rated if row["loss"] == state.best_loss}
     assert len(state.trace) == state.step == 5
 
