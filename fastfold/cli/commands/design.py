@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +81,9 @@ def add_design_command(commands: Any) -> None:
         help="networks that fold the designs again (default: those of --weights)",
     )
     task = parser.add_argument_group("task")
-    task.add_argument("--length", type=positive_number, metavar="N", help="residues to design, of one chain")
+    task.add_argument(
+        "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
+    )
     task.add_argument(
         "--copies", type=positive_number, default=1, metavar="N", help="equal chains (default 1)"
     )
@@ -87,6 +92,29 @@ def add_design_command(commands: Any) -> None:
     task.add_argument("--keep", default="", metavar="A1-5,A9", help="residues of fixbb that stay")
     task.add_argument("--motif", default="", metavar="A1-5,A9", help="residues of partial that stay")
     task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
+    task.add_argument(
+        "--flexible",
+        choices=("none", "sidechains", "backbone", "free"),
+        default="none",
+        help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
+        "too), or free (all of it) (default none)",
+    )
+    task.add_argument(
+        "--also-target",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
+    )
+    task.add_argument(
+        "--avoid",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
+    )
     optimisation = parser.add_argument_group("optimisation")
     optimisation.add_argument(
         "--steps",
@@ -257,14 +285,16 @@ def _redesign(options: argparse.Namespace) -> Redesign | None:
     return Redesign(program, options.mpnn_keep_interface)
 
 
-def design_task(options: argparse.Namespace) -> DesignTask:
-    """Return the task of a command line.
+def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
+    """Return the task of a command line, or of each seed if it draws the length.
 
     Raises:
         ConfigError: An option is missing, or belongs to another protocol.
         InputError: The structure cannot be used.
     """
-    from fastfold.inference.design import binder, fixed_backbone, hallucination, partial
+    from fastfold.inference.design import binder, hallucination
+    from fastfold.inference.design.targets import TargetStructure
+    from fastfold.inference.design.task import draw_length
 
     protocol, structure = options.protocol, options.structure
     chains = [name for name in options.chains.split(",") if name]
@@ -272,7 +302,7 @@ def design_task(options: argparse.Namespace) -> DesignTask:
         "hallucinate": ("length", "copies", "cyclic"),
         "fixbb": ("chains", "keep"),
         "partial": ("chains", "motif"),
-        "binder": ("length", "chains", "hotspots"),
+        "binder": ("length", "chains", "hotspots", "flexible", "also_target", "avoid"),
     }[protocol]
     defaults = {
         "length": None,
@@ -282,29 +312,59 @@ def design_task(options: argparse.Namespace) -> DesignTask:
         "keep": "",
         "motif": "",
         "hotspots": "",
+        "flexible": "none",
+        "also_target": [],
+        "avoid": [],
     }
     for name, default in defaults.items():
         if name not in used and getattr(options, name) != default:
+            shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
             raise ConfigError(
-                f"--{name} does not belong to {protocol}; its options are {', '.join(map('--{}'.format, used))}"
+                f"--{name.replace('_', '-')} does not belong to {protocol}; its options are {shown}"
             )
     if "length" in used and options.length is None:
         raise ConfigError(f"{protocol} needs --length, the number of residues to design")
+    if protocol in ("fixbb", "partial"):
+        return _kept_task(options, chains)
     if protocol == "hallucinate":
         if structure is not None:
             raise ConfigError(
                 f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
             )
-        return hallucination(options.length, copies=options.copies, cyclic=options.cyclic)
-    if structure is None:
+        make = partial(hallucination, copies=options.copies, cyclic=options.cyclic)
+    else:
+        make = partial(
+            binder,
+            _structure(options),
+            chains=chains,
+            hotspots=options.hotspots,
+            flexible=options.flexible,
+            others=[TargetStructure.parse(text) for text in options.also_target],
+            avoided=[TargetStructure.parse(text) for text in options.avoid],
+        )
+    low, high = _length(options.length)
+    return make(length=low) if low == high else lambda seed: make(length=draw_length(seed, low, high))
+
+
+def _structure(options: argparse.Namespace) -> Path:
+    if options.structure is None:
+        protocol = options.protocol
         raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
-    if protocol == "binder":
-        return binder(structure, options.length, chains=chains, hotspots=options.hotspots)
+    path: Path = options.structure
+    return path
+
+
+def _kept_task(options: argparse.Namespace, chains: Sequence[str]) -> DesignTask:
+    """Return the task of a protocol that keeps residues of a chain."""
+    from fastfold.inference.design import fixed_backbone
+    from fastfold.inference.design import partial as partial_task
+
+    protocol, structure = options.protocol, _structure(options)
     if len(chains) > 1:
         raise ConfigError(f"{protocol} takes one chain, found --chains {options.chains}")
     chain = chains[0] if chains else None
     if protocol == "partial":
-        return partial(structure, options.motif, chain=chain)
+        return partial_task(structure, options.motif, chain=chain)
     return fixed_backbone(structure, chain=chain, keep=options.keep)
 
 
@@ -337,6 +397,15 @@ def design_config(options: argparse.Namespace) -> DesignConfig:
         charge=None if options.charge is None else tuple(options.charge),
         give_up_below=options.give_up_below,
     )
+
+
+def _length(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest length of ``60`` or ``60-100``."""
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"--length: expected a number or a range such as 60-100, found {text!r}")
+    return low, high
 
 
 def _numbers(option: str, text: str, count: int) -> list[int]:

@@ -29,7 +29,7 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.inference.network_settings import apply_settings
-from fastfold.inference.target_templates import read_templates, takes_templates
+from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.protein import residue_constants as rc
 
@@ -252,15 +252,12 @@ class Evaluator:
         task = self.task
         alignments: list[Any] = [([], []) for _ in task.target.chains]
         templates = None
-        if task.templates is not None:
+        if task.template_features is not None:
             if not takes_templates(model.config, task.target):
                 raise ConfigError(
                     f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
                 )
-            read = read_templates(
-                task.target, alignments, [None if path is None else [path] for path in task.templates]
-            )
-            templates = None if read is None else read.features
+            templates = task.template_features
         config = apply_settings(InferConfig(), model.config)
         sampler = featurize(task.target.chains, alignments, config, templates=templates)
         add_settings(sampler, task.target, cyclic=task.cyclic, guess=None)

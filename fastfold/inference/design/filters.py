@@ -16,7 +16,8 @@ from fastfold.inference.design.folds import INTERFACE, SINGLE, Figures, mean_fig
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
-_NAME = re.compile(r"(Average|[1-9]\d?)_(.+)")
+_NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
+_DEVIATIONS = ("RMSD", "Binder_RMSD")
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,25 @@ class Filter:
         network: Number of a network from 1, in the order in which they fold; None for the mean over all folds.
         threshold: The threshold, which passes itself.
         higher: True if larger values pass, False if smaller ones do.
+        is_off: True if the folds are those with an off-target.
     """
 
     figure: str
     network: int | None
     threshold: float
     higher: bool
+    is_off: bool = False
 
     @property
     def name(self) -> str:
         """Name in the file."""
-        return f"{'Average' if self.network is None else self.network}_{self.figure}"
+        off = "Off_" if self.is_off else ""
+        return f"{'Average' if self.network is None else self.network}_{off}{self.figure}"
+
+    @property
+    def is_deviation(self) -> bool:
+        """True if the figure compares with the design, which has the first target alone."""
+        return self.figure in _DEVIATIONS
 
     def failure(self, folds: Mapping[str, Sequence[Figures]]) -> str:
         """Return why a design fails, in words; empty if it passes.
@@ -56,16 +65,18 @@ class Filter:
         return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
 
 
-def read_filters(path: Path, *, networks: int, chains: int) -> list[Filter]:
+def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0) -> list[Filter]:
     """Read filters from YAML or JSON: ``NAME: {threshold: NUMBER, higher: true}``.
 
-    Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. Filters whose
-    threshold is null are left out, so that files of BindCraft can be used.
+    Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
+    figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
+    that files of BindCraft can be used.
 
     Args:
         path: The file.
         networks: Number of networks that fold the designs.
         chains: Number of chains of a design.
+        off_targets: Number of off-targets.
 
     Raises:
         InputError: The file cannot be read, or has unknown filters or those of missing networks or chains.
@@ -85,7 +96,7 @@ def read_filters(path: Path, *, networks: int, chains: int) -> list[Filter]:
         if isinstance(value, Mapping) and "threshold" in value and value["threshold"] is None:
             continue
         match = _NAME.fullmatch(str(name))
-        if match is None or match[2] not in (*SINGLE, *INTERFACE):
+        if match is None or match[3] not in (INTERFACE if match[2] else (*SINGLE, *INTERFACE)):
             unknown.append(str(name))
             continue
         threshold, higher = _values(name, value, path)
@@ -96,9 +107,11 @@ def read_filters(path: Path, *, networks: int, chains: int) -> list[Filter]:
                 "--predict-weights",
                 path=path,
             )
-        if match[2] in INTERFACE and chains < 2:
+        if match[2] and (not off_targets or match[3] in _DEVIATIONS):
+            raise InputError(f"{name} needs off-targets and no deviation; leave it out", path=path)
+        if match[3] in INTERFACE and chains < 2:
             raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
-        found.append(Filter(match[2], number, threshold, higher))
+        found.append(Filter(match[3], number, threshold, higher, bool(match[2])))
     if unknown:
         raise InputError(
             f"has unknown filters: {', '.join(unknown)}; remove them or set their threshold to null. Known, after "

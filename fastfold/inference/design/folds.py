@@ -26,7 +26,7 @@ _TOUCH = 4.0
 Figures = dict[str, float | None]
 
 
-def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray) -> Figures:
+def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray | None) -> Figures:
     """Return the figures of a fold; None for those that it lacks.
 
     ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
@@ -38,7 +38,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     Args:
         prediction: The fold.
         task: Task of the design.
-        design: Atoms ``[N, 37, 3]`` of the design in Å.
+        design: Atoms ``[N, 37, 3]`` of the design in Å; None without one, and without deviations.
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
@@ -56,16 +56,17 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     chains = read_user_structure(prediction.structure).chains
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
-    ca = rc.atom_order["CA"]
-    points = torch.from_numpy(positions[:, ca]), torch.from_numpy(np.asarray(design[:, ca], np.float32))
-    found["RMSD"] = float(rmsd(*points, torch.ones(len(chosen))))
     chain, place = torch.from_numpy(task.chain), torch.from_numpy(task.place)
     found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), place, chain))
     if not same.all():
         near = touching(positions, mask, task.chain) & chosen
         found["n_InterfaceResidues"] = float(near.sum())
         found["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
-        found["Binder_RMSD"] = float(rmsd(*points, torch.from_numpy(chosen).float()))
+    if design is not None:
+        ca = rc.atom_order["CA"]
+        points = torch.from_numpy(positions[:, ca]), torch.from_numpy(np.asarray(design[:, ca], np.float32))
+        found["RMSD"] = float(rmsd(*points, torch.ones(len(chosen))))
+        found["Binder_RMSD"] = None if same.all() else float(rmsd(*points, torch.from_numpy(chosen).float()))
     return found
 
 

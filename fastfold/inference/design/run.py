@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
 from fastfold.inference.design.film import film_pdb
-from fastfold.inference.design.filters import read_filters
+from fastfold.inference.design.filters import Filter, read_filters
 from fastfold.inference.design.folds import touching
+from fastfold.inference.design.joint import JointEvaluator
 from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.optimise import (
     DesignConfig,
@@ -29,14 +31,13 @@ from fastfold.inference.design.optimise import (
     schedule,
 )
 from fastfold.inference.design.program import SequenceProgram
+from fastfold.inference.design.refold import fold_designs
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.table import PASSED, Design, design_rows, table_text
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import open_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
-from fastfold.inference.runner import run as run_infer
-from fastfold.inference.target_runner import RunOptions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -47,6 +48,7 @@ SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "traje
 """Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
 
 _SAVE_EVERY = 10
+_AVOID = "avoid"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Redesign:
 
 
 def run_designs(
-    task: DesignTask,
+    task: DesignTask | Callable[[int], DesignTask],
     output: Path,
     weights: Sequence[Path] = (),
     config: DesignConfig | None = None,
@@ -79,12 +81,13 @@ def run_designs(
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 
     Args:
-        task: Residues to design.
+        task: Residues to design, or a function that returns them for a seed.
         output: Folder for the results.
         weights: Weights files or names of networks to design with; none for ``mini``.
         config: Settings of the optimisation.
         seeds: One optimisation for each.
-        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone.
+        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
+            the templates of given chains.
         infer: Settings of these folds, their seeds included, and the device.
         filters: File of filters (:mod:`fastfold.inference.design.filters`); None for none.
         redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
@@ -103,27 +106,28 @@ def run_designs(
     device = choose_device(infer.device)
     networks = open_networks(list(weights) or [Path(MINI)])
     folding = list(predict if predict is not None else weights)
-    folding_networks = suitable(open_networks(folding or [Path(MINI)]), task.target)
-    names = [network.name for network in folding_networks]
-    chosen = (
-        [] if filters is None else read_filters(filters, networks=len(names), chains=len(task.target.chains))
-    )
+    tasks = [task(seed) if callable(task) else task for seed in seeds]
+    names = [network.name for network in suitable(open_networks(folding or [Path(MINI)]), tasks[0].target)]
+    chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
     models = [network.load(infer.precision or "fp32").to(device) for network in networks]
-    evaluator = design_evaluator(task, models, config)
-    identity = design_identity(task, config, [network.digest for network in networks])
+    digests = [network.digest for network in networks]
+    evaluator = design_evaluator(tasks[0], models, config)
     folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)
     designs = []
-    for seed in seeds:
-        name = f"{task.name}_seed_{seed:03d}"
-        design = _design(evaluator, config, seed, folder / name, f"{identity}-{seed}", overwrite, say)
+    for seed, one in zip(seeds, tasks, strict=True):
+        if one is not evaluator.task:
+            evaluator = design_evaluator(one, models, config)
+        identity = f"{design_identity(one, config, digests)}-{seed}"
+        path = folder / f"{one.name}_seed_{seed:03d}"
+        design = _design(evaluator, config, seed, path, identity, overwrite, say)
         designs.append(design)
         if redesign is not None and not design.is_given_up:
             designs += _redesigned(design, redesign, output, seed, config, say)
     del evaluator, models, networks  # before the networks that fold are loaded
-    records = [design.record for design in designs if not design.is_given_up]
-    write_atomic(output / SEQUENCES, "".join(records))
-    if records:
-        summary = run_infer([output / SEQUENCES], output, folding, infer, RunOptions(overwrite=overwrite))
+    folded = [design for design in designs if not design.is_given_up]
+    write_atomic(output / SEQUENCES, "".join(design.records for design in folded))
+    if folded:
+        summary = fold_designs(folded, output / SEQUENCES, folding, infer, overwrite=overwrite)
         for target, why in summary.failed:
             say(f"error: {target}: {why}")
     rows = design_rows(designs, output, names, chosen, config.limits)
@@ -141,15 +145,31 @@ def design_evaluator(task: DesignTask, models: Sequence[AlphaFold], config: Desi
         models: Networks of one kind, on one device.
         config: Settings of the optimisation.
     """
-    return Evaluator(
+    weights = {**task.weights, **limit_weights(config.limits), **config.weights}
+    settings: dict[str, Any] = {
+        "recycles": config.recycles,
+        "recycle_mode": config.recycle_mode,
+        "bias": uniform_bias(config.forbid),
+    }
+    if _AVOID in config.weights and not task.avoided:
+        raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
+    if not (task.others or task.avoided):
+        return Evaluator(task, models, weights, limits=config.limits, **settings)
+    avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
+    return JointEvaluator(
         task,
         models,
-        {**task.weights, **limit_weights(config.limits), **config.weights},
-        recycles=config.recycles,
-        recycle_mode=config.recycle_mode,
-        bias=uniform_bias(config.forbid),
+        weights,
         limits=config.limits,
+        others=[Evaluator(one, models, weights, limits=config.limits, **settings) for one in task.others],
+        avoided=[Evaluator(one, models, avoid, **settings) for one in task.avoided],
+        **settings,
     )
+
+
+def _filters(path: Path, task: DesignTask, networks: int) -> list[Filter]:
+    chains = len(task.target.chains)
+    return read_filters(path, networks=networks, chains=chains, off_targets=len(task.avoided))
 
 
 def _design(

@@ -34,7 +34,8 @@ def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[st
 
 def _task_facts(task: DesignTask) -> list[Any]:
     """Return everything that a task's losses depend on."""
-    given: list[Any] = [task.source, task.hotspots, task.cyclic]
+    given: list[Any] = [task.source, task.hotspots, task.cyclic, task.flexible, sorted(task.own_losses)]
+    given += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
     if task.reference is not None:
         given += [task.reference.positions.numpy(), task.reference.mask.numpy()]
     if task.templates is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.inference.design.filters import Filter
-from fastfold.inference.design.folds import Figures, fold_figures
+from fastfold.inference.design.folds import Figures, fold_figures, mean_figure
 from fastfold.inference.design.limits import Limits, net_charge
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.task import DesignTask
@@ -20,7 +20,7 @@ PASSED = "passed"
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
-    "rmsd", "charge", "filters", "note",
+    "rmsd", "target_iptm", "off_iptm", "charge", "filters", "note",
 )  # fmt: skip
 
 
@@ -50,9 +50,18 @@ class Design:
         return tuple(self.task.letters(self.parameters))
 
     @property
-    def record(self) -> str:
-        """FASTA record."""
-        return f">{self.name}\n{':'.join(self.sequences)}\n"
+    def complexes(self) -> dict[str, DesignTask]:
+        """Task of each complex of the design by the name of its record: its own, further targets, off-targets."""
+        named = {self.name: self.task}
+        named |= {f"{self.name}_target_{i}": one for i, one in enumerate(self.task.others, 2)}
+        return named | {f"{self.name}_off_{i}": one for i, one in enumerate(self.task.avoided, 1)}
+
+    @property
+    def records(self) -> str:
+        """FASTA records of its complexes."""
+        return "".join(
+            f">{name}\n{':'.join(task.letters(self.parameters))}\n" for name, task in self.complexes.items()
+        )
 
     @property
     def is_given_up(self) -> bool:
@@ -84,13 +93,13 @@ def design_rows(
     folds: dict[str, list[FoundPrediction]] = {}
     for one in find_predictions(output):
         folds.setdefault(one.scores["name"], []).append(one)
-    rows = [_row(design, folds.get(design.name, []), networks, filters, limits) for design in designs]
+    rows = [_row(design, folds, networks, filters, limits) for design in designs]
     return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -float(row.get("plddt", 0.0))))
 
 
 def _row(
     design: Design,
-    folds: Sequence[FoundPrediction],
+    folds: Mapping[str, Sequence[FoundPrediction]],
     networks: Sequence[str],
     filters: Sequence[Filter],
     limits: Limits | None,
@@ -103,25 +112,56 @@ def _row(
         "steps": state.step,
         "charge": f"{net_charge(design.designed):+.0f}",
         "filters": "",
-        "folds": len(folds),
+        "folds": len(folds.get(design.name, ())),
     }
     if design.is_external:
         row["program_score"] = "" if design.score is None else f"{design.score:.4f}"
     else:
         row |= {"loss": f"{loss:.4f}", "design_plddt": f"{float(state.plddt.mean()):.2f}"}
-    figures = [(one, fold_figures(one, design.task, state.positions)) for one in folds]
-    if figures:
-        row |= _cells(*figures[0])
+    figures = {
+        name: [
+            (one.scores["model"], fold_figures(one, task, state.positions if name == design.name else None))
+            for one in folds.get(name, ())
+        ]
+        for name, task in design.complexes.items()
+    }
+    if figures[design.name]:
+        row |= _cells(folds[design.name][0], figures[design.name][0][1])
+    for column, group, worst in (("target_iptm", "_target_", min), ("off_iptm", "_off_", max)):
+        values = [
+            mean_figure([one for _, one in found], "i_pTM")
+            for name, found in figures.items()
+            if name.startswith(f"{design.name}{group}")
+        ]
+        known = [value for value in values if value is not None]
+        if known:
+            row[column] = f"{worst(known):.3f}"
     notes = [] if limits is None else limits.broken(design.designed)
     if design.is_given_up:
         notes.append(f"given up after step {state.step}")
     if filters:
-        by_network: dict[str, list[Figures]] = {
-            name: [found for one, found in figures if one.scores["model"] == name] for name in networks
-        }
-        failures = [text for one in filters if (text := one.failure(by_network))]
-        row["filters"] = "; ".join(failures) or PASSED
+        row["filters"] = "; ".join(_failures(design, figures, networks, filters)) or PASSED
     return row | {"note": "; ".join(notes)}
+
+
+def _failures(
+    design: Design,
+    figures: Mapping[str, Sequence[tuple[str, Figures]]],
+    networks: Sequence[str],
+    filters: Sequence[Filter],
+) -> list[str]:
+    """Return the filters that a design fails with any of its targets or off-targets, in words."""
+    found = []
+    for name, folds in figures.items():
+        by_network = {network: [one for model, one in folds if model == network] for network in networks}
+        is_off = name.startswith(f"{design.name}_off_")
+        rest = name.removeprefix(design.name).strip("_").replace("_", " ")
+        for one in filters:
+            if one.is_off != is_off or (one.is_deviation and name != design.name):
+                continue
+            if text := one.failure(by_network):
+                found.append(f"{rest}: {text}" if rest else text)
+    return found
 
 
 def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:

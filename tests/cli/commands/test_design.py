@@ -126,16 +126,41 @@ def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) 
 @pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    filters = cli.folder / "filters.yaml"
+    filters.write_text(
+        "Average_pLDDT: {threshold: 1.0, higher: true}\nAverage_Off_i_pTM: {threshold: 0.0, higher: false}\n"
+        "Average_RMSD: {threshold: 100, higher: false}\n"
+    )
     done = design(
         cli,
-        *("binder", given, "--length", "6", "--hotspots", "A3", "--steps", "1,0,1"),
+        *(
+            "binder",
+            given,
+            "--length",
+            "6-7",
+            "--hotspots",
+            "A3",
+            "--steps",
+            "1,0,1",
+            "--flexible",
+            "sidechains",
+        ),
+        *("--also-target", f"{given}:A:A9", "--avoid", f"{given}:A", "--filters", filters),
         weights="model_1_multimer_v3",
     )
     assert done.code == 0, done.err
     (row,) = table(cli)
     target, made = row["sequence"].split(":")
-    assert (len(target), len(made)) == (12, 6)
+    assert len(target) == 12
+    assert len(made) in (6, 7)
     assert row["iptm"]
+    assert row["target_iptm"]
+    assert row["off_iptm"]
+    assert "target 2: Average_pLDDT" in row["filters"]
+    assert "off 1: Average_Off_i_pTM" in row["filters"]
+    assert "Average_RMSD" not in row["filters"]
+    records = (cli.out / SEQUENCES).read_text()
+    assert [f"binder_seed_000{end}\n" in records for end in ("", "_target_2", "_off_1")] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -145,6 +170,8 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("fixbb",), "fixbb needs a structure"),
         (("hallucinate", "x.pdb", "--length", "20"), "hallucinate takes no structure"),
         (("hallucinate", "--length", "20", "--hotspots", "A1"), "--hotspots does not belong to hallucinate"),
+        (("hallucinate", "--length", "20", "--avoid", "x.pdb"), "--avoid does not belong to hallucinate"),
+        (("hallucinate", "--length", "30-20"), "--length: expected a number or a range"),
         (("hallucinate", "--length", "20", "--steps", "3,4"), "--steps: expected 3 whole numbers"),
         (("hallucinate", "--length", "20", "--loss", "rg"), "--loss: expected NAME=WEIGHT"),
         (("hallucinate", "--length", "20", "--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
