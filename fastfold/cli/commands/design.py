@@ -304,7 +304,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
         "partial": ("chains", "motif"),
         "binder": ("length", "chains", "hotspots", "flexible", "also_target", "avoid"),
     }[protocol]
-    defaults = {
+    defaults: dict[str, Any] = {
         "length": None,
         "copies": 1,
         "cyclic": False,

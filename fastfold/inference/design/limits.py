@@ -38,7 +38,7 @@ class Share:
     high: float = 1.0
 
     def __str__(self) -> str:
-        """Return the limit as it is written on the command line."""
+        """Return the limit in the form of the command line."""
         return f"{self.letters}<={self.high:g}" if self.high < 1.0 else f"{self.letters}>={self.low:g}"
 
 

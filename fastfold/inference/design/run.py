@@ -17,9 +17,6 @@ from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
-from fastfold.inference.design.film import film_pdb
-from fastfold.inference.design.filters import Filter, read_filters
-from fastfold.inference.design.folds import touching
 from fastfold.inference.design.joint import JointEvaluator
 from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.optimise import (
@@ -30,10 +27,13 @@ from fastfold.inference.design.optimise import (
     optimise,
     schedule,
 )
-from fastfold.inference.design.program import SequenceProgram
-from fastfold.inference.design.refold import fold_designs
+from fastfold.inference.design.results.film import film_pdb
+from fastfold.inference.design.results.filters import Filter, read_filters
+from fastfold.inference.design.results.folds import touching
+from fastfold.inference.design.results.program import SequenceProgram
+from fastfold.inference.design.results.refold import fold_designs
+from fastfold.inference.design.results.table import PASSED, Design, design_rows, table_text
 from fastfold.inference.design.saved import design_identity, load_state, save_state
-from fastfold.inference.design.table import PASSED, Design, design_rows, table_text
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import open_networks, suitable
@@ -89,7 +89,7 @@ def run_designs(
         predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
             the templates of given chains.
         infer: Settings of these folds, their seeds included, and the device.
-        filters: File of filters (:mod:`fastfold.inference.design.filters`); None for none.
+        filters: File of filters (:mod:`fastfold.inference.design.results.filters`); None for none.
         redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
         overwrite: True to start again where the folder has designs with other settings.
         say: Called with lines about the progress.

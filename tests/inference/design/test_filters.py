@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.design.filters import Filter, read_filters
-from fastfold.inference.design.folds import fold_figures, mean_figure, touching
 from fastfold.inference.design.optimise import DesignState
-from fastfold.inference.design.table import COLUMNS, PASSED, Design, design_rows, table_text
+from fastfold.inference.design.results.filters import Filter, read_filters
+from fastfold.inference.design.results.folds import fold_figures, mean_figure, touching
+from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.task import binder, hallucination
 from fastfold.inference.report.discover import find_predictions
 from tests.helpers.results import helix_prediction

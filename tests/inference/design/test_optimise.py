@@ -15,7 +15,6 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import Relaxation, decode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
-from fastfold.inference.design.film import film_pdb
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
@@ -24,6 +23,7 @@ from fastfold.inference.design.optimise import (
     optimise,
     schedule,
 )
+from fastfold.inference.design.results.film import film_pdb
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import fixed_backbone, hallucination
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.design.program import PROGRAMS, ProgramSequence, SequenceProgram
+from fastfold.inference.design.results.program import PROGRAMS, ProgramSequence, SequenceProgram
 from fastfold.inference.design.run import Redesign
 from fastfold.inference.design.task import DesignTask, binder, hallucination
 from fastfold.protein import residue_constants as rc

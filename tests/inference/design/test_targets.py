@@ -16,10 +16,10 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.joint import JointEvaluator
 from fastfold.inference.design.optimise import DesignConfig, DesignState
-from fastfold.inference.design.refold import fold_designs
+from fastfold.inference.design.results.refold import fold_designs
+from fastfold.inference.design.results.table import Design
 from fastfold.inference.design.run import design_evaluator
 from fastfold.inference.design.saved import design_identity, load_state, save_state
-from fastfold.inference.design.table import Design
 from fastfold.inference.design.targets import TargetStructure, check_flexible, template_features
 from fastfold.inference.design.task import binder, draw_length, hallucination
 from fastfold.inference.runner import Summary
@@ -137,7 +137,7 @@ def test_every_complex_is_folded_with_its_templates(
             assert one.chains[-1].sequence == "ACDEFG"
         return Summary((), (), ())
 
-    monkeypatch.setattr("fastfold.inference.design.refold.run_infer", run)
+    monkeypatch.setattr("fastfold.inference.design.results.refold.run_infer", run)
     fold_designs([design], tmp_path / "d.fasta", [], None, overwrite=False)  # type: ignore[arg-type]
     assert read == {"d": [True, False], "d_target_2": [True, False], "d_off_1": [True, True, False]}
 

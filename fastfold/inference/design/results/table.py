@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.design.filters import Filter
-from fastfold.inference.design.folds import Figures, fold_figures, mean_figure
 from fastfold.inference.design.limits import Limits, net_charge
 from fastfold.inference.design.optimise import DesignState
+from fastfold.inference.design.results.filters import Filter
+from fastfold.inference.design.results.folds import Figures, fold_figures, mean_figure
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 

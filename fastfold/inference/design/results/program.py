@@ -124,7 +124,7 @@ class SequenceProgram:
             task: Task of the design.
             pdb: Text of the PDB file with all chains.
             given: Letters of all chains in it, joined.
-            kept: Residues ``[K]`` of designed chains that stay, beside those of the task.
+            kept: Residues ``[K]`` of designed chains that stay, in addition to those of the task.
             folder: Folder for the results.
             name: Name of the design.
             seed: Seed of the program.

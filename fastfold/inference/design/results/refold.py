@@ -10,7 +10,7 @@ from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.table import Design
+from fastfold.inference.design.results.table import Design
 from fastfold.inference.runner import Summary
 from fastfold.inference.runner import run as run_infer
 from fastfold.inference.target_runner import RunOptions

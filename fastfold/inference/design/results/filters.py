@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fastfold.errors import InputError
-from fastfold.inference.design.folds import INTERFACE, SINGLE, Figures, mean_figure
+from fastfold.inference.design.results.folds import INTERFACE, SINGLE, Figures, mean_figure
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
@@ -25,7 +25,7 @@ class Filter:
     """Threshold of a figure of a design's folds.
 
     Attributes:
-        figure: Name of the figure (:func:`fastfold.inference.design.folds.fold_figures`).
+        figure: Name of the figure (:func:`fastfold.inference.design.results.folds.fold_figures`).
         network: Number of a network from 1, in the order in which they fold; None for the mean over all folds.
         threshold: The threshold, which passes itself.
         higher: True if larger values pass, False if smaller ones do.
