@@ -113,6 +113,7 @@ class InferConfig:
             Python also another structure of :func:`fastfold.protein.io.read.read_structure`.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
+        restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
         embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
             None to fold.
@@ -315,6 +316,13 @@ class InferConfig:
         metavar="N",
         help="largest number of gradient steps towards the restraints (default 60)",
     )
+    restraint_leave_one_out: bool = option(
+        "--restraint-leave-one-out",
+        default=False,
+        group="restraints",
+        help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
+        "each other",
+    )
     cyclic: bool = option(
         "--cyclic",
         default=False,
@@ -376,6 +384,8 @@ class InferConfig:
             except ConfigError as error:
                 raise ConfigError(f"initial_guess: {error}") from None
             object.__setattr__(self, "initial_guess", guess)
+        if self.restraint_leave_one_out and self.restraints is None:
+            raise ConfigError("restraint_leave_one_out needs restraints")
         if self.restraints is not None:
             for name, why in (
                 ("parallel", "gradients need one process per fold"),

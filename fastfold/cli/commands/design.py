@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastfold.inference.design.optimise import DesignConfig
+    from fastfold.inference.design.run import Redesign
     from fastfold.inference.design.task import DesignTask
 
 PROTOCOLS = ("hallucinate", "fixbb", "partial", "binder")
@@ -26,9 +31,9 @@ Design protein sequences by gradients of an AlphaFold network, as ColabDesign an
 Each seed gives one design. All designs are folded again from their sequences alone, and DIR gets the files and the page
 of fastfold infer, and
 
-  designs.fasta, designs.tsv     sequences; their table, best fold first, with the deviation of the fold from the design
+  designs.fasta, designs.tsv     sequences; their table, best fold first, with figures of the folds and failed filters
   trajectories/<name>.jsonl      figures of each step; .png plots them
-  trajectories/<name>.pdb        CA atoms of the steps, a model each
+  trajectories/<name>.pdb        CA atoms of the steps, a model each; <name>_design.pdb is the design
 
 The same command continues a design that was stopped.
 """
@@ -75,13 +80,40 @@ def add_design_command(commands: Any) -> None:
         help="networks that fold the designs again (default: those of --weights)",
     )
     task = parser.add_argument_group("task")
-    task.add_argument("--length", type=int, metavar="N", help="residues to design, of one chain")
-    task.add_argument("--copies", type=int, default=1, metavar="N", help="equal chains (default 1)")
+    task.add_argument(
+        "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
+    )
+    task.add_argument(
+        "--copies", type=whole_number(1), default=1, metavar="N", help="equal chains (default 1)"
+    )
     task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
     task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
     task.add_argument("--keep", default="", metavar="A1-5,A9", help="residues of fixbb that stay")
     task.add_argument("--motif", default="", metavar="A1-5,A9", help="residues of partial that stay")
     task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
+    task.add_argument(
+        "--flexible",
+        choices=("none", "sidechains", "backbone", "free"),
+        default="none",
+        help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
+        "too), or free (all of it) (default none)",
+    )
+    task.add_argument(
+        "--also-target",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
+    )
+    task.add_argument(
+        "--avoid",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
+    )
     optimisation = parser.add_argument_group("optimisation")
     optimisation.add_argument(
         "--steps",
@@ -111,7 +143,11 @@ def add_design_command(commands: Any) -> None:
     )
     optimisation.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="default 0.1")
     optimisation.add_argument(
-        "--num-recycles", type=int, default=0, metavar="N", help="extra passes of a step (default 0)"
+        "--num-recycles",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="extra passes of a step (default 0)",
     )
     optimisation.add_argument(
         "--recycle-mode",
@@ -122,7 +158,7 @@ def add_design_command(commands: Any) -> None:
     optimisation.add_argument("--no-dropout", action="store_true", help="no dropout in any step")
     optimisation.add_argument(
         "--num-models",
-        type=int,
+        type=whole_number(0),
         default=1,
         metavar="N",
         help="networks drawn for a step (default 1; 0 for all)",
@@ -137,17 +173,67 @@ def add_design_command(commands: Any) -> None:
         "--forbid", default="", metavar="LETTERS", help="residues never used, such as CM"
     )
     optimisation.add_argument(
+        "--composition",
+        default="",
+        metavar="LIMITS",
+        help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
+        "mutations, and the first criterion of the best sequence",
+    )
+    optimisation.add_argument(
+        "--charge",
+        nargs=2,
+        type=float,
+        metavar=("LOW", "HIGH"),
+        help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
+    )
+    optimisation.add_argument(
         "--give-up-below",
         type=float,
         default=0.0,
         metavar="PLDDT",
-        help="end a design whose pLDDT is lower after the first stage (default 0)",
+        help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
+    )
+    after = parser.add_argument_group("sequences and filters")
+    after.add_argument(
+        "--predict-seeds",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="fold each design with N seeds by each network of --predict-weights (default 1)",
+    )
+    after.add_argument(
+        "--mpnn",
+        metavar="PROGRAM",
+        help="fold sequences of another program for the designed backbones as well: proteinmpnn, ligandmpnn, or a "
+        "command with {pdb} and {out}, in quotes (docs/design.md)",
+    )
+    after.add_argument(
+        "--mpnn-sequences",
+        type=whole_number(1),
+        default=4,
+        metavar="N",
+        help="sequences of --mpnn for a backbone (default 4)",
+    )
+    after.add_argument(
+        "--mpnn-keep-interface",
+        action="store_true",
+        help="residues within 4 Å of other chains stay as designed",
+    )
+    after.add_argument(
+        "--filters",
+        type=Path,
+        metavar="FILE",
+        help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
     )
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--num-designs", type=int, default=1, metavar="N", help="designs, of seeds from --seed on"
+        "--num-designs",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="designs, of seeds from --seed on",
     )
-    run.add_argument("--seed", type=int, default=0, metavar="N", help="first seed (default 0)")
+    run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
@@ -164,8 +250,6 @@ def run_design(options: argparse.Namespace) -> int:
     from fastfold.inference.design.run import TABLE, run_designs
 
     task, config = design_task(options), design_config(options)
-    if options.num_designs < 1:
-        raise ConfigError(f"--num-designs: expected a number from 1, found {options.num_designs}")
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
@@ -177,7 +261,11 @@ def run_design(options: argparse.Namespace) -> int:
             config,
             seeds=seeds,
             predict=options.predict_weights,
-            infer=InferConfig(device=options.device, precision=options.precision),
+            infer=InferConfig(
+                device=options.device, precision=options.precision, seeds=tuple(range(options.predict_seeds))
+            ),
+            filters=options.filters,
+            redesign=_redesign(options),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )
@@ -188,14 +276,28 @@ def run_design(options: argparse.Namespace) -> int:
     return 0
 
 
-def design_task(options: argparse.Namespace) -> DesignTask:
-    """Return the task of a command line.
+def _redesign(options: argparse.Namespace) -> Redesign | None:
+    """Return the other program; None if there is none."""
+    from fastfold.inference.design import Redesign, SequenceProgram
+
+    if options.mpnn is None:
+        if options.mpnn_keep_interface:
+            raise ConfigError("--mpnn-keep-interface belongs to --mpnn, which is missing")
+        return None
+    program = SequenceProgram(options.mpnn, options.mpnn_sequences, options.forbid)
+    return Redesign(program, options.mpnn_keep_interface)
+
+
+def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
+    """Return the task of a command line, or of each seed if it draws the length.
 
     Raises:
         ConfigError: An option is missing, or belongs to another protocol.
         InputError: The structure cannot be used.
     """
-    from fastfold.inference.design import binder, fixed_backbone, hallucination, partial
+    from fastfold.inference.design import binder, hallucination
+    from fastfold.inference.design.targets import TargetStructure
+    from fastfold.inference.design.task import draw_length
 
     protocol, structure = options.protocol, options.structure
     chains = [name for name in options.chains.split(",") if name]
@@ -203,9 +305,9 @@ def design_task(options: argparse.Namespace) -> DesignTask:
         "hallucinate": ("length", "copies", "cyclic"),
         "fixbb": ("chains", "keep"),
         "partial": ("chains", "motif"),
-        "binder": ("length", "chains", "hotspots"),
+        "binder": ("length", "chains", "hotspots", "flexible", "also_target", "avoid"),
     }[protocol]
-    defaults = {
+    defaults: dict[str, Any] = {
         "length": None,
         "copies": 1,
         "cyclic": False,
@@ -213,29 +315,59 @@ def design_task(options: argparse.Namespace) -> DesignTask:
         "keep": "",
         "motif": "",
         "hotspots": "",
+        "flexible": "none",
+        "also_target": [],
+        "avoid": [],
     }
     for name, default in defaults.items():
         if name not in used and getattr(options, name) != default:
+            shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
             raise ConfigError(
-                f"--{name} does not belong to {protocol}; its options are {', '.join(map('--{}'.format, used))}"
+                f"--{name.replace('_', '-')} does not belong to {protocol}; its options are {shown}"
             )
     if "length" in used and options.length is None:
         raise ConfigError(f"{protocol} needs --length, the number of residues to design")
+    if protocol in ("fixbb", "partial"):
+        return _kept_task(options, chains)
     if protocol == "hallucinate":
         if structure is not None:
             raise ConfigError(
                 f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
             )
-        return hallucination(options.length, copies=options.copies, cyclic=options.cyclic)
-    if structure is None:
+        make = partial(hallucination, copies=options.copies, cyclic=options.cyclic)
+    else:
+        make = partial(
+            binder,
+            _structure(options),
+            chains=chains,
+            hotspots=options.hotspots,
+            flexible=options.flexible,
+            others=[TargetStructure.parse(text) for text in options.also_target],
+            avoided=[TargetStructure.parse(text) for text in options.avoid],
+        )
+    low, high = _length(options.length)
+    return make(length=low) if low == high else lambda seed: make(length=draw_length(seed, low, high))
+
+
+def _structure(options: argparse.Namespace) -> Path:
+    if options.structure is None:
+        protocol = options.protocol
         raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
-    if protocol == "binder":
-        return binder(structure, options.length, chains=chains, hotspots=options.hotspots)
+    path: Path = options.structure
+    return path
+
+
+def _kept_task(options: argparse.Namespace, chains: Sequence[str]) -> DesignTask:
+    """Return the task of a protocol that keeps residues of a chain."""
+    from fastfold.inference.design import fixed_backbone
+    from fastfold.inference.design import partial as partial_task
+
+    protocol, structure = options.protocol, _structure(options)
     if len(chains) > 1:
         raise ConfigError(f"{protocol} takes one chain, found --chains {options.chains}")
     chain = chains[0] if chains else None
     if protocol == "partial":
-        return partial(structure, options.motif, chain=chain)
+        return partial_task(structure, options.motif, chain=chain)
     return fixed_backbone(structure, chain=chain, keep=options.keep)
 
 
@@ -264,8 +396,19 @@ def design_config(options: argparse.Namespace) -> DesignConfig:
         start=options.start,
         weights=dict(map(_weight, options.loss)),
         forbid=options.forbid,
+        composition=options.composition,
+        charge=None if options.charge is None else tuple(options.charge),
         give_up_below=options.give_up_below,
     )
+
+
+def _length(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest length of ``60`` or ``60-100``."""
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"--length: expected a number or a range such as 60-100, found {text!r}")
+    return low, high
 
 
 def _numbers(option: str, text: str, count: int) -> list[int]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.inference.error_messages import debugging, internal_error
@@ -56,14 +57,14 @@ def add_relax_command(commands: Any) -> None:
     )
     relax.add_argument(
         "--threads",
-        type=_positive,
+        type=whole_number(1),
         default=RelaxConfig.threads,
         metavar="N",
         help="threads on the CPU; with one the result is the same each time (default: all cores)",
     )
     relax.add_argument(
         "--max-iterations",
-        type=_positive,
+        type=whole_number(1),
         default=RelaxConfig.max_iterations,
         metavar="N",
         help="maximum iterations of an attempt of the minimiser; a round has about five attempts "
@@ -71,7 +72,7 @@ def add_relax_command(commands: Any) -> None:
     )
     relax.add_argument(
         "--max-rounds",
-        type=_positive,
+        type=whole_number(1),
         default=RelaxConfig.max_rounds,
         metavar="N",
         help="maximum rounds; each after the first frees the residues with violations from their springs "
@@ -79,13 +80,6 @@ def add_relax_command(commands: Any) -> None:
     )
     relax.add_argument("--overwrite", action="store_true", help="replace existing results")
     relax.set_defaults(run=run_relax)
-
-
-def _positive(text: str) -> int:
-    """Parse a whole number of at least one; an argument type."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
-    return int(text)
 
 
 def run_relax(options: argparse.Namespace) -> int:

@@ -155,6 +155,22 @@ def contact_loss(
     return _mean_of_lowest(per_residue, options.num_pos, rows > 0)
 
 
+def avoid_loss(outputs: Outputs, cutoff: float, rows: Tensor, pairs: Tensor) -> Tensor:
+    """Return the mean over residues of -log of the probability that their likeliest contact is absent.
+
+    Unlike a negative contact loss it has a lower bound: it vanishes when no contact is likely.
+
+    Args:
+        outputs: Outputs of the network.
+        cutoff: Distance of CB atoms in Å below which residues are in contact.
+        rows: Residues that shall not touch, ``[N]``.
+        pairs: Pairs that count, ``[N, N]``.
+    """
+    near = (outputs.lower_edges < cutoff).to(outputs.distogram.dtype)
+    contact = ((outputs.distogram.softmax(-1) * near).sum(-1) * pairs).amax(-1)
+    return _mean(-torch.log(1.0 - contact + 1e-6), rows)
+
+
 def _mean_of_lowest(x: Tensor, count: float, mask: Tensor) -> Tensor:
     """Return the mean of the lowest ``count`` masked entries of the last axis, 0 if there are none."""
     ordered = torch.where(mask, x, torch.inf).sort(-1).values

@@ -13,15 +13,23 @@ from torch import Tensor
 from fastfold.data.features.pipeline import featurize
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence.scores import plddt
-from fastfold.evoformer.inputs import RESIDUES, Relaxation, RelaxedSequence, relax_sequence, sequence_features
+from fastfold.evoformer.inputs import (
+    RESIDUES,
+    Relaxation,
+    RelaxedSequence,
+    decode_sequence,
+    relax_sequence,
+    sequence_features,
+)
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.design.limits import Limits, count_residues
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.inference.network_settings import apply_settings
-from fastfold.inference.target_templates import read_templates, takes_templates
+from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.protein import residue_constants as rc
 
@@ -60,6 +68,7 @@ class Evaluator:
         recycles: Extra passes.
         recycle_mode: Passes whose gradient counts.
         bias: Added to the logits, ``[20]``.
+        limits: Limits of the designed chain, whose losses are ``composition`` and ``charge``.
         hard_profile: True if the profile in the MSA's features has the most likely residues, whose gradient is an
             estimate. By default of multimer networks alone, as in ColabDesign.
 
@@ -76,6 +85,7 @@ class Evaluator:
         recycles: int = 0,
         recycle_mode: RecycleMode = "last",
         bias: Tensor | None = None,
+        limits: Limits | None = None,
         hard_profile: bool | None = None,
     ) -> None:
         self.task, self.models, self.recycles, self.recycle_mode = task, list(models), recycles, recycle_mode
@@ -85,7 +95,9 @@ class Evaluator:
         self.device, self.dtype = parameter.device, models[0].structure_module.initial.weight.dtype
         self._bias = None if bias is None else bias.to(self.device, self.dtype)
         self._losses = task.losses(self.device, self.dtype)
-        known = {*self._losses, "seq_ent"}
+        self.limits = limits or Limits()
+        no_chain = torch.zeros(1, RESIDUES)
+        known = {*self._losses, "seq_ent", *self.limits.losses(no_chain)}
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
         for model in models:
@@ -166,6 +178,15 @@ class Evaluator:
         """Residue types that designs may have, ``[20]`` bool."""
         return np.ones(RESIDUES, bool) if self._bias is None else (self._bias > -1e5).cpu().numpy()
 
+    def violation(self, parameters: Tensor) -> float:
+        """Return how many residues and charges of the designed chain are outside its limits."""
+        return float(self.limits.violation(count_residues(self.designed(parameters))))
+
+    def designed(self, parameters: Tensor) -> str:
+        """Return the most likely sequence of the designed chain, the first of equal ones."""
+        letters = self.task.letters(decode_sequence(self.logits_of(parameters)))
+        return letters[int(self.task.chain[self.task.designed_chain[0]])]
+
     def logits_of(self, parameters: Tensor) -> Tensor:
         """Return the logits ``[P, 20]`` of parameters, on the CPU."""
         bias = None if self._bias is None else self._bias.cpu()
@@ -174,7 +195,10 @@ class Evaluator:
     def _named_losses(
         self, outputs: Outputs, relaxed: RelaxedSequence, relaxation: Relaxation, aatype: Tensor
     ) -> dict[str, Tensor]:
-        found = {name: self._losses[name](outputs, aatype) for name in self.weights if name != "seq_ent"}
+        found = {name: self._losses[name](outputs, aatype) for name in self.weights if name in self._losses}
+        form = relaxed.hard if relaxation.hard else relaxed.soft
+        limited = self.limits.losses(self.task.sequence(form)[torch.from_numpy(self.task.designed_chain)])
+        found |= {name: loss for name, loss in limited.items() if name in self.weights}
         if "seq_ent" in self.weights:
             everyone = relaxed.logits.new_ones(len(relaxed.logits))
             found["seq_ent"] = seq_ent_loss(relaxed.logits, everyone, relaxation.temperature)
@@ -228,15 +252,12 @@ class Evaluator:
         task = self.task
         alignments: list[Any] = [([], []) for _ in task.target.chains]
         templates = None
-        if task.templates is not None:
+        if task.template_features is not None:
             if not takes_templates(model.config, task.target):
                 raise ConfigError(
                     f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
                 )
-            read = read_templates(
-                task.target, alignments, [None if path is None else [path] for path in task.templates]
-            )
-            templates = None if read is None else read.features
+            templates = task.template_features
         config = apply_settings(InferConfig(), model.config)
         sampler = featurize(task.target.chains, alignments, config, templates=templates)
         add_settings(sampler, task.target, cyclic=task.cyclic, guess=None)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
 from fastfold.inference.design.evaluate import Evaluation, Evaluator, RecycleMode
+from fastfold.inference.design.limits import Limits, parse_shares
 
 Optimizer = Literal["sgd", "adam"]
 Start = Literal["gumbel", "random", "wildtype"]
@@ -43,7 +44,10 @@ class DesignConfig:
         start: First parameters: Gumbel noise, small noise, or the residues of the given structure.
         weights: Weights of losses that differ from the protocol's.
         forbid: Residues never used, such as ``CM``.
-        give_up_below: Mean pLDDT (0 to 100) after the first stage below which the rest is left out.
+        composition: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``. They are a loss
+            ``composition``, a rule for mutations, and the first criterion of the best residues.
+        charge: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any.
+        give_up_below: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out.
 
     Raises:
         ConfigError: A value is out of range.
@@ -63,6 +67,8 @@ class DesignConfig:
     start: Start = "gumbel"
     weights: Mapping[str, float] = field(default_factory=dict)
     forbid: str = ""
+    composition: str = ""
+    charge: tuple[float, float] | None = None
     give_up_below: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,6 +79,9 @@ class DesignConfig:
                 raise ConfigError(f"{name}: expected a number from {least}, found {getattr(self, name)}")
         if not sum(getattr(self, name) for name in counts[:4]):
             raise ConfigError("a design needs at least one step")
+        _ = self.limits
+        if not 0 <= self.give_up_below <= 100:
+            raise ConfigError(f"give_up_below: expected a number from 0 to 100, found {self.give_up_below}")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
         for name, kinds in (("optimizer", Optimizer), ("start", Start), ("recycle_mode", RecycleMode)):
@@ -80,6 +89,11 @@ class DesignConfig:
                 raise ConfigError(
                     f"{name}: expected {', '.join(get_args(kinds))}, found {getattr(self, name)!r}"
                 )
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the designed chain."""
+        return Limits(parse_shares(self.composition), self.charge)
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,9 @@ class DesignState:
         moments: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD.
         best: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none.
         best_loss: Their loss; infinite if no step has used residues.
+        best_violation: Residues and charges of them that are outside the limits of the chain.
         plddt: pLDDT ``[N]`` of the last step, 0 to 100.
+        positions: Atoms ``[N, 37, 3]`` in Å of the best residues, or of the last step if there are none.
         log: A row of figures for each step.
         trace: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å.
     """
@@ -140,7 +156,9 @@ class DesignState:
     moments: Tensor
     best: Tensor
     best_loss: float
+    best_violation: float
     plddt: np.ndarray
+    positions: np.ndarray
     log: list[dict[str, Any]]
     trace: list[np.ndarray]
 
@@ -170,7 +188,9 @@ def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> Design
         torch.zeros(2, *shape),
         parameters,
         math.inf,
+        math.inf,
         np.full(count, 50.0, np.float32),
+        np.zeros((count, 37, 3), np.float32),
         [],
         [],
     )
@@ -214,7 +234,7 @@ def optimise(
             )
             assert found.gradient is not None
             if step.stage == "hard":
-                _keep_best(state, found, state.parameters)
+                _keep_best(evaluator, state, found, state.parameters)
             _descend(state, found.gradient.cpu().float(), config, step.rate)
         _record(state, step, found)
         if on_step is not None:
@@ -225,7 +245,8 @@ def optimise(
 def _remaining(config: DesignConfig, state: DesignState) -> Iterator[Step]:
     steps = schedule(config)
     while state.step < len(steps):
-        if state.step == config.soft_steps > 0 and float(np.mean(state.plddt)) < config.give_up_below:
+        is_new_stage = state.step > 0 and steps[state.step].stage != steps[state.step - 1].stage
+        if is_new_stage and float(np.mean(state.plddt)) < config.give_up_below:
             state.log[-1]["given_up"] = True
             return
         yield steps[state.step]
@@ -252,9 +273,11 @@ def _descend(state: DesignState, gradient: Tensor, config: DesignConfig, rate: f
     state.parameters = state.parameters - config.learning_rate * rate * update
 
 
-def _keep_best(state: DesignState, found: Evaluation, parameters: Tensor) -> None:
-    if found.loss < state.best_loss:
-        state.best_loss, state.best = found.loss, parameters.clone()
+def _keep_best(evaluator: Evaluator, state: DesignState, found: Evaluation, parameters: Tensor) -> None:
+    violation = evaluator.violation(parameters)
+    if (violation, found.loss) < (state.best_violation, state.best_loss):
+        state.best_violation, state.best_loss, state.best = violation, found.loss, parameters.clone()
+        state.positions = found.positions
 
 
 def _mutate(
@@ -262,7 +285,8 @@ def _mutate(
 ) -> Evaluation:
     """Take the best of several mutations, at residues that the network is least sure of.
 
-    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly among those allowed.
+    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly among those that are allowed
+    and keep the limits of the chain. Without an allowed mutation, the sequence stays.
     """
     start = state.best if math.isfinite(state.best_loss) else state.parameters
     residues = evaluator.logits_of(start).argmax(-1).numpy()
@@ -270,24 +294,36 @@ def _mutate(
     doubt = np.array([1.0 - state.plddt[source == row].mean() / 100.0 for row in range(len(residues))]).clip(
         1e-3
     )
-    allowed = np.flatnonzero(evaluator.allowed)
+    allowed = _allowed_mutations(evaluator, start, residues)
+    if not allowed.any():
+        allowed[np.arange(len(residues)), residues] = True
+    doubt = doubt * allowed.any(1)
     tried: list[tuple[float, Evaluation, Tensor]] = []
     for _ in range(config.tries):
         place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
         mutant = residues.copy()
-        mutant[place] = int(rng.choice([r for r in allowed if r != residues[place]] or [residues[place]]))
+        mutant[place] = int(rng.choice(np.flatnonzero(allowed[place])))
         parameters = torch.eye(RESIDUES)[torch.from_numpy(mutant)]
         found = evaluator(parameters, step.relaxation, recycles=step.recycles, gradient=False)
         tried.append((found.loss, found, parameters))
     _, found, parameters = min(tried, key=lambda one: one[0])
     state.parameters = parameters
-    _keep_best(state, found, parameters)
+    _keep_best(evaluator, state, found, parameters)
     return found
+
+
+def _allowed_mutations(evaluator: Evaluator, start: Tensor, residues: np.ndarray) -> np.ndarray:
+    """Return the residue types ``[P, 20]`` that each designed residue may change to."""
+    allowed = evaluator.limits.mutations(evaluator.designed(start))[residues] & evaluator.allowed
+    allowed[np.arange(len(residues)), residues] = False
+    return allowed
 
 
 def _record(state: DesignState, step: Step, found: Evaluation) -> None:
     state.step += 1
     state.plddt = found.plddt
+    if not math.isfinite(state.best_loss):
+        state.positions = found.positions
     state.trace.append(found.positions[:, 1].astype(np.float32))
     state.log.append(
         {
@@ -301,7 +337,7 @@ def _record(state: DesignState, step: Step, found: Evaluation) -> None:
     )
 
 
-def final_sequence(evaluator: Evaluator, state: DesignState) -> list[str]:
-    """Return the designed sequence of each chain: the best residues that were evaluated, or the last ones."""
+def final_parameters(evaluator: Evaluator, state: DesignState) -> str:
+    """Return the letters of the designed residues: the best that were evaluated, or the last ones."""
     parameters = state.best if math.isfinite(state.best_loss) else state.parameters
-    return evaluator.task.letters(decode_sequence(evaluator.logits_of(parameters)))
+    return decode_sequence(evaluator.logits_of(parameters))

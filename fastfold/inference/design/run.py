@@ -3,75 +3,69 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import safe_open
-from safetensors.torch import save
 
-from fastfold._version import __version__
-from fastfold.errors import ConfigError, InputError, OutputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
+from fastfold.evoformer.inputs import encode_sequence
+from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
-from fastfold.inference.design.film import film_pdb
+from fastfold.inference.design.joint import JointEvaluator
+from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
-    final_sequence,
+    final_parameters,
     first_state,
     optimise,
     schedule,
 )
+from fastfold.inference.design.results.film import film_pdb
+from fastfold.inference.design.results.filters import Filter, read_filters
+from fastfold.inference.design.results.folds import touching
+from fastfold.inference.design.results.program import SequenceProgram
+from fastfold.inference.design.results.refold import fold_designs
+from fastfold.inference.design.results.table import PASSED, Design, design_rows, table_text
+from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.models import open_networks
+from fastfold.inference.models import open_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
-from fastfold.inference.report.discover import find_predictions
-from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.runner import run as run_infer
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import read_user_structure
-from fastfold.protein.metrics.superposition import rmsd
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.protein import Protein
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.device import choose_device
-from fastfold.utils.hashing import input_hash
 
-SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
-"""Files of a results folder that only designs have, and the folder of their trajectories."""
+SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "trajectories", "mpnn"
+"""Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
 
 _SAVE_EVERY = 10
-_COLUMNS = ("name", "sequence", "steps", "loss", "design_plddt", "plddt", "ptm", "iptm", "rmsd")
+_AVOID = "avoid"
 
 
 @dataclass(frozen=True)
-class Design:
-    """A designed sequence.
+class Redesign:
+    """Sequences of another program for the designed backbones.
 
     Attributes:
-        name: Name of its record and files.
-        sequences: Sequence of each chain, given chains included.
-        state: Final state of the optimisation.
+        program: The program.
+        keep_interface: True if residues of designed chains within 4 Å of other chains stay.
     """
 
-    name: str
-    sequences: tuple[str, ...]
-    state: DesignState
-
-    @property
-    def record(self) -> str:
-        """FASTA record."""
-        return f">{self.name}\n{':'.join(self.sequences)}\n"
+    program: SequenceProgram
+    keep_interface: bool = False
 
 
 def run_designs(
-    task: DesignTask,
+    task: DesignTask | Callable[[int], DesignTask],
     output: Path,
     weights: Sequence[Path] = (),
     config: DesignConfig | None = None,
@@ -79,74 +73,103 @@ def run_designs(
     seeds: Sequence[int] = (0,),
     predict: Sequence[Path] | None = None,
     infer: InferConfig | None = None,
+    filters: Path | None = None,
+    redesign: Redesign | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 
     Args:
-        task: Residues to design.
+        task: Residues to design, or a function that returns them for a seed.
         output: Folder for the results.
         weights: Weights files or names of networks to design with; none for ``mini``.
         config: Settings of the optimisation.
         seeds: One optimisation for each.
-        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone.
-        infer: Settings of these folds, and the device.
+        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
+            the templates of given chains.
+        infer: Settings of these folds, their seeds included, and the device.
+        filters: File of filters (:mod:`fastfold.inference.design.results.filters`); None for none.
+        redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
         overwrite: True to start again where the folder has designs with other settings.
         say: Called with lines about the progress.
 
     Returns:
-        The designs in the order of the seeds.
+        The designs in the order of the seeds, each followed by the other program's sequences.
 
     Raises:
         ConfigError: Settings contradict the task or the networks, or the folder has designs with other settings.
-        InputError: A structure cannot be used, or memory was not enough.
+        InputError: A structure or a file of filters cannot be used, another program failed, or memory was not enough.
         WriteError: A result cannot be written.
     """
     config, infer = config or DesignConfig(), infer or InferConfig()
     device = choose_device(infer.device)
     networks = open_networks(list(weights) or [Path(MINI)])
+    folding = list(predict if predict is not None else weights)
+    tasks = [task(seed) if callable(task) else task for seed in seeds]
+    names = [network.name for network in suitable(open_networks(folding or [Path(MINI)]), tasks[0].target)]
+    chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
     models = [network.load(infer.precision or "fp32").to(device) for network in networks]
-    evaluator = Evaluator(
-        task,
-        models,
-        {**task.weights, **config.weights},
-        recycles=config.recycles,
-        recycle_mode=config.recycle_mode,
-        bias=uniform_bias(config.forbid),
-    )
-    identity = _identity(task, config, [network.digest for network in networks])
+    digests = [network.digest for network in networks]
+    evaluator = design_evaluator(tasks[0], models, config)
     folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)
     designs = []
-    for seed in seeds:
-        name = f"{task.name}_seed_{seed:03d}"
-        designs.append(_design(evaluator, config, seed, folder / name, f"{identity}-{seed}", overwrite, say))
-    write_atomic(output / SEQUENCES, "".join(design.record for design in designs))
-    request = InferRequest(
-        [output / SEQUENCES],
-        output,
-        predict if predict is not None else weights,
-        replace(infer, seeds=(0,)),
-        RunOptions(overwrite=overwrite),
-    )
-    summary = run_infer(request)
-    write_atomic(output / TABLE, _table(designs, output))
-    for target, why in summary.failed:
-        say(f"error: {target}: {why}")
+    for seed, one in zip(seeds, tasks, strict=True):
+        if one is not evaluator.task:
+            evaluator = design_evaluator(one, models, config)
+        identity = f"{design_identity(one, config, digests)}-{seed}"
+        path = folder / f"{one.name}_seed_{seed:03d}"
+        design = _design(evaluator, config, seed, path, identity, overwrite, say)
+        designs.append(design)
+        if redesign is not None and not design.is_given_up:
+            designs += _redesigned(design, redesign, output, seed, config, say)
+    del evaluator, models, networks  # before the networks that fold are loaded
+    folded = [design for design in designs if not design.is_given_up]
+    write_atomic(output / SEQUENCES, "".join(design.records for design in folded))
+    if folded:
+        summary = fold_designs(folded, output / SEQUENCES, folding, infer, overwrite=overwrite)
+        for target, why in summary.failed:
+            say(f"error: {target}: {why}")
+    rows = design_rows(designs, output, names, chosen, config.limits)
+    write_atomic(output / TABLE, table_text(rows))
+    if chosen:
+        say(f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters")
     return designs
 
 
-def _identity(task: DesignTask, config: DesignConfig, digests: Sequence[str]) -> str:
-    """Return a hash of everything that a trajectory depends on but its seed."""
-    given: list[Any] = [task.source, task.hotspots, task.cyclic]
-    if task.reference is not None:
-        given += [task.reference.positions.numpy(), task.reference.mask.numpy()]
-    if task.templates is not None:
-        given.append([None if path is None else path.read_bytes() for path in task.templates])
-    chains = [chain.sequence for chain in task.target.chains]
-    return input_hash(
-        task.name, chains, given, dict(task.weights), asdict(config), list(digests), __version__
+def design_evaluator(task: DesignTask, models: Sequence[AlphaFold], config: DesignConfig) -> Evaluator:
+    """Return the losses of a task with the weights of its protocol and of the settings.
+
+    Args:
+        task: The task.
+        models: Networks of one kind, on one device.
+        config: Settings of the optimisation.
+    """
+    weights = {**task.weights, **limit_weights(config.limits), **config.weights}
+    settings: dict[str, Any] = {
+        "recycles": config.recycles,
+        "recycle_mode": config.recycle_mode,
+        "bias": uniform_bias(config.forbid),
+    }
+    if _AVOID in config.weights and not task.avoided:
+        raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
+    if not (task.others or task.avoided):
+        return Evaluator(task, models, weights, limits=config.limits, **settings)
+    avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
+    return JointEvaluator(
+        task,
+        models,
+        weights,
+        limits=config.limits,
+        others=[Evaluator(one, models, weights, limits=config.limits, **settings) for one in task.others],
+        avoided=[Evaluator(one, models, avoid, **settings) for one in task.avoided],
+        **settings,
     )
+
+
+def _filters(path: Path, task: DesignTask, networks: int) -> list[Filter]:
+    chains = len(task.target.chains)
+    return read_filters(path, networks=networks, chains=chains, off_targets=len(task.avoided))
 
 
 def _design(
@@ -160,7 +183,7 @@ def _design(
 ) -> Design:
     """Optimise one sequence from its last saved state, and write its trajectory."""
     saved = path.with_name(f"{path.name}.safetensors")
-    state = _load(saved, identity, overwrite)
+    state = load_state(saved, identity, overwrite=overwrite)
     if state is None:
         state = first_state(evaluator, config, seed)
     elif state.step:
@@ -170,7 +193,7 @@ def _design(
     def keep(current: DesignState) -> None:
         row = current.log[-1]
         if current.step % _SAVE_EVERY == 0 or current.step == total:
-            _save(saved, current, identity)
+            save_state(saved, current, identity)
             say(
                 f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
                 f"pLDDT {row['mean_plddt']:.1f}"
@@ -185,99 +208,58 @@ def _design(
             f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
             "fewer, --precision bf16, or a device with more memory"
         ) from error
-    _save(saved, state, identity)
+    save_state(saved, state, identity)
+    design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
     write_atomic(path.with_name(f"{path.name}.jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log))
     write_atomic(path.with_name(f"{path.name}.pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain))
+    write_atomic(path.with_name(f"{path.name}_design.pdb"), to_pdb(_structure(design)))
     if find_spec("matplotlib") is not None:
         series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
         write_atomic(path.with_name(f"{path.name}.png"), trajectory_png(*series, title=path.name))
-    if state.log[-1].get("given_up"):
+    if design.is_given_up:
         say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
-    return Design(path.name, tuple(final_sequence(evaluator, state)), state)
+    return design
 
 
-def _save(path: Path, state: DesignState, identity: str) -> None:
-    tensors = {
-        "parameters": state.parameters.contiguous(),
-        "moments": state.moments.contiguous(),
-        "best": state.best.contiguous(),
-        "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
-        "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
-    }
-    record = {"step": state.step, "best_loss": state.best_loss, "log": state.log}
-    write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
+def _structure(design: Design) -> Protein:
+    """Return the structure of a design, with pLDDT of the last step as B-factors."""
+    aatype = encode_sequence("".join(design.sequences)).argmax(-1).numpy()
+    task = design.task
+    # Residues that the last step has changed lack atoms, which are at the origin.
+    mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
+    b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
+    return Protein(design.state.positions, mask, aatype, task.place + 1, task.chain, b_factors)
 
 
-def _load(path: Path, identity: str, overwrite: bool) -> DesignState | None:
-    """Read a saved state; None if there is none, or if it is to be overwritten because its settings differ.
-
-    Raises:
-        ConfigError: It belongs to other settings.
-        OutputError: The file is damaged.
-    """
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        is_same = metadata["identity"] == identity
-        record = json.loads(metadata["state"])
-    except Exception as error:
-        raise OutputError(
-            f"{path}: cannot be read ({error}); delete it to start this design again"
-        ) from error
-    if not is_same and overwrite:
-        return None
-    if not is_same:
-        raise ConfigError(
-            f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
-            "--overwrite to start again"
-        )
-    return DesignState(
-        found["parameters"],
-        record["step"],
-        found["moments"],
-        found["best"],
-        record["best_loss"],
-        found["plddt"].numpy(),
-        record["log"],
-        list(found["trace"].numpy()),
+def _redesigned(
+    design: Design,
+    redesign: Redesign,
+    output: Path,
+    seed: int,
+    config: DesignConfig,
+    say: Callable[[str], None],
+) -> list[Design]:
+    """Return the other program's sequences for a design, those outside the limits left out."""
+    structure = _structure(design)
+    kept = np.zeros(0, np.int64)
+    if redesign.keep_interface:
+        near = touching(structure.atom_positions, structure.atom_mask, design.task.chain)
+        kept = np.flatnonzero(near & np.isin(design.task.chain, design.task.chain[design.task.source >= 0]))
+    found = redesign.program.sequences(
+        design.task,
+        to_pdb(structure),
+        "".join(design.sequences),
+        kept=kept,
+        folder=prepare_output_directory(output / PROGRAM),
+        name=design.name,
+        seed=seed,
     )
-
-
-def _table(designs: Sequence[Design], output: Path) -> str:
-    """Return the table of designs, best first by the confidence of the folds."""
-    best = {one.scores["name"]: one for one in find_predictions(output) if one.rank in (None, 1)}
-    rows = []
-    for design in designs:
-        state, found = design.state, best.get(design.name)
-        loss = state.best_loss if math.isfinite(state.best_loss) else state.log[-1]["loss"]
-        row: dict[str, Any] = {
-            "name": design.name,
-            "sequence": ":".join(design.sequences),
-            "steps": state.step,
-            "loss": f"{loss:.4f}",
-            "design_plddt": f"{float(state.plddt.mean()):.2f}",
-        }
-        if found is not None:
-            row["plddt"] = f"{float(np.mean(found.scores['plddt'])):.2f}"
-            row |= {
-                key: f"{found.scores[key]:.3f}"
-                for key in ("ptm", "iptm")
-                if found.scores.get(key) is not None
-            }
-            if found.structure is not None:
-                row["rmsd"] = f"{_rmsd(found.structure, state.trace[-1]):.2f}"
-        rows.append(row)
-    rows.sort(key=lambda row: -float(row.get("plddt", 0.0)))
-    lines = [_COLUMNS, *([str(row.get(column, "")) for column in _COLUMNS] for row in rows)]
-    return "".join("\t".join(line) + "\n" for line in lines)
-
-
-def _rmsd(path: Path, trace: np.ndarray) -> float:
-    """Return the deviation in Å of a folded structure's CA atoms ``[N, 3]`` from those of the design."""
-    chains = read_user_structure(path).chains
-    folded = np.concatenate([chain.positions[:, rc.atom_order["CA"]] for chain in chains])
-    points = (torch.from_numpy(folded), torch.from_numpy(trace))
-    return float(rmsd(*points, torch.ones(len(trace))))
+    made = [
+        Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
+        for number, (parameters, score) in enumerate(found, 1)
+    ]
+    within = [one for one in made if not config.limits.broken(one.designed)]
+    left = len(made) - len(within)
+    out = f", {left} left out because they break --composition or --charge" if left else ""
+    say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
+    return within

@@ -17,6 +17,7 @@ from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.inference.design.residues import residue_places
+from fastfold.inference.design.targets import Flexible, TargetStructure, check_flexible, template_features
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.structure import ChainStructure
@@ -59,6 +60,10 @@ class DesignTask:
         hotspots: Residues of the given chains that a binder must touch, ``[H]``; empty for any.
         templates: Structure file that is the template of each chain, None for no template.
         cyclic: True if designed chains are rings.
+        flexible: Parts of the templates that are left out.
+        others: Further complexes that the designed residues shall form.
+        avoided: Complexes that they shall not form.
+        own_losses: Losses of the user by name; their weights are settings of the design.
     """
 
     name: str
@@ -69,6 +74,17 @@ class DesignTask:
     hotspots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     templates: Sequence[Path | None] | None = None
     cyclic: bool = False
+    flexible: Flexible = "none"
+    others: Sequence[DesignTask] = ()
+    avoided: Sequence[DesignTask] = ()
+    own_losses: Mapping[str, Loss] = field(default_factory=dict)
+
+    @cached_property
+    def template_features(self) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
+        """Raw template features of each chain; None without templates."""
+        return (
+            None if self.templates is None else template_features(self.target, self.templates, self.flexible)
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -85,6 +101,11 @@ class DesignTask:
     def place(self) -> np.ndarray:
         """Number of each residue in its chain from 0, ``[N]``."""
         return np.concatenate([np.arange(len(chain.sequence)) for chain in self.target.chains])
+
+    @cached_property
+    def designed_chain(self) -> np.ndarray:
+        """Residues of the first designed chain, kept ones included, ``[L]``."""
+        return np.flatnonzero(self.chain == self.chain[np.argmax(self.source >= 0)])
 
     @cached_property
     def offset(self) -> Tensor:
@@ -146,11 +167,14 @@ class DesignTask:
                 rows, columns = (goal, designed) if len(self.hotspots) else (designed, goal)
             between = (1.0 - same) * columns[None]
             found["i_con"] = lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between)
+            if is_binder:
+                apart = between if rows is designed else between.transpose(0, 1)
+                found["avoid"] = lambda o, _: losses.avoid_loss(o, CONTACTS.cutoff, designed, apart)
             error_columns = (1.0 - same) * (designed[:, None] * (goal if is_binder else everyone)[None])
             found["i_pae"] = lambda o, _: losses.pae_loss(o, error_columns)
         if self.reference is not None:
             found |= _supervised(self.reference, device, dtype)
-        return found
+        return found | dict(self.own_losses)
 
 
 def _supervised(reference: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, Loss]:
@@ -168,6 +192,11 @@ def _supervised(reference: Reference, device: torch.device, dtype: torch.dtype) 
         "rmsd": lambda o, _: losses.rmsd_loss(o, positions[:, 1], mask[:, 1]),
         "fape": lambda o, _: losses.fape_loss(o, positions, backbone[:, None] * backbone[None]),
     }
+
+
+def draw_length(seed: int, low: int, high: int) -> int:
+    """Draw a length from a range, both ends included, for a seed."""
+    return int(np.random.default_rng([seed, 2**20]).integers(low, high + 1))
 
 
 def hallucination(length: int, *, copies: int = 1, cyclic: bool = False) -> DesignTask:
@@ -236,7 +265,15 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
 
 
 def binder(
-    path: Path, length: int, *, chains: Sequence[str] = (), hotspots: str = "", cyclic: bool = False
+    path: Path,
+    length: int,
+    *,
+    chains: Sequence[str] = (),
+    hotspots: str = "",
+    flexible: Flexible = "none",
+    others: Sequence[TargetStructure] = (),
+    avoided: Sequence[TargetStructure] = (),
+    cyclic: bool = False,
 ) -> DesignTask:
     """Design a chain that binds given ones, whose structure is a template.
 
@@ -245,6 +282,9 @@ def binder(
         length: Residues of the binder.
         chains: Chain names to bind; empty for all.
         hotspots: Residues to touch, such as ``A10-25,B40``; empty for any.
+        flexible: Parts of the given chains' templates that are left out.
+        others: Further targets of the same binder.
+        avoided: Off-targets, which it shall not touch; at their hotspots if they have some.
         cyclic: True for a ring.
 
     Raises:
@@ -255,6 +295,7 @@ def binder(
         raise ConfigError(f"expected a binder of 5 residues or more, found {length}")
     if cyclic:
         raise ConfigError("a cyclic binder is not supported: the setting makes rings of all chains")
+    check_flexible(flexible)
     read = list(read_user_structure(path).chains)
     given = [one for one in read if one.chain_id in chains] if chains else read
     if missing := sorted(set(chains) - {one.chain_id for one in read}):
@@ -271,7 +312,14 @@ def binder(
         {"plddt": 0.1, "i_con": 1.0},
         hotspots=touched,
         templates=[*[path] * len(given), None],
+        flexible=flexible,
+        others=[_binder_of(one, length, flexible) for one in others],
+        avoided=[_binder_of(one, length, flexible) for one in avoided],
     )
+
+
+def _binder_of(given: TargetStructure, length: int, flexible: Flexible) -> DesignTask:
+    return binder(given.path, length, chains=given.chains, hotspots=given.hotspots, flexible=flexible)
 
 
 def _one_chain(path: Path, name: str | None) -> ChainStructure:

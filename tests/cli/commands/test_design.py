@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,19 +73,94 @@ def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path
         assert "hallucinate_seed_000.safetensors: cannot be read" in damaged.err
 
 
+FAKE = """
+import pathlib, sys
+out, pdb = map(pathlib.Path, sys.argv[1:])
+assert "ATOM" in pdb.read_text()
+(out / "seqs").mkdir()
+letters = "ACDEFGHIKL", "AAAAAAAAAA"
+records = [">native\\nGGGGGGGGGG", *(f">sample={i}, score=1.5\\n{one}" for i, one in enumerate(letters))]
+(out / "seqs" / "x.fa").write_text("\\n".join(records))
+"""
+
+
+def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) -> None:
+    program = cli.folder / "fake.py"
+    program.write_text(FAKE)
+    filters = cli.folder / "filters.json"
+    filters.write_text(json.dumps({"Average_pLDDT": {"threshold": 0.99, "higher": True}}))
+    done = design(
+        cli,
+        *(
+            "hallucinate",
+            "--length",
+            "10",
+            "--steps",
+            "1,0,0",
+            "--charge",
+            "-20",
+            "0",
+            "--composition",
+            "A<=0.9",
+        ),
+        *(
+            "--mpnn",
+            f"{sys.executable} {program} {{out}} {{pdb}}",
+            "--predict-seeds",
+            "2",
+            "--filters",
+            filters,
+        ),
+    )
+    assert done.code == 0, done.err
+    rows = {row["name"]: row for row in table(cli)}
+    assert rows.keys() == {"hallucinate_seed_000", "hallucinate_seed_000_mpnn_1"}
+    made = rows["hallucinate_seed_000_mpnn_1"]
+    assert (made["sequence"], made["program_score"], made["folds"]) == ("ACDEFGHIKL", "1.5000", "2")
+    assert made["charge"] == "-1"
+    assert all(row["filters"].startswith("Average_pLDDT 0.") for row in rows.values())
+    assert "1 left out because they break --composition or --charge" in done.out
+    assert "0 of 2 designs pass the filters" in done.out
+
+
 @pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    filters = cli.folder / "filters.yaml"
+    filters.write_text(
+        "Average_pLDDT: {threshold: 1.0, higher: true}\nAverage_Off_i_pTM: {threshold: 0.0, higher: false}\n"
+        "Average_RMSD: {threshold: 100, higher: false}\n"
+    )
     done = design(
         cli,
-        *("binder", given, "--length", "6", "--hotspots", "A3", "--steps", "1,0,1"),
+        *(
+            "binder",
+            given,
+            "--length",
+            "6-7",
+            "--hotspots",
+            "A3",
+            "--steps",
+            "1,0,1",
+            "--flexible",
+            "sidechains",
+        ),
+        *("--also-target", f"{given}:A:A9", "--avoid", f"{given}:A", "--filters", filters),
         weights="model_1_multimer_v3",
     )
     assert done.code == 0, done.err
     (row,) = table(cli)
     target, made = row["sequence"].split(":")
-    assert (len(target), len(made)) == (12, 6)
+    assert len(target) == 12
+    assert len(made) in (6, 7)
     assert row["iptm"]
+    assert row["target_iptm"]
+    assert row["off_iptm"]
+    assert "target 2: Average_pLDDT" in row["filters"]
+    assert "off 1: Average_Off_i_pTM" in row["filters"]
+    assert "Average_RMSD" not in row["filters"]
+    records = (cli.out / SEQUENCES).read_text()
+    assert [f"binder_seed_000{end}\n" in records for end in ("", "_target_2", "_off_1")] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -94,10 +170,17 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("fixbb",), "fixbb needs a structure"),
         (("hallucinate", "x.pdb", "--length", "20"), "hallucinate takes no structure"),
         (("hallucinate", "--length", "20", "--hotspots", "A1"), "--hotspots does not belong to hallucinate"),
+        (("hallucinate", "--length", "20", "--avoid", "x.pdb"), "--avoid does not belong to hallucinate"),
+        (("hallucinate", "--length", "30-20"), "--length: expected a number or a range"),
         (("hallucinate", "--length", "20", "--steps", "3,4"), "--steps: expected 3 whole numbers"),
         (("hallucinate", "--length", "20", "--loss", "rg"), "--loss: expected NAME=WEIGHT"),
         (("hallucinate", "--length", "20", "--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
-        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs: expected a number from 1"),
+        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs: '0' is not a whole number"),
+        (("hallucinate", "--length", "20", "--num-recycles", "-1"), "is not a whole number from 0"),
+        (("hallucinate", "--length", "20", "--mpnn", "none {pdb} {out}"), "--mpnn: no program 'none'"),
+        (("hallucinate", "--length", "20", "--mpnn-keep-interface"), "belongs to --mpnn"),
+        (("hallucinate", "--length", "20", "--composition", "K<3"), "expected a limit such as KE<=0.3"),
+        (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
         (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),

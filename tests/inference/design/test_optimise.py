@@ -15,15 +15,15 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import Relaxation, decode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
-from fastfold.inference.design.film import film_pdb
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
-    final_sequence,
+    final_parameters,
     first_state,
     optimise,
     schedule,
 )
+from fastfold.inference.design.results.film import film_pdb
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import fixed_backbone, hallucination
 
@@ -85,7 +85,7 @@ def test_the_best_residues_are_kept(monomer: AlphaFold) -> None:
     state = optimise(made, SHORT, 1, first_state(made, SHORT, 1))
     rated = [row for row in state.log if row["stage"] in ("hard", "mutate")]
     assert state.best_loss == min(row["loss"] for row in rated)
-    (sequence,) = final_sequence(made, state)
+    sequence = final_parameters(made, state)
     assert sequence in {row["sequence"] for row in rated if row["loss"] == state.best_loss}
     assert len(state.trace) == state.step == 5
 

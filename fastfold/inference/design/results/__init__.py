@@ -1,0 +1,1 @@
+"""Results of designs: folds, filters, sequences of another program, table and film."""

@@ -1,0 +1,135 @@
+"""Filters of designs in a file, with the names and the form of BindCraft's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fastfold.errors import InputError
+from fastfold.inference.design.results.folds import INTERFACE, SINGLE, Figures, mean_figure
+from fastfold.utils.text_files import read_text_bytes
+
+_MAX_BYTES = 2**20
+_NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
+_DEVIATIONS = ("RMSD", "Binder_RMSD")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Threshold of a figure of a design's folds.
+
+    Attributes:
+        figure: Name of the figure (:func:`fastfold.inference.design.results.folds.fold_figures`).
+        network: Number of a network from 1, in the order in which they fold; None for the mean over all folds.
+        threshold: The threshold, which passes itself.
+        higher: True if larger values pass, False if smaller ones do.
+        is_off: True if the folds are those with an off-target.
+    """
+
+    figure: str
+    network: int | None
+    threshold: float
+    higher: bool
+    is_off: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in the file."""
+        off = "Off_" if self.is_off else ""
+        return f"{'Average' if self.network is None else self.network}_{off}{self.figure}"
+
+    @property
+    def is_deviation(self) -> bool:
+        """True if the figure compares with the design, which has the first target alone."""
+        return self.figure in _DEVIATIONS
+
+    def failure(self, folds: Mapping[str, Sequence[Figures]]) -> str:
+        """Return why a design fails, in words; empty if it passes.
+
+        Args:
+            folds: Figures of its folds, by network in their order. A design without the figure fails.
+        """
+        chosen = list(folds.values())
+        if self.network is not None:
+            chosen = chosen[self.network - 1 : self.network]
+        value = mean_figure([one for group in chosen for one in group], self.figure)
+        if value is None:
+            return f"{self.name} is missing"
+        passes = value >= self.threshold if self.higher else value <= self.threshold
+        return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
+
+
+def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0) -> list[Filter]:
+    """Read filters from YAML or JSON: ``NAME: {threshold: NUMBER, higher: true}``.
+
+    Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
+    figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
+    that files of BindCraft can be used.
+
+    Args:
+        path: The file.
+        networks: Number of networks that fold the designs.
+        chains: Number of chains of a design.
+        off_targets: Number of off-targets.
+
+    Raises:
+        InputError: The file cannot be read, or has unknown filters or those of missing networks or chains.
+    """
+    try:
+        content = yaml.safe_load(read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(
+            f"is neither YAML nor JSON: {(str(error).splitlines() or [''])[0]}", path=path
+        ) from error
+    if not isinstance(content, Mapping) or not content:
+        raise InputError(
+            "expected filters such as 'Average_pLDDT: {threshold: 0.8, higher: true}'", path=path
+        )
+    found, unknown = [], []
+    for name, value in content.items():
+        if isinstance(value, Mapping) and "threshold" in value and value["threshold"] is None:
+            continue
+        match = _NAME.fullmatch(str(name))
+        if match is None or match[3] not in (INTERFACE if match[2] else (*SINGLE, *INTERFACE)):
+            unknown.append(str(name))
+            continue
+        threshold, higher = _values(name, value, path)
+        number = None if match[1] == "Average" else int(match[1])
+        if number is not None and number > networks:
+            raise InputError(
+                f"{name} needs {number} networks that fold the designs, found {networks}; give more with "
+                "--predict-weights",
+                path=path,
+            )
+        if match[2] and (not off_targets or match[3] in _DEVIATIONS):
+            raise InputError(f"{name} needs off-targets and no deviation; leave it out", path=path)
+        if match[3] in INTERFACE and chains < 2:
+            raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
+        found.append(Filter(match[3], number, threshold, higher, bool(match[2])))
+    if unknown:
+        raise InputError(
+            f"has unknown filters: {', '.join(unknown)}; remove them or set their threshold to null. Known, after "
+            f"Average_ or the number of a network and _: {', '.join((*SINGLE, *INTERFACE))}",
+            path=path,
+        )
+    return found
+
+
+def _values(name: Any, value: Any, path: Path) -> tuple[float, bool]:
+    """Return threshold and direction of a filter."""
+    if not isinstance(value, Mapping) or set(value) != {"threshold", "higher"}:
+        raise InputError(f"{name}: expected threshold and higher, found {value!r}", path=path)
+    threshold, higher = value["threshold"], value["higher"]
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not is_number or not math.isfinite(threshold) or not isinstance(higher, bool):
+        raise InputError(
+            f"{name}: expected a number as threshold and true or false as higher, found {dict(value)!r}",
+            path=path,
+        )
+    return float(threshold), higher

@@ -1,0 +1,108 @@
+"""Figures of a design's folds, under BindCraft's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fastfold.errors import InputError
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.output.written_scores import read_pae
+from fastfold.inference.report.discover import FoundPrediction
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.metrics.all_atom import count_clashes
+from fastfold.protein.metrics.superposition import rmsd
+
+SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
+INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues", "Binder_RMSD")
+"""Figures of every fold, and of those with several chains."""
+
+_LARGEST_ERROR = 31.0
+_TOUCH = 4.0
+
+Figures = dict[str, float | None]
+
+
+def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray | None) -> Figures:
+    """Return the figures of a fold; None for those that it lacks.
+
+    ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
+    to 1. ``pAE`` (within the designed chains) and ``i_pAE`` (between them and other chains, both ways) are divided by
+    31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
+    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.all_atom.count_clashes`). ``RMSD`` is the
+    deviation of CA from the design in Å, and ``Binder_RMSD`` that of the designed chains, superposed on them alone.
+
+    Args:
+        prediction: The fold.
+        task: Task of the design.
+        design: Atoms ``[N, 37, 3]`` of the design in Å; None without one, and without deviations.
+    """
+    chosen = np.isin(task.chain, task.chain[task.source >= 0])
+    scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
+    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE))
+    found |= {"pLDDT": float(scores[chosen].mean())}
+    found |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
+    same = task.chain[:, None] == task.chain[None]
+    pae = _aligned_error(prediction, len(chosen))
+    if pae is not None:
+        found["pAE"] = float(pae[same & chosen[:, None]].mean())
+        between = ~same & (chosen[:, None] | chosen[None])
+        found["i_pAE"] = float(pae[between].mean()) if between.any() else None
+    if prediction.structure is None:
+        return found
+    chains = read_user_structure(prediction.structure).chains
+    positions = np.concatenate([chain.positions for chain in chains])
+    mask = np.concatenate([chain.mask for chain in chains])
+    chain, place = torch.from_numpy(task.chain), torch.from_numpy(task.place)
+    found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), place, chain))
+    if not same.all():
+        near = touching(positions, mask, task.chain) & chosen
+        found["n_InterfaceResidues"] = float(near.sum())
+        found["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
+    if design is not None:
+        ca = rc.atom_order["CA"]
+        points = torch.from_numpy(positions[:, ca]), torch.from_numpy(np.asarray(design[:, ca], np.float32))
+        found["RMSD"] = float(rmsd(*points, torch.ones(len(chosen))))
+        found["Binder_RMSD"] = None if same.all() else float(rmsd(*points, torch.from_numpy(chosen).float()))
+    return found
+
+
+def _aligned_error(prediction: FoundPrediction, residues: int) -> np.ndarray | None:
+    """Return the aligned errors ``[N, N]`` divided by 31 Å; None without their file."""
+    path = prediction.files.get("_pae.json")
+    if path is None:
+        return None
+    try:
+        return read_pae(path, residues)[0] / _LARGEST_ERROR
+    except InputError:
+        return None
+
+
+def touching(positions: np.ndarray, mask: np.ndarray, chain: np.ndarray) -> np.ndarray:
+    """Return the residues ``[N]`` bool with an atom within 4 Å of another chain.
+
+    Args:
+        positions: ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 for present atoms.
+        chain: Chain number of each residue, ``[N]``.
+    """
+    residue, slot = np.nonzero(mask > 0.5)
+    atoms = positions[residue, slot]
+    found = np.zeros(len(chain), bool)
+    for number in range(len(chain)):
+        others = atoms[chain[residue] != chain[number]]
+        own = positions[number][mask[number] > 0.5]
+        if len(own) and len(others):
+            apart = np.square(own[:, None] - others[None]).sum(-1)
+            found[number] = apart.min() <= _TOUCH**2
+    return found
+
+
+def mean_figure(folds: Sequence[Figures], name: str) -> float | None:
+    """Return the mean of a figure over folds; None if one lacks it or there are no folds."""
+    values = [fold.get(name) for fold in folds]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

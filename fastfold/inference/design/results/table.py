@@ -1,0 +1,186 @@
+"""Table of designs with the figures of their folds, and the filters that each one failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfold.inference.design.limits import Limits, net_charge
+from fastfold.inference.design.optimise import DesignState
+from fastfold.inference.design.results.filters import Filter
+from fastfold.inference.design.results.folds import Figures, fold_figures, mean_figure
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.report.discover import FoundPrediction, find_predictions
+
+PASSED = "passed"
+"""Verdict of a design that passes all filters."""
+
+COLUMNS = (
+    "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
+    "rmsd", "target_iptm", "off_iptm", "charge", "filters", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Design:
+    """A designed sequence.
+
+    Attributes:
+        name: Name of its record and files.
+        task: Its task.
+        parameters: Letters of the designed residues, in the order of the task's parameters.
+        state: Final state of the optimisation that made it or its backbone.
+        score: Score of the program that made the sequence; None for one of the optimisation.
+        is_external: True if another program made the sequence.
+    """
+
+    name: str
+    task: DesignTask
+    parameters: str
+    state: DesignState
+    score: float | None = None
+    is_external: bool = False
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Sequence of each chain, given chains included."""
+        return tuple(self.task.letters(self.parameters))
+
+    @property
+    def complexes(self) -> dict[str, DesignTask]:
+        """Task of each complex of the design by the name of its record: its own, further targets, off-targets."""
+        named = {self.name: self.task}
+        named |= {f"{self.name}_target_{i}": one for i, one in enumerate(self.task.others, 2)}
+        return named | {f"{self.name}_off_{i}": one for i, one in enumerate(self.task.avoided, 1)}
+
+    @property
+    def records(self) -> str:
+        """FASTA records of its complexes."""
+        return "".join(
+            f">{name}\n{':'.join(task.letters(self.parameters))}\n" for name, task in self.complexes.items()
+        )
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if the optimisation ended early, so that the design is not folded."""
+        return bool(self.state.log and self.state.log[-1].get("given_up"))
+
+    @property
+    def designed(self) -> str:
+        """Sequence of the first designed chain."""
+        return self.sequences[int(self.task.chain[self.task.designed_chain[0]])]
+
+
+def design_rows(
+    designs: Sequence[Design],
+    output: Path,
+    networks: Sequence[str],
+    filters: Sequence[Filter] = (),
+    limits: Limits | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row per design: those that pass all filters first, then by the pLDDT of the best fold.
+
+    Args:
+        designs: The designs.
+        output: Folder of their folds.
+        networks: Names of the networks that fold, in their order.
+        filters: Filters of the designs.
+        limits: Limits of the designed chains.
+    """
+    folds: dict[str, list[FoundPrediction]] = {}
+    for one in find_predictions(output):
+        folds.setdefault(one.scores["name"], []).append(one)
+    rows = [_row(design, folds, networks, filters, limits) for design in designs]
+    return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -float(row.get("plddt", 0.0))))
+
+
+def _row(
+    design: Design,
+    folds: Mapping[str, Sequence[FoundPrediction]],
+    networks: Sequence[str],
+    filters: Sequence[Filter],
+    limits: Limits | None,
+) -> dict[str, Any]:
+    state = design.state
+    loss = state.best_loss if math.isfinite(state.best_loss) else state.log[-1]["loss"]
+    row: dict[str, Any] = {
+        "name": design.name,
+        "sequence": ":".join(design.sequences),
+        "steps": state.step,
+        "charge": f"{net_charge(design.designed):+.0f}",
+        "filters": "",
+        "folds": len(folds.get(design.name, ())),
+    }
+    if design.is_external:
+        row["program_score"] = "" if design.score is None else f"{design.score:.4f}"
+    else:
+        row |= {"loss": f"{loss:.4f}", "design_plddt": f"{float(state.plddt.mean()):.2f}"}
+    figures = {
+        name: [
+            (one.scores["model"], fold_figures(one, task, state.positions if name == design.name else None))
+            for one in folds.get(name, ())
+        ]
+        for name, task in design.complexes.items()
+    }
+    if figures[design.name]:
+        row |= _cells(folds[design.name][0], figures[design.name][0][1])
+    for column, group, worst in (("target_iptm", "_target_", min), ("off_iptm", "_off_", max)):
+        values = [
+            mean_figure([one for _, one in found], "i_pTM")
+            for name, found in figures.items()
+            if name.startswith(f"{design.name}{group}")
+        ]
+        known = [value for value in values if value is not None]
+        if known:
+            row[column] = f"{worst(known):.3f}"
+    notes = [] if limits is None else limits.broken(design.designed)
+    if design.is_given_up:
+        notes.append(f"given up after step {state.step}")
+    if filters:
+        row["filters"] = "; ".join(_failures(design, figures, networks, filters)) or PASSED
+    return row | {"note": "; ".join(notes)}
+
+
+def _failures(
+    design: Design,
+    figures: Mapping[str, Sequence[tuple[str, Figures]]],
+    networks: Sequence[str],
+    filters: Sequence[Filter],
+) -> list[str]:
+    """Return the filters that a design fails with any of its targets or off-targets, in words."""
+    found = []
+    for name, folds in figures.items():
+        by_network = {network: [one for model, one in folds if model == network] for network in networks}
+        is_off = name.startswith(f"{design.name}_off_")
+        rest = name.removeprefix(design.name).strip("_").replace("_", " ")
+        for one in filters:
+            if one.is_off != is_off or (one.is_deviation and name != design.name):
+                continue
+            if text := one.failure(by_network):
+                found.append(f"{rest}: {text}" if rest else text)
+    return found
+
+
+def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
+    """Return the cells of the best fold."""
+    plddt = [float(value) for value in best.scores["plddt"]]
+    found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
+    for column, name, digits in (
+        ("ptm", "pTM", 3),
+        ("iptm", "i_pTM", 3),
+        ("i_pae", "i_pAE", 3),
+        ("rmsd", "RMSD", 2),
+    ):
+        value = figures[name]
+        if value is not None:
+            found[column] = f"{value:.{digits}f}"
+    return found
+
+
+def table_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as tab-separated text with :data:`COLUMNS`."""
+    lines = [COLUMNS, *([str(row.get(column, "")) for column in COLUMNS] for row in rows)]
+    return "".join("\t".join(line) + "\n" for line in lines)

@@ -1,0 +1,103 @@
+"""States of optimisations in files, from which they continue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from fastfold._version import __version__
+from fastfold.errors import ConfigError, OutputError
+from fastfold.inference.design.optimise import DesignConfig, DesignState
+from fastfold.inference.design.task import DesignTask
+from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.hashing import input_hash
+
+
+def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[str]) -> str:
+    """Return a hash of everything that a trajectory depends on but its seed.
+
+    Args:
+        task: The task.
+        config: Settings of the optimisation.
+        digests: Hashes of the networks.
+    """
+    return input_hash(_task_facts(task), asdict(config), list(digests), __version__)
+
+
+def _task_facts(task: DesignTask) -> list[Any]:
+    """Return everything that a task's losses depend on."""
+    given: list[Any] = [task.source, task.hotspots, task.cyclic, task.flexible, sorted(task.own_losses)]
+    given += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
+    if task.reference is not None:
+        given += [task.reference.positions.numpy(), task.reference.mask.numpy()]
+    if task.templates is not None:
+        given.append([None if path is None else path.read_bytes() for path in task.templates])
+    chains = [chain.sequence for chain in task.target.chains]
+    return [task.name, chains, given, dict(task.weights)]
+
+
+def save_state(path: Path, state: DesignState, identity: str) -> None:
+    """Write a state with the identity of its design.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    tensors = {
+        "parameters": state.parameters.contiguous(),
+        "moments": state.moments.contiguous(),
+        "best": state.best.contiguous(),
+        "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
+        "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
+        "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
+    }
+    best = {"best_loss": state.best_loss, "best_violation": state.best_violation}
+    record = {"step": state.step, **best, "log": state.log}
+    write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
+
+
+def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | None:
+    """Read a state; None if there is none, or if it is to be overwritten because its settings differ.
+
+    Raises:
+        ConfigError: It belongs to other settings.
+        OutputError: The file is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        is_same = metadata["identity"] == identity
+        record = json.loads(metadata["state"])
+    except Exception as error:
+        raise OutputError(
+            f"{path}: cannot be read ({error}); delete it to start this design again"
+        ) from error
+    if not is_same and overwrite:
+        return None
+    if not is_same:
+        raise ConfigError(
+            f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
+            "--overwrite to start again"
+        )
+    return DesignState(
+        parameters=found["parameters"],
+        step=record["step"],
+        moments=found["moments"],
+        best=found["best"],
+        best_loss=record["best_loss"],
+        best_violation=record["best_violation"],
+        plddt=found["plddt"].numpy(),
+        positions=found["positions"].numpy(),
+        log=record["log"],
+        trace=list(found["trace"].numpy()),
+    )
