@@ -26,7 +26,7 @@ from fastfold.inference.distributed import DistributedFolder, DistributedFoldErr
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.folding.background import PLOTS, Background
+from fastfold.inference.folding.background import PLOTS, RELAXATION, Background, count_processes
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
@@ -49,7 +49,9 @@ from fastfold.inference.report.write import write_report
 from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
+from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
+from fastfold.utils.host_memory import host_available_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +167,7 @@ def run(
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )
-                with _background(config) as runner.background:
+                with _background(config, len(targets)) as runner.background:
                     summary = fold_targets(runner, targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
@@ -288,12 +290,19 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
 
 
 @contextmanager
-def _background(config: InferConfig) -> Iterator[Background | None]:
-    """Start a process for plots and relaxation; None if there are none."""
-    if not config.plots and config.relax == "none":
+def _background(config: InferConfig, targets: int) -> Iterator[Background | None]:
+    """Start processes for plots and relaxation; None if there are none."""
+    has_plots = config.plots and config.embed is None
+    relaxes = config.relax != "none"
+    if not has_plots and not relaxes:
         yield None
         return
-    background = Background(PLOTS if config.plots else ())
+    # A GPU relaxes one structure at a time.
+    is_on_cpu = choose_device(config.device).type == "cpu" or config.relax_platform == "CPU"
+    processes = 1
+    if relaxes and is_on_cpu:
+        processes = count_processes(targets, available_cores(), host_available_bytes())
+    background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
     try:
         yield background
     finally:
