@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +46,7 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork
+from fastfold.inference.target_runner import Ended, FoldedTarget, RunOptions, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.cores import available_cores
@@ -309,7 +309,12 @@ def _background(config: InferConfig, targets: int) -> Iterator[Background | None
         background.close()
 
 
-def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+def fold_targets(
+    runner: TargetRunner,
+    targets: Sequence[Target],
+    costs: Sequence[float],
+    ended: Iterable[Ended] | None = None,
+) -> Summary:
     """Fold targets in order, and write the folder's table and page.
 
     A failed target does not stop the others.
@@ -318,12 +323,13 @@ def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequenc
         runner: Runner with the folder of results.
         targets: The targets.
         costs: Cost of each target in the runner's progress.
+        ended: Results of targets that are folded elsewhere; None to fold them by the runner.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner).run(targets, costs)
+    return _FoldingRun(runner).run(targets, costs, ended)
 
 
 class _FoldingRun:
@@ -333,10 +339,12 @@ class _FoldingRun:
         self.runner, self.progress = runner, runner.progress
         self.summary = SummaryFile(runner.folder)
 
-    def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    def run(
+        self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
+    ) -> Summary:
         """Fold the targets in order; a failed one does not stop the others."""
         try:
-            found = self._fold_all(targets, costs)
+            found = self._conclude_all(targets, self._fold(targets, costs) if ended is None else ended)
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
@@ -350,11 +358,7 @@ class _FoldingRun:
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
 
-    def _fold_all(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
-        folded: list[str] = []
-        skipped: list[str] = []
-        failed: list[tuple[str, str]] = []
-        predictions: dict[str, tuple[str, ...]] = {}
+    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Iterator[Ended]:
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
@@ -362,6 +366,15 @@ class _FoldingRun:
             for group in group_by_length(lengths, runner.options.batch, runner.device)
         )
         with closing(runner.fold_groups(groups)) as ended:
+            yield from ended
+
+    def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
+        folded: list[str] = []
+        skipped: list[str] = []
+        failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
+        runner = self.runner
+        with closing(one for one in results) as ended:
             for work, result in ended:
                 target = work.target
                 try:

@@ -592,6 +592,29 @@ class TargetRunner:
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
 
 
+def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
+    """Fold and write targets of several runners, with predictions by one network in shared passes.
+
+    Args:
+        group: Targets, each with the runner of its folder; the runners have the same networks.
+
+    Yields:
+        Each target with its result or its error, in the order in which they are finished.
+    """
+
+    def say(line: str) -> None:
+        for runner, _ in group:
+            runner.progress.line(line, important=True)
+
+    schedule: Schedule[TargetWork, FoldedTarget] = Schedule(BatchFolder(say), None)
+    try:
+        yield from schedule.fold(
+            [(work, runner._steps(work.target, work.label, work.cost)) for runner, work in group]
+        )
+    finally:
+        schedule.close()
+
+
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """Return the templates for a network; None if it uses none."""
     are_whole = templates is not None and templates.is_in_one_frame
