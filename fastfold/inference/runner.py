@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from fastfold.inference.distributed import DistributedFolder, DistributedFoldErr
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.folding.background import PLOTS, Background
+from fastfold.inference.folding.background import PLOTS, RELAXATION, Background, count_processes
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
@@ -46,10 +46,11 @@ from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork
+from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import choose_device
+from fastfold.utils.machine import available_cores, host_available_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +217,7 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
             runner = TargetRunner(
                 job.networks, folder, device, config, options, progress, distributed, job.finder
             )
-            with _background(config) as runner.background:
+            with _background(config, len(targets)) as runner.background:
                 summary = fold_targets(runner, targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
 
@@ -350,19 +351,31 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
 
 
 @contextmanager
-def _background(config: InferConfig) -> Iterator[Background | None]:
-    """Start a process for plots and relaxation; None if there are none."""
-    if not config.plots and config.relax == "none":
+def _background(config: InferConfig, targets: int) -> Iterator[Background | None]:
+    """Start processes for plots and relaxation; None if there are none."""
+    has_plots = config.plots and config.embed is None
+    relaxes = config.relax != "none"
+    if not has_plots and not relaxes:
         yield None
         return
-    background = Background(PLOTS if config.plots else ())
+    # A GPU relaxes one structure at a time.
+    is_on_cpu = choose_device(config.device).type == "cpu" or config.relax_platform == "CPU"
+    processes = 1
+    if relaxes and is_on_cpu:
+        processes = count_processes(targets, available_cores(), host_available_bytes())
+    background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
     try:
         yield background
     finally:
         background.close()
 
 
-def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+def fold_targets(
+    runner: TargetRunner,
+    targets: Sequence[Target],
+    costs: Sequence[float],
+    ended: Iterable[Ended] | None = None,
+) -> Summary:
     """Fold targets in order, and write the folder's table and page.
 
     A failed target does not stop the others.
@@ -371,12 +384,13 @@ def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequenc
         runner: Runner with the folder of results.
         targets: The targets.
         costs: Cost of each target in the runner's progress.
+        ended: Results of targets that are folded elsewhere; None to fold them by the runner.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner).run(targets, costs)
+    return _FoldingRun(runner).run(targets, costs, ended)
 
 
 class _FoldingRun:
@@ -386,10 +400,12 @@ class _FoldingRun:
         self.runner, self.progress = runner, runner.progress
         self.summary = SummaryFile(runner.folder)
 
-    def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    def run(
+        self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
+    ) -> Summary:
         """Fold the targets in order; a failed one does not stop the others."""
         try:
-            found = self._fold_all(targets, costs)
+            found = self._conclude_all(targets, self._fold(targets, costs) if ended is None else ended)
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
@@ -403,11 +419,7 @@ class _FoldingRun:
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
 
-    def _fold_all(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
-        folded: list[str] = []
-        skipped: list[str] = []
-        failed: list[tuple[str, str]] = []
-        predictions: dict[str, tuple[str, ...]] = {}
+    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Iterator[Ended]:
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
@@ -415,6 +427,15 @@ class _FoldingRun:
             for group in group_by_length(lengths, runner.options.batch, runner.device)
         )
         with closing(runner.fold_groups(groups)) as ended:
+            yield from ended
+
+    def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
+        folded: list[str] = []
+        skipped: list[str] = []
+        failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
+        runner = self.runner
+        with closing(one for one in results) as ended:
             for work, result in ended:
                 target = work.target
                 try:

@@ -31,7 +31,7 @@ from fastfold.inference.runner import (
     with_precision,
 )
 from fastfold.inference.screen.failures import FailuresFile
-from fastfold.inference.screen.job import Job, JobResult
+from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
 from fastfold.inference.screen.search import ChainSearch, EngineSearch
@@ -148,7 +148,9 @@ class _Screen:
         try:
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
             ahead = max(rules.ahead, 4 * workers.count)
-            Scheduler(jobs, workers.executor, self._report, replace(rules, ahead=ahead)).run()
+            follow = self._rest if workers.are_finished else _nothing
+            rules = replace(rules, ahead=ahead)
+            Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self._flush()
@@ -167,6 +169,13 @@ class _Screen:
         everything_failed = (*self._failed, *failed)
         return Summary(tuple(self._folded), tuple(self._skipped), everything_failed, self._predictions)
 
+    def _rest(self, job: Job, result: JobResult) -> Job | None:
+        """Return the job that draws and relaxes a folded target; None for other jobs."""
+        if job.kind != "fold" or result.status == "failed":
+            return None
+        number = 2 * len(self._targets) + job.id  # those of groups are smaller
+        return Job(number, job.name, "finish", FoldedJob(job.payload, result), job.cost)
+
     def _report(self, job: Job, result: JobResult) -> None:
         """Report a finished job."""
         for line in result.lines:
@@ -177,7 +186,8 @@ class _Screen:
             return
         number = len(self._folded) + len(self._skipped) + len(self._failed) + 1
         label = f"{number}/{len(self._targets)} {job.name}"
-        target: Target = job.payload
+        folded = job.payload if job.kind == "finish" else FoldedJob(job.payload, JobResult("done"))
+        target: Target = folded.target
         if result.status == "failed":
             self._failed.append((target.name, result.text))
             self._progress.skip(job.cost)
@@ -193,8 +203,14 @@ class _Screen:
             self._progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
         self._folded.append(target.name)
-        self._progress.step(label, f"{result.text}, {clock(result.seconds)}", job.cost)
+        self._progress.step(
+            label, f"{result.text}, {clock(folded.result.seconds + result.seconds)}", job.cost
+        )
 
     def _flush(self) -> None:
         self._table.flush()
         self._failures.flush()
+
+
+def _nothing(job: Job, result: JobResult) -> None:
+    """Follow no job."""
