@@ -23,13 +23,13 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.plan_checks import check_plan, check_tied_layers, tied_names
+from fastfold.parallel.stage_comparison import Split, StageComparison
 from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, without_data
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
 from fastfold.utils.module_structure import module_structure
 
-Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 T = TypeVar("T")
@@ -73,7 +73,8 @@ def parallelize(
             :func:`fastfold.parallel.alphafold.shard` does. Use the result's ``module`` in place of ``model``.
         device_type: ``cpu`` or ``cuda``; None for the device of the model's parameters.
         compare_first: For ``tp`` in 1d: at their first call, run modules whose layers are cut by ``ParallelLinear`` or
-            by your own function once more, and refuse them if the plain layers give other numbers.
+            by your own function once more, and refuse them if the plain layers give other numbers. For ``pp``: before
+            the first step, trace the model and its stages without data, and refuse stages that compute something else.
 
     Raises:
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
@@ -92,6 +93,9 @@ def parallelize(
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
     _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
+    comparison = None
+    if asked.pp > 1 and stages is not None and compare_first and asked.dap == 1:
+        comparison = StageComparison(model, stages, asked.pp)
     if asked.dap > 1 and dap is not None:
         model = dap(model, mesh)
     tied = tied_names(model)
@@ -128,7 +132,15 @@ def parallelize(
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
-    return Parallel(module, mesh, gradients, full_state, sequence=found, explanation=explanation)
+    return Parallel(
+        module,
+        mesh,
+        gradients,
+        full_state,
+        sequence=found,
+        explanation=explanation,
+        stage_comparison=comparison,
+    )
 
 
 def _automatic(
@@ -261,6 +273,12 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
             raise ConfigError(
                 f"no stage of the pipeline has {name}: stages= must return every part of the model"
             )
+    idle = next((i for i, x in enumerate(stages) if not any(p.requires_grad for p in x.parameters())), None)
+    if idle is not None:
+        raise ConfigError(
+            f"stage {idle} of {len(stages)} of the pipeline has no parameter to train: put its layers into a stage "
+            "with others, or use tp or dp instead of pp"
+        )
     module = nn.ModuleDict(
         {str(number): stage for number, stage in enumerate(stages) if number % group.size == group.rank}
     )
