@@ -71,6 +71,7 @@ class InferConfig:
         initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
+        restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
         embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
             None to fold.
@@ -107,6 +108,7 @@ class InferConfig:
     initial_guess: Path | None = None
     restraints: Path | None = None
     restraint_steps: int = 60
+    restraint_leave_one_out: bool = False
     cyclic: bool = False
     embed: EmbedConfig | None = None
     relax: RelaxWhich = "none"
@@ -140,7 +142,7 @@ class InferConfig:
             if self.sample.method == "dropout":
                 object.__setattr__(self, "dropout", True)
         kept = ("save_representations", "save_recycles", "save_distogram")
-        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic"):
+        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic", "restraint_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if self.pae not in (None, True, False):
@@ -166,6 +168,8 @@ class InferConfig:
                     raise ConfigError(f"{name} must be a path, found {value!r}")
                 object.__setattr__(self, name, Path(value))
         _check_whole("restraint_steps", self.restraint_steps, 1, 100_000)
+        if self.restraint_leave_one_out and self.restraints is None:
+            raise ConfigError("restraint_leave_one_out needs restraints")
         if self.restraints is not None:
             for name, why in (
                 ("parallel", "gradients need one process per fold"),

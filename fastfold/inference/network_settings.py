@@ -80,6 +80,10 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
         **(
             {}
             if config.restraints is None
-            else {"restraints": config.restraints.name, "restraint_steps": config.restraint_steps}
+            else {
+                "restraints": config.restraints.name,
+                "restraint_steps": config.restraint_steps,
+                "restraint_leave_one_out": config.restraint_leave_one_out,
+            }
         ),
     }

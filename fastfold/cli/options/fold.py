@@ -288,6 +288,12 @@ def _add_restraints(group: Any) -> None:
         metavar="N",
         help=f"largest number of gradient steps towards the restraints (default {InferConfig.restraint_steps})",
     )
+    group.add_argument(
+        "--restraint-leave-one-out",
+        action="store_true",
+        help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
+        "each other",
+    )
 
 
 def _add_structure_output(group: Any) -> None:
@@ -357,6 +363,7 @@ _NO_STRUCTURES = {
     "stop_at_score": None,
     "restraints": None,
     "restraint_steps": InferConfig.restraint_steps,
+    "restraint_leave_one_out": False,
     "rank": InferConfig.rank,
     "pae": "auto",
     "output_format": "fastfold",
@@ -508,6 +515,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         initial_guess=options.initial_guess,
         restraints=options.restraints,
         restraint_steps=options.restraint_steps,
+        restraint_leave_one_out=options.restraint_leave_one_out,
         cyclic=options.cyclic,
         **_relaxation(options),
         relax_platform=options.relax_platform,

@@ -179,8 +179,13 @@ class TargetPredictor:
             sampler = self._features(model, seed, sample)
             restrained = None
             if self._restraints:
-                steps = self.config.restraint_steps
-                restrained = fit_restraints(model, sampler, self._restraints, steps=steps)
+                restrained = fit_restraints(
+                    model,
+                    sampler,
+                    self._restraints,
+                    steps=self.config.restraint_steps,
+                    leave_one_out=self.config.restraint_leave_one_out,
+                )
                 sampler = restrained.sampler
             by = partial(
                 fold,

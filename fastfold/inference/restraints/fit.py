@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,33 @@ _BETA_TOLERANCE = 3.0
 """Difference in Å between distances of CA, which restraints limit, and of CB, which the distogram has."""
 
 _SCALE = 10.0
+_TRIAL = 0.25
+
+
+class Figures(NamedTuple):
+    """Figures of a prediction by the passes of the fit.
+
+    Attributes:
+        distances: CA distance of each restraint in Å, ``[R]``.
+        plddt: Mean pLDDT, 0 to 100.
+    """
+
+    distances: np.ndarray
+    plddt: float
+
+
+class LeftOut(NamedTuple):
+    """Trial without a group of restraints.
+
+    Attributes:
+        group: Numbers of its restraints.
+        contradicts: Numbers of the restraints of groups that hold without it, and not with it.
+        plddt: Gain of mean pLDDT without it.
+    """
+
+    group: tuple[int, ...]
+    contradicts: tuple[int, ...]
+    plddt: float
 
 
 @dataclass(frozen=True)
@@ -45,23 +72,25 @@ class RestraintReport:
 
     Attributes:
         restraints: The restraints.
-        before: CA distance of each in Å without the bias, ``[R]``.
-        after: The same of the final structure.
-        plddt_before: Mean pLDDT without the bias, 0 to 100.
-        plddt_after: The same of the final structure.
+        before: Figures without the bias.
+        fitted: Figures with it, by the same passes.
+        after: CA distance of each in Å in the final structure, ``[R]``.
+        plddt: Mean pLDDT of the final structure, 0 to 100.
         steps: Steps of the fit.
+        left_out: Trials without each group; None if there were none.
     """
 
     restraints: tuple[Restraint, ...]
-    before: np.ndarray
+    before: Figures
+    fitted: Figures
     after: np.ndarray
-    plddt_before: float
-    plddt_after: float
+    plddt: float
     steps: int
+    left_out: tuple[LeftOut, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report in JSON's types."""
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "line": one.line,
                 "residues": [one.first + 1, one.second + 1],
@@ -72,41 +101,56 @@ class RestraintReport:
                 "distance": round(float(after), 2),
                 "holds": bool(one.low <= after <= one.high),
             }
-            for one, before, after in zip(self.restraints, self.before, self.after, strict=True)
+            for one, before, after in zip(self.restraints, self.before.distances, self.after, strict=True)
         ]
+        for trial in self.left_out or ():
+            for number in trial.group:
+                lines = dict.fromkeys(self.restraints[i].line for i in trial.contradicts)
+                rows[number] |= {"contradicts": list(lines), "plddt_gain_without": round(trial.plddt, 2)}
         return {
-            "satisfied_before": satisfied(self.restraints, self.before),
+            "satisfied_before": satisfied(self.restraints, self.before.distances),
             "satisfied": satisfied(self.restraints, self.after),
             "total": len(grouped(self.restraints)),
-            "plddt_before": round(self.plddt_before, 2),
-            "plddt": round(self.plddt_after, 2),
+            "plddt_before": round(self.before.plddt, 2),
+            "plddt": round(self.plddt, 2),
+            "confidence_paid": round(self.before.plddt - self.fitted.plddt, 2),
             "steps": self.steps,
+            "leave_one_out": self.left_out is not None,
             "restraints": rows,
         }
 
 
 @dataclass(frozen=True)
 class RestrainedFeatures:
-    """Features with the bias, and the figures before it.
+    """Features with the bias, and the figures of the fit.
 
     Attributes:
         sampler: Features, the same in all passes.
         restraints: The restraints.
-        before: CA distance of each in Å without the bias, ``[R]``.
-        plddt_before: Mean pLDDT without the bias, 0 to 100.
+        before: Figures without the bias.
+        fitted: Figures with it.
         steps: Steps of the fit.
+        left_out: Trials without each group; None if there were none.
     """
 
     sampler: FeatureSampler
     restraints: tuple[Restraint, ...]
-    before: np.ndarray
-    plddt_before: float
+    before: Figures
+    fitted: Figures
     steps: int
+    left_out: tuple[LeftOut, ...] | None = None
 
     def report(self, positions: np.ndarray, mean_plddt: float) -> RestraintReport:
         """Return the report of a structure, from its atoms ``[N, 37, 3]`` in Å and its mean pLDDT."""
-        after = ca_distances(self.restraints, positions)
-        return RestraintReport(self.restraints, self.before, after, self.plddt_before, mean_plddt, self.steps)
+        return RestraintReport(
+            self.restraints,
+            self.before,
+            self.fitted,
+            ca_distances(self.restraints, positions),
+            mean_plddt,
+            self.steps,
+            self.left_out,
+        )
 
 
 def grouped(restraints: Sequence[Restraint]) -> list[list[int]]:
@@ -164,85 +208,164 @@ class _Loss:
         return masked_mean(weights, best, 1)
 
 
+class _Fit:
+    """Bias of the features of a target, and steps of it towards restraints.
+
+    All passes of the fold use the same rows of the alignment, because the bias belongs to them.
+    """
+
+    def __init__(self, model: AlphaFold, sampler: FeatureSampler, restraints: Sequence[Restraint]) -> None:
+        parameter = next(model.parameters())
+        device, dtype = parameter.device, model.structure_module.initial.weight.dtype
+        self._model, self._sampler, self._restraints, self._dtype = model, sampler, restraints, dtype
+        sampled = sampler.sample(0).items()
+        self._sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampled}
+        self._features = features = {key: value.to(device) for key, value in self._sampled.items()}
+        self.bias = {key: torch.zeros_like(features[key], dtype=dtype).requires_grad_() for key in BIASED}
+        self._order = torch.from_numpy(input_order(sampler)).to(device)
+        self.residues = len(self._order)
+        self._everyone = torch.ones(self.residues, device=device, dtype=dtype)
+        chain = features.get("asym_id", torch.zeros(self.residues, device=device))
+        index = features["residue_index"]
+        apart = (index[:, None] - index[None]).abs()
+        near = (apart > 0) & (apart <= _NEAR) & (chain[:, None] == chain[None])
+        self._near = near.to(dtype)
+        with torch.no_grad():
+            first = self._run()
+        self._start = first.distogram.log_softmax(-1)
+        self._loss = _Loss(restraints, self._order, self._start)
+        self.first = self._figures(first)
+
+    def _run(self) -> Outputs:
+        given = self._features | {
+            key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()
+        }
+        return Outputs.from_result(self._model(lambda cycle, member: given, 1, recycle_tolerance=0.0))
+
+    def _figures(self, outputs: Outputs) -> Figures:
+        distances = self._loss.distances(outputs).detach().cpu().numpy()
+        return Figures(distances, float(plddt(outputs.lddt.detach()).mean()))
+
+    def figures(self) -> Figures:
+        """Return the figures with the bias as it stands."""
+        with torch.no_grad():
+            return self._figures(self._run())
+
+    def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
+        """Take steps until all restraints hold or their number is reached; return the number taken.
+
+        Args:
+            steps: Largest number of steps.
+            left_out: Numbers of restraints that do not count.
+        """
+        kept = [one for number, one in enumerate(self._restraints) if number not in left_out]
+        loss = _Loss(kept, self._order, self._start)
+        optimizer = torch.optim.Adam(self.bias.values(), lr=_RATE)
+        for done in range(steps):
+            outputs = self._run()
+            distances = loss.distances(outputs).detach().cpu().numpy()
+            if satisfied(kept, distances) == len(grouped(kept)) and done:
+                return done
+            changed = (self._start.exp() * (self._start - outputs.distogram.log_softmax(-1))).sum(-1)
+            size = torch.stack([value.square().sum() for value in self.bias.values()]).sum() / self.residues
+            total = (
+                loss(outputs)
+                + _CONFIDENCE * plddt_loss(outputs, self._everyone)
+                + _LOCAL * masked_mean(self._near, changed, 2)
+                + _SIZE * size
+            )
+            optimizer.zero_grad()
+            total.backward()
+            optimizer.step()
+        return steps
+
+    def contradictions(self, steps: int) -> list[LeftOut]:
+        """Leave out each group in turn, and return what then holds; the bias is left as it was.
+
+        Every trial takes further steps from the fitted bias. The groups that one contradicts hold in its trial, and not
+        in one with the same number of steps and all groups.
+
+        Args:
+            steps: Largest number of steps of a trial.
+        """
+        groups = grouped(self._restraints)
+        fitted = {key: value.detach().clone() for key, value in self.bias.items()}
+
+        def trial(left_out: Sequence[int]) -> tuple[list[int], float]:
+            with torch.no_grad():
+                for key, value in self.bias.items():
+                    value.copy_(fitted[key])
+            self.descend(steps, left_out)
+            found = self.figures()
+            held = [
+                number
+                for number, group in enumerate(groups)
+                if satisfied([self._restraints[i] for i in group], found.distances[group])
+            ]
+            return held, found.plddt
+
+        base, confidence = trial(())
+        found = []
+        for group in groups if len(base) < len(groups) and len(groups) > 1 else ():
+            held, mean = trial(group)
+            now = [
+                i for number in held if number not in base and groups[number] != group for i in groups[number]
+            ]
+            found.append(LeftOut(tuple(group), tuple(now), mean - confidence))
+        with torch.no_grad():
+            for key, value in self.bias.items():
+                value.copy_(fitted[key])
+        return found
+
+    def sampler(self) -> FeatureSampler:
+        """Return the features with the bias, the same in all passes."""
+        biased = {
+            key: (self._sampled[key].to(self._dtype) + self.bias[key].detach().cpu()).numpy()
+            for key in BIASED
+        }
+        return FeatureSampler(
+            {key: value.numpy() for key, value in self._sampled.items()} | biased,
+            lambda rng: {},
+            seed=0,
+            is_multimer=self._sampler.is_multimer,
+            resample=False,
+            chain_order=self._sampler.chain_order,
+        )
+
+
 def fit_restraints(
     model: AlphaFold,
     sampler: FeatureSampler,
     restraints: Sequence[Restraint],
     *,
     steps: int,
+    leave_one_out: bool = False,
 ) -> RestrainedFeatures:
     """Return features with a bias under which the prediction obeys the restraints.
 
     Adam takes steps until all restraints hold or their number is reached. Each runs one recycling pass without and one
-    with gradients. All passes of the fold use the same rows of the alignment, because the bias belongs to them.
+    with gradients.
 
     Args:
         model: The network, on its device.
         sampler: Features of the target.
         restraints: Restraints in the order of the target's chains.
         steps: Largest number of steps.
+        leave_one_out: True to leave out each group in turn with a quarter of the steps, if not all restraints hold.
 
     Raises:
         ConfigError: The trunk computes in 8 bits, for which gradients are missing.
     """
-    parameter = next(model.parameters())
-    if not parameter.is_floating_point():
+    if not next(model.parameters()).is_floating_point():
         raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use --precision fp32")
-    device, dtype = parameter.device, model.structure_module.initial.weight.dtype
-    sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
-    features = {key: value.to(device) for key, value in sampled.items()}
-    bias = {key: torch.zeros_like(features[key], dtype=dtype).requires_grad_() for key in BIASED}
-    order = torch.from_numpy(input_order(sampler)).to(device)
-    residues = len(order)
-    everyone = torch.ones(residues, device=device, dtype=dtype)
-    chain = features.get("asym_id", torch.zeros(residues, device=device))
-    index = features["residue_index"]
-    apart = (index[:, None] - index[None]).abs()
-    near = ((apart > 0) & (apart <= _NEAR) & (chain[:, None] == chain[None])).to(dtype)
-
-    def run() -> Outputs:
-        given = features | {key: features[key].to(dtype) + value for key, value in bias.items()}
-        return Outputs.from_result(model(lambda cycle, member: given, 1, recycle_tolerance=0.0))
-
-    optimizer = torch.optim.Adam(bias.values(), lr=_RATE)
-    done = 0
+    device = next(model.parameters()).device
+    residues = len(input_order(sampler))
     with differentiable(model, residues, 0, False), exact_products(device):
-        with torch.no_grad():
-            first = run()
-            start = first.distogram.log_softmax(-1)
-        loss = _Loss(restraints, order, start)
-        for done in range(1, steps + 1):
-            outputs = run()
-            distances = loss.distances(outputs).detach().cpu().numpy()
-            held = satisfied(restraints, distances)
-            if held == len(grouped(restraints)) and done > 1:
-                done -= 1
-                break
-            changed = (start.exp() * (start - outputs.distogram.log_softmax(-1))).sum(-1)
-            size = torch.stack([value.square().sum() for value in bias.values()]).sum() / residues
-            total = (
-                loss(outputs)
-                + _CONFIDENCE * plddt_loss(outputs, everyone)
-                + _LOCAL * masked_mean(near, changed, 2)
-                + _SIZE * size
-            )
-            optimizer.zero_grad()
-            total.backward()
-            optimizer.step()
-    biased = {key: (sampled[key].to(dtype) + bias[key].detach().cpu()).numpy() for key in BIASED}
-    fixed = {key: value.numpy() for key, value in sampled.items()} | biased
-    features_of_all_passes = FeatureSampler(
-        fixed,
-        lambda rng: {},
-        seed=0,
-        is_multimer=sampler.is_multimer,
-        resample=False,
-        chain_order=sampler.chain_order,
-    )
-    return RestrainedFeatures(
-        features_of_all_passes,
-        tuple(restraints),
-        loss.distances(first).cpu().numpy(),
-        float(plddt(first.lddt).mean()),
-        done,
-    )
+        fit = _Fit(model, sampler, restraints)
+        done = fit.descend(steps)
+        last = fit.figures()
+        left_out = None
+        if leave_one_out:
+            holds = satisfied(restraints, last.distances) == len(grouped(restraints))
+            left_out = () if holds else tuple(fit.contradictions(max(1, round(steps * _TRIAL))))
+    return RestrainedFeatures(fit.sampler(), tuple(restraints), fit.first, last, done, left_out)

@@ -34,6 +34,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),
     "restraints": ("--restraints a.csv", {"restraints": Path("a.csv")}),
     "restraint steps": ("--restraint-steps 7", {"restraint_steps": 7}),
+    "restraint contradictions": (
+        "--restraints r.csv --restraint-leave-one-out",
+        {"restraints": Path("r.csv"), "restraint_leave_one_out": True},
+    ),
     "ring": ("--cyclic", {"cyclic": True}),
     "precision": ("--precision bf16", {"precision": "bf16"}),
     "rank": ("--rank ptm", {"rank": "ptm"}),

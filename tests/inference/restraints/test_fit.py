@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,10 @@ from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
 from fastfold.inference.restraints.file import Restraint
 from fastfold.inference.restraints.fit import (
+    Figures,
+    LeftOut,
     RestraintReport,
+    _Fit,
     _Loss,
     ca_distances,
     fit_restraints,
@@ -73,11 +78,59 @@ def test_groups_and_satisfied_restraints() -> None:
 
 def test_the_report_is_plain() -> None:
     given = (Restraint(0, 1, 0.0, 8.0, line="line 2"), Restraint(0, 2, 5.0, np.inf, line="line 3"))
-    found = RestraintReport(given, np.array([9.0, 4.0]), np.array([7.0, 4.0]), 50.0, 60.0, 12).to_json()
+    before, fitted = Figures(np.array([9.0, 4.0]), 50.0), Figures(np.array([7.0, 4.5]), 47.0)
+    made = RestraintReport(given, before, fitted, np.array([7.0, 4.0]), 60.0, 12)
+    found = made.to_json()
     assert (found["satisfied_before"], found["satisfied"], found["total"]) == (0, 1, 2)
     assert [row["holds"] for row in found["restraints"]] == [True, False]
     assert found["restraints"][1]["max"] is None
     assert found["restraints"][0]["residues"] == [1, 2]
+    assert (found["plddt_before"], found["plddt"], found["confidence_paid"]) == (50.0, 60.0, 3.0)
+    assert not found["leave_one_out"]
+    tried = replace(made, left_out=(LeftOut((0,), (1,), 4.0), LeftOut((1,), (), -1.0))).to_json()
+    assert tried["leave_one_out"]
+    assert [row["contradicts"] for row in tried["restraints"]] == [["line 3"], []]
+    assert [row["plddt_gain_without"] for row in tried["restraints"]] == [4.0, -1.0]
+
+
+class Trials(_Fit):
+    """Fits in which restraints 0 and 1 exclude each other: 0 holds with both, 1 without 0."""
+
+    def __init__(self) -> None:
+        group = {"weight": 1.0, "group": "x"}
+        self._restraints = [
+            Restraint(0, 1, 0, 8),
+            Restraint(0, 2, 0, 8),
+            *(Restraint(0, i, 0, 8, **group) for i in (3, 4)),
+        ]
+        self.bias = {"msa_feat": torch.zeros(2, requires_grad=True)}
+        self.seen: list[tuple[int, ...]] = []
+
+    def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
+        assert steps == 5
+        assert not self.bias["msa_feat"].any()
+        self.seen.append(tuple(left_out))
+        with torch.no_grad():
+            self.bias["msa_feat"] += 1
+        return steps
+
+    def figures(self) -> Figures:
+        holds = 0 not in self.seen[-1]
+        return Figures(
+            np.array([7.0 if holds else 9.0, 9.0 if holds else 7.0, 9.0, 7.0]), 50.0 + 2 * (not holds)
+        )
+
+
+def test_restraints_that_exclude_each_other_are_found() -> None:
+    """Each trial starts from the fit, and is compared with one of the same length."""
+    fit = Trials()
+    assert fit.contradictions(5) == [
+        LeftOut((0,), (1,), 2.0),
+        LeftOut((1,), (), 0.0),
+        LeftOut((2, 3), (), 0.0),
+    ]
+    assert fit.seen == [(), (0,), (1,), (2, 3)]
+    assert not fit.bias["msa_feat"].any()
 
 
 @pytest.mark.slow
@@ -98,19 +151,46 @@ def test_mini_obeys_restraints() -> None:
             1,
         )
     after = ca_distances(PAIRS, result["structure_module"]["final_atom_positions"].numpy())
-    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.before - 8.0, 0).sum()
+    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.before.distances - 8.0, 0).sum()
+    assert found.left_out is None
+    np.testing.assert_allclose(found.fitted.distances, after, atol=1e-2)
     assert model.structure_module.stop_rotation_gradient
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_mini_tells_contradictions() -> None:
+    """A pair of residues cannot be near and far; which one of both holds is up to the network."""
+    model = fastfold.load_model("mini")
+    target = target_from_sequence(SEQUENCE)
+    sampler = featurize(target.chains, [([], [])], model.config)
+    near, far, other = Restraint(2, 26, 0.0, 8.0), Restraint(2, 26, 20.0, np.inf), Restraint(4, 10, 0.0, 30.0)
+    found = fit_restraints(model, sampler, [near, far, other], steps=40, leave_one_out=True)
+    assert found.left_out is not None
+    by_group = {trial.group: trial.contradicts for trial in found.left_out}
+    assert by_group[(0,)] == (1,) or by_group[(1,)] == (0,)
+    assert by_group[(2,)] == ()
+    assert fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).left_out == ()
 
 
 def test_the_command_writes_the_report(cli: CommandLine) -> None:
     path = cli.folder / "links.csv"
     path.write_text("chain1,residue1,chain2,residue2,max\nA,3,A,9,5\nA,1,A,10,6\n")
-    done = cli.infer(cli.fasta({"T1": "MKTAYIAKQR"}), "--restraints", path, "--restraint-steps", "2")
+    done = cli.infer(
+        cli.fasta({"T1": "MKTAYIAKQR"}),
+        "--restraints",
+        path,
+        "--restraint-steps",
+        "2",
+        "--restraint-leave-one-out",
+    )
     assert done.code == 0, done.err
     assert "of 2 restraints hold" in done.err
     report = cli.scores("T1")["restraints"]
     assert report["total"] == 2
+    assert report["leave_one_out"]
+    assert all(row["holds"] or "contradicts" in row for row in report["restraints"])
+    assert "confidence_paid" in report
     assert [row["line"] for row in report["restraints"]] == ["line 2", "line 3"]
     assert cli.config("T1")["settings"]["restraints"] == "links.csv"
     path.write_text("chain1,residue1,chain2,residue2,max\nA,3,A,99,5\n")
@@ -123,5 +203,7 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
     for wrong in ({"precision": "int8"}, {"parallel": "dap=2"}, {"cuda_graphs": True}):
         with pytest.raises(ConfigError, match="restraints"):
             InferConfig(restraints=tmp_path, **wrong)
+    with pytest.raises(ConfigError, match="restraint_leave_one_out needs restraints"):
+        InferConfig(restraint_leave_one_out=True)
     with pytest.raises(ConfigError, match="restraint_steps"):
         InferConfig(restraint_steps=0)
