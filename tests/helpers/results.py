@@ -11,6 +11,7 @@ import numpy as np
 
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
+from fastfold.inference.design.results.film import film_pdb
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface import ChainConfidence
@@ -118,3 +119,27 @@ def screen_results(folder: Path, baits: int, preys: int) -> None:
         scores["interfaces"]["pairs"]["A-B"]["ipsae"] = scores["interfaces"]["ipsae_max"] = share
         stem = f"bait{i}_and_prey{j}_rank_001_model_1_multimer_v3_seed_0"
         (folder / f"{stem}_scores.json").write_text(json.dumps(scores))
+
+
+def design_results(folder: Path) -> np.ndarray:
+    """Write a design of two chains with three steps, its fold, and those of a redesign and an off-target.
+
+    Returns the CA atoms ``[3, 22, 3]`` of the steps in Å.
+    """
+    ends = ("", "_mpnn_1", "_off_1")
+    folds = [helix_prediction(f"d_seed_000{end}", 12, 10) for end in ends]
+    for fold in folds:
+        fold.save(folder, rank=1, plots=False)
+    ca = folds[0].atom_positions[:, rc.atom_order["CA"]]
+    trace = np.stack([ca * size for size in (0.5, 0.8, 1.0)])
+    trajectories = folder / "trajectories"
+    trajectories.mkdir()
+    steps = zip((3.0, 2.0, 1.0), (40.0, 50.0, 60.0), ("soft", "soft", "hard"), strict=True)
+    lines = [json.dumps({"loss": loss, "mean_plddt": plddt, "stage": stage}) for loss, plddt, stage in steps]
+    (trajectories / "d_seed_000.jsonl").write_text("\n".join(lines))
+    (trajectories / "d_seed_000.pdb").write_text(film_pdb(trace, folds[0].chain_index))
+    (folder / "designs.tsv").write_text(
+        "name\tfilters\tnote\nd_seed_000\tpassed\t\n"
+        "d_seed_000_mpnn_1\tAverage_pLDDT 0.4 < 0.8\tcharge +9, not 0 to 2\n"
+    )
+    return trace

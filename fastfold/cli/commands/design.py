@@ -269,10 +269,9 @@ def run_design(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )
-    print(
-        f"{len(designs)} designed. Table: {options.out / TABLE}. Open {options.out / 'report.html'}",
-        flush=True,
-    )
+    page = options.out / "report.html"
+    opened = f" Open {page}" if page.exists() else ""
+    print(f"{len(designs)} designed. Table: {options.out / TABLE}.{opened}", flush=True)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,7 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import open_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
+from fastfold.inference.report import write_report
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -132,6 +134,9 @@ def run_designs(
             say(f"error: {target}: {why}")
     rows = design_rows(designs, output, names, chosen, config.limits)
     write_atomic(output / TABLE, table_text(rows))
+    if folded:
+        with suppress(InputError):  # nothing to show if all folds failed
+            write_report(output, say=say)  # the page shows the table's verdicts
     if chosen:
         say(f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters")
     return designs

@@ -18,6 +18,7 @@ from fastfold.errors import InputError
 from fastfold.inference.output import style
 from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
+from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
 from fastfold.inference.report.ensembles import find_ensembles
@@ -25,6 +26,7 @@ from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
 from fastfold.inference.report.molstar import PACKAGE, load_molstar
+from fastfold.inference.report.restraints import restraints_of
 from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
@@ -48,7 +50,17 @@ SCAN = "mutations.png"
 """Picture of a scan of mutants in a folder of results, which the page shows."""
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
-_SCRIPTS = ("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "scores.js", "main.js")
+_SCRIPTS = (
+    "data.js",
+    "charts.js",
+    "matrix.js",
+    "view.js",
+    "ensemble.js",
+    "scores.js",
+    "restraints.js",
+    "design.js",
+    "main.js",
+)
 
 
 def write_report(
@@ -144,6 +156,11 @@ def _page(
         for one in ensemble["overlay"]:
             one["structure"]["blob"] = len(blobs)
             blobs.append(one.pop("text"))
+    designs = find_designs(folder, predictions, left // 4, say)
+    for design in designs:
+        if design["film"] is not None:
+            design["film"]["blob"] = len(blobs)
+            blobs.append(design["film"].pop("text"))
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     try:
         molstar, refused = load_molstar(), ""
@@ -155,6 +172,7 @@ def _page(
         "failures": _failures(folder),
         "scan": _scan(folder),
         "ensembles": overlays,
+        "designs": designs,
         "viewer": None,
         "style": _style(),
         "atoms": list(rc.atom_types),
@@ -290,11 +308,14 @@ def _detail(
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),
         "templates": _finite(scores.get("templates")),
+        "restraints": None,
         "reference": _reference(prediction, say),
         "files": sorted(path.name for path in (*prediction.files.values(), *_archive(prediction))),
         "config": None,
         "coverage": None,
     }
+    with leaving_out(f"{prediction.stem}: restraints", say):
+        found["restraints"] = restraints_of(scores)
     for key in ("config", "coverage") if with_settings else ():
         path = prediction.files.get(f"_{key}.json")
         if path is None:

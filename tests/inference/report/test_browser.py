@@ -17,7 +17,13 @@ from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
 from tests.helpers.browser import Browser
-from tests.helpers.results import helix_prediction, many_targets, save_coverage, screen_results
+from tests.helpers.results import (
+    design_results,
+    helix_prediction,
+    many_targets,
+    save_coverage,
+    screen_results,
+)
 
 HOSTILE = '</script><img src=x onerror="window.attacked = 1">\'"\u2028&lt;b>'
 READY = "document.body && document.body.dataset.ready"
@@ -353,3 +359,50 @@ def test_samples_are_chosen_and_representatives_shown_together(browser: Browser,
     browser.mouse("mouseReleased", *at)
     chosen = "document.querySelector('#list tr[aria-selected=true] td:nth-child(4)').textContent"
     browser.wait(f"{chosen} === 'columns {FAR[0] + 1}'")
+
+
+def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "designs"
+    design_results(folder)
+    row = {
+        "line": f"line 2{HOSTILE}",
+        "residues": [1, 13],
+        "min": 4.0,
+        "max": 8.0,
+        "group": "",
+        "distance_before": 30.0,
+        "distance": 7.5,
+        "holds": True,
+        "contradicts": ["line 3"],
+        "plddt_gain_without": 2.5,
+    }
+    counts = {"satisfied_before": 0, "satisfied": 1, "total": 1, "steps": 9, "confidence_paid": 3.25}
+    report = {**counts, "leave_one_out": True, "restraints": [row]}
+    helix_prediction("restrained", 12, 10, restraints=report).save(folder, rank=1, plots=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    browser.wait("!document.getElementById('design').hidden")
+    assert text(browser, "#design-note") == "passed all filters"
+    browser.wait("document.getElementById('design-frame').value === '2'")
+    picture = "document.getElementById('design-film').toDataURL()"
+    last = browser.evaluate(picture)
+    browser.evaluate("document.getElementById('design-play').click()")
+    first = browser.evaluate(picture)
+    assert first != last
+    browser.wait("document.getElementById('design-frame').value === '2'")
+    assert browser.evaluate(picture) == last
+    browser.wait("document.getElementById('design-play').textContent === 'play'")
+    browser.click("#list tbody tr:nth-child(2)")
+    browser.wait("document.getElementById('design-note').textContent.startsWith('failed filters')")
+    assert text(browser, "#design-note") == "failed filters: Average_pLDDT 0.4 < 0.8 · charge +9, not 0 to 2"
+    assert text(browser, "#restraints") == ""
+    browser.click("#list tbody tr:nth-child(4)")
+    browser.wait("document.getElementById('name').textContent === 'restrained'")
+    cells = browser.evaluate("[...document.querySelectorAll('#restraints td')].map((one) => one.textContent)")
+    assert cells[0] == f"line 2{HOSTILE}"
+    assert cells[2:] == ["4.0 to 8.0 Å", "30.0", "7.5", "yes", "", "line 3", "+2.5"]
+    assert "confidence paid: 3.3 pLDDT" in text(browser, "#restraints p")
+    browser.wait("document.getElementById('design').hidden")
+    assert browser.messages == []

@@ -172,6 +172,7 @@ function redraw() {
     waiting = false;
     for (const chart of [pae, plddt, coverage]) chart.draw(state);
     landscape.draw();
+    designView.draw();
   });
 }
 
@@ -310,6 +311,8 @@ async function choose(row) {
   });
   drawPairs(prediction);
   drawTemplates(prediction);
+  drawRestraints(prediction);
+  drawDesign(prediction);
   drawEnsemble(prediction);
   drawFiles(prediction);
   drawSettings(prediction);

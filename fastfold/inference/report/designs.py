@@ -1,0 +1,137 @@
+"""Designs of a folder of results for the page: curves of their steps, and films of their structures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gemmi
+import numpy as np
+
+from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
+from fastfold.inference.report.discover import FoundPrediction
+from fastfold.inference.report.encode import pack
+from fastfold.inference.report.guard import check_size, leaving_out
+
+_PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6})?$")
+_STEP = 0.02
+_MOST_STEPS = 20_000
+_LONGEST = 500
+_STAGES = ("soft", "temperature", "hard", "mutate")
+
+
+def find_designs(
+    folder: Path, predictions: Sequence[FoundPrediction], room: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the designs that ``fastfold design`` wrote to a folder.
+
+    Args:
+        folder: Folder of results.
+        predictions: Predictions of the page; ``rows`` in the result are indices of them.
+        room: Largest number of characters of all films.
+        say: Called with a line about each file that is left out.
+
+    Returns:
+        Per design ``rows``, ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts`` by target (``filters`` and
+        ``note``), and ``film`` if there is room: ``frames``, ``chains`` (their lengths), ``steps`` of the frames,
+        ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA atom of each frame.
+    """
+    trajectories = folder / "trajectories"
+    if not trajectories.is_dir() or trajectories.is_symlink():
+        return []
+    rows: dict[str, list[int]] = {}
+    for number, prediction in enumerate(predictions):
+        rows.setdefault(_PARTS.sub("", prediction.target), []).append(number)
+    verdicts = _verdicts(folder / "designs.tsv")
+    found = []
+    for name, numbers in rows.items():
+        path = trajectories / f"{name}.jsonl"
+        if not path.is_file() or path.is_symlink():
+            continue
+        with leaving_out(path.name, say):
+            design = {"rows": numbers, **_curve(path), "film": None}
+            design["verdicts"] = {
+                target: verdicts[target]
+                for target in {predictions[number].target for number in numbers}
+                if target in verdicts
+            }
+            found.append(design)
+            film = _film(trajectories / f"{name}.pdb", len(design["loss"]))
+            if film is not None and len(film["text"]) <= room:
+                room -= len(film["text"])
+                design["film"] = film
+    return found
+
+
+def _curve(path: Path) -> dict[str, Any]:
+    """Return loss, pLDDT and stage of each step.
+
+    Raises:
+        ValueError: The file is not a trajectory.
+    """
+    lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines()[:_MOST_STEPS]
+    try:
+        steps = [json.loads(line) for line in lines]
+        numbers = {key: [float(one[key]) for one in steps] for key in ("loss", "mean_plddt")}
+        stages = [_STAGES.index(one["stage"]) for one in steps]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError("it is not a trajectory of a design") from error
+    if not steps or not all(math.isfinite(value) for values in numbers.values() for value in values):
+        raise ValueError("it is not a trajectory of a design")
+    starts = [[_STAGES[stage], i] for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
+    return {
+        "loss": [round(value, 4) for value in numbers["loss"]],
+        "plddt": [round(value, 2) for value in numbers["mean_plddt"]],
+        "stages": starts,
+    }
+
+
+def _film(path: Path, steps: int) -> dict[str, Any] | None:
+    """Return the packed film of a trajectory; None without its file.
+
+    Raises:
+        ValueError: The file is not a film.
+    """
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        models = gemmi.read_pdb_string(check_size(path, MAX_SCORES_BYTES).read_text("utf-8"))
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise ValueError("its film cannot be read") from error
+    frames = [[[*atom.pos] for chain in model for one in chain for atom in one] for model in models]
+    chains = [len(chain) for chain in models[0]] if len(models) else []
+    if not chains or len({len(frame) for frame in frames}) != 1 or sum(chains) != len(frames[0]):
+        raise ValueError("its film has frames of different chains")
+    points = np.array(frames)
+    points -= points[-1].mean(0)
+    quantised = np.rint(points / _STEP).clip(-32_000, 32_000).astype("<i2")
+    shown = np.unique(np.linspace(0, steps - 1, len(frames)).round().astype(int))
+    if len(shown) != len(frames):
+        raise ValueError("its film has more frames than steps")
+    return {
+        "frames": len(frames),
+        "chains": chains,
+        "steps": shown.tolist(),
+        "step": _STEP,
+        "text": pack(quantised.tobytes()),
+    }
+
+
+def _verdicts(path: Path) -> dict[str, dict[str, str]]:
+    """Return the failed filters and notes of designs by name; empty without a valid table."""
+    try:
+        text = check_size(path, MAX_SCORES_BYTES).read_text("utf-8") if path.is_file() else ""
+    except (OSError, ValueError):
+        return {}
+    lines = csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return {
+        str(line["name"]): {key: str(line.get(key) or "")[:_LONGEST] for key in ("filters", "note")}
+        for line in lines
+        if line.get("name")
+    }

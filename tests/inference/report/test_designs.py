@@ -1,0 +1,122 @@
+"""Designs and restraints on the page, from files that may be damaged."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfold.inference.design.results.film import film_pdb
+from fastfold.inference.report.designs import find_designs
+from fastfold.inference.report.discover import find_predictions
+from fastfold.inference.report.restraints import restraints_of
+from tests.helpers.results import design_results, helix_prediction
+
+
+def found(folder: Path, room: int = 10**6) -> tuple[list[dict[str, Any]], list[str]]:
+    said: list[str] = []
+    return find_designs(folder, find_predictions(folder), room, said.append), said
+
+
+def test_a_design_has_its_curve_film_and_verdicts(tmp_path: Path) -> None:
+    trace = design_results(tmp_path)
+    (design,), said = found(tmp_path)
+    assert said == []
+    assert design["rows"] == [0, 1, 2]
+    assert design["loss"] == [3.0, 2.0, 1.0]
+    assert design["plddt"] == [40.0, 50.0, 60.0]
+    assert design["stages"] == [["soft", 0], ["hard", 2]]
+    assert design["verdicts"] == {
+        "d_seed_000": {"filters": "passed", "note": ""},
+        "d_seed_000_mpnn_1": {"filters": "Average_pLDDT 0.4 < 0.8", "note": "charge +9, not 0 to 2"},
+    }
+    film = design["film"]
+    assert (film["frames"], film["chains"], film["steps"]) == (3, [12, 10], [0, 1, 2])
+    points = np.frombuffer(zlib.decompress(base64.b64decode(film["text"])), "<i2").reshape(3, 22, 3)
+    last = points[-1] * film["step"]
+    np.testing.assert_allclose(last, trace[-1] - trace[-1].mean(0), atol=0.02)
+
+
+def test_films_stay_within_their_room(tmp_path: Path) -> None:
+    design_results(tmp_path)
+    (design,), said = found(tmp_path, room=10)
+    assert design["film"] is None
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_listed"),
+    [
+        ("d_seed_000.jsonl", "{}", False),
+        ("d_seed_000.jsonl", "", False),
+        ("d_seed_000.jsonl", '{"loss": NaN, "mean_plddt": 1, "stage": "soft"}', False),
+        ("d_seed_000.jsonl", '{"loss": 1, "mean_plddt": 1, "stage": "<b>"}', False),
+        ("d_seed_000.pdb", "nothing", True),
+        ("d_seed_000.pdb", film_pdb(np.zeros((5, 3, 3)), np.zeros(3, int)), True),
+    ],
+)
+def test_damaged_files_are_left_out_with_a_line(
+    tmp_path: Path, name: str, content: str, is_listed: bool
+) -> None:
+    design_results(tmp_path)
+    (tmp_path / "trajectories" / name).write_text(content)
+    designs, said = found(tmp_path)
+    assert len(said) == 1
+    assert "left out of the report" in said[0]
+    assert [one["film"] for one in designs] == [None] * is_listed
+
+
+def test_other_folders_have_no_designs(tmp_path: Path) -> None:
+    helix_prediction("T", 12).save(tmp_path, rank=1, plots=False)
+    assert found(tmp_path) == ([], [])
+    (tmp_path / "trajectories").mkdir()
+    assert found(tmp_path) == ([], [])
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    row = {
+        "line": "line 2",
+        "residues": [1, 3],
+        "min": 0.0,
+        "max": None,
+        "group": "",
+        "distance_before": 9.0,
+        "distance": 7.0,
+        "holds": True,
+        "contradicts": ["line 3"],
+        "plddt_gain_without": 2.0,
+    }
+    top = {"satisfied_before": 0, "satisfied": 1, "total": 1, "steps": 5, "confidence_paid": 1.5}
+    rows = [{**row, **{key: changes.pop(key) for key in list(changes) if key in row}}]
+    return {"plddt": [1.0] * 3, "restraints": {**top, "leave_one_out": True, "restraints": rows, **changes}}
+
+
+def test_restraints_are_shown_as_written() -> None:
+    scores = report()
+    made = restraints_of(scores)
+    assert made == scores["restraints"]
+    assert restraints_of({"plddt": []}) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"residues": [1, 4]},
+        {"residues": [0, 1]},
+        {"residues": "x"},
+        {"distance": float("nan")},
+        {"max": "far"},
+        {"confidence_paid": None},
+        {"steps": "many"},
+        {"restraints": 3},
+        {"contradicts": 3},
+    ],
+)
+def test_restraints_of_another_form_are_left_out(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="its restraints have another form"):
+        restraints_of(json.loads(json.dumps(report(**changes))))
