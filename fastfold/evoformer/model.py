@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from fastfold.evoformer.embedders.multimer_templates import (
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
-from fastfold.evoformer.execution import PolicyModule, of_sample
+from fastfold.evoformer.execution import LazyRows, PolicyModule, of_sample
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -32,6 +32,7 @@ from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
 Features = dict[str, Tensor]
+PairRows = TypeVar("PairRows", Tensor, LazyRows)
 FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that creates the features of
 one cycle and ensemble member on demand."""
@@ -418,6 +419,10 @@ class AlphaFold(PolicyModule):
     def _own_rows(self, residues: int) -> slice:
         """Return the pair's rows on this process: all, unless a parallel layout overrides this."""
         return slice(0, residues)
+
+    def whole_rows(self, pair: PairRows) -> PairRows:
+        """Return all rows ``[*, N, N, c]`` of a tensor of pairs, from those of this process."""
+        return pair
 
     def report_pass(
         self, on_cycle: OnCycle | None, cycle: int, representations: Features, structure: dict[str, Any]

@@ -195,7 +195,7 @@ class InferConfig:
 
     def _check_embed(self) -> None:
         """Refuse settings that an embedding does not have."""
-        unused = ("parallel", "cuda_graphs", "restraints", "stop_at_score", "num_relax")
+        unused = ("cuda_graphs", "restraints", "stop_at_score", "num_relax")
         saved = ("save_representations", "save_distogram", "save_recycles")
         wrong = next((name for name in (*unused, *saved) if getattr(self, name)), None)
         wrong = "relax" if wrong is None and self.relax != "none" else wrong

@@ -18,11 +18,16 @@ from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
-from fastfold.evoformer.config import MINI
+from fastfold.evoformer.config import MINI, has_whole_blocks
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
-from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
+from fastfold.inference.distributed import (
+    DistributedFolder,
+    DistributedFoldError,
+    distributed_folder,
+    parse_parallel,
+)
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
@@ -111,16 +116,14 @@ def run(
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        if options.engines and distributed is not None:
-            raise ConfigError(
-                "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
-            )
         check_request(config, options)
         skipped: list[str] = []
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
         networks = limit_networks(networks, options.num_models)
+        if distributed is not None:
+            check_divisible(networks)
         check_embedding(config, networks)
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
@@ -198,8 +201,12 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     """Check files, folders and relaxation before the first fold.
 
     Raises:
-        FastFoldError: A file or folder is missing, or relaxation does not work.
+        FastFoldError: A file or folder is missing, several processes would search, or relaxation does not work.
     """
+    if options.engines and parse_parallel(config.parallel).ranks > 1:
+        raise ConfigError(
+            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
+        )
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
@@ -212,6 +219,20 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
+
+
+def check_divisible(networks: Sequence[Network]) -> None:
+    """Check that several processes can divide the blocks of networks.
+
+    Raises:
+        ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
+    """
+    for network in networks:
+        if not has_whole_blocks(network.info.config):
+            raise ConfigError(
+                f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
+                "leave out --parallel, or give --weights of another network"
+            )
 
 
 def check_embedding(config: InferConfig, networks: Sequence[Network]) -> None:

@@ -17,9 +17,9 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import limit_networks, open_networks, suitable
-from fastfold.inference.mutate.mutations import mutant_targets, read_variants
+from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
-from fastfold.inference.runner import Summary, run
+from fastfold.inference.runner import Summary, check_request, run
 from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import check_takers, find_templates
 
@@ -55,19 +55,27 @@ def run_mutations(
             :func:`fastfold.inference.runner.run`.
     """
     config, options = config or InferConfig(), options or RunOptions()
-    _check(config, options)
-    target = _wild_type(inputs, options)
-    variants = read_variants(target, mutations, positions)
-    target, alignments = _prepared(target, output, weights, options)
-    targets = [target, *mutant_targets(target, alignments, variants)]
+    _check(config)
+    targets: list[Target] = []
+    variants: list[Variant] = []
+
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read and prepare the targets, on the first of several processes alone."""
+        check_request(config, options)
+        target = _wild_type(inputs, options)
+        variants[:] = read_variants(target, mutations, positions)
+        target, alignments = _prepared(target, output, weights, options)
+        targets[:] = [target, *mutant_targets(target, alignments, variants)]
+        return list(targets), []
+
     plain = replace(options, engines=(), msa_dir=None, templates=TemplateOptions(), name_prefix=None)
-    summary = run(lambda: (targets, []), output, weights, config, plain)
-    if summary.predictions.get(target.name):
+    summary = run(read, output, weights, config, plain)
+    if targets and summary.predictions.get(targets[0].name):
         write_results(targets, variants, summary.predictions, output)
     return summary
 
 
-def _check(config: InferConfig, options: RunOptions) -> None:
+def _check(config: InferConfig) -> None:
     if config.initial_guess is not None:
         raise ConfigError(
             "an initial guess has the sequence of one target, and mutants have others; leave it out"
@@ -75,10 +83,6 @@ def _check(config: InferConfig, options: RunOptions) -> None:
     if config.pae is False:
         raise ConfigError(
             "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
-        )
-    if options.engines and config.parallel is not None:
-        raise ConfigError(
-            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
 
 
@@ -108,8 +112,6 @@ def _prepared(
         found = search_targets([target], options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
         if not found.left([target])[0]:
             raise found.left([target])[1][0]
-    if msa_dir is not None and not msa_dir.is_dir():
-        raise InputError("no such folder; give the folder of the alignments", path=msa_dir)
     alignments = target_alignments(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:

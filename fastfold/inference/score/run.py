@@ -89,21 +89,21 @@ def run_scores(
             raise ConfigError("the scored structure is the only template; leave out other templates")
         if config.num_recycles is None:
             config = replace(config, num_recycles=TEMPLATE_RECYCLES)
-    networks = limit_networks(open_networks(weights or [Path(MINI)]), options.num_models)
-    check_networks(networks, protocol)
     searches = options.msa_dir is not None or bool(options.engines)
-    read = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)
-    targets, errors = read()
-    if options.name_prefix is not None:
-        targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)
+    prefix, options = options.name_prefix, replace(options, name_prefix=None)
+    targets: list[Target] = []
 
-    def targets_read() -> tuple[list[Target], list[InputError]]:
-        return targets, errors
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read the structures, on the first of several processes alone."""
+        check_networks(limit_networks(open_networks(weights or [Path(MINI)]), options.num_models), protocol)
+        found, errors = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)()
+        targets[:] = found if prefix is None else number_targets(found, prefix)
+        return list(targets), errors
 
     if workers is None:
-        summary = run(targets_read, output, weights, config, options)
+        summary = run(read, output, weights, config, options)
     else:
-        summary = screen(targets_read, output, weights, config, options, workers)
+        summary = screen(read, output, weights, config, options, workers)
     if summary.predictions:
         write_table(targets, summary.predictions, output)
     return summary
