@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.commands.resources.search import search_inputs
 from fastfold.cli.options.alignment_sources import alignment_engines
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import announce, orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
 
@@ -94,14 +93,7 @@ def add_infer_command(commands: Any) -> None:
         default="input",
         help="length: short targets first; depth: those with few alignment rows first",
     )
-    infer.add_argument(
-        "--parallel",
-        metavar="dap=N",
-        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
-    )
-    add_config_options(infer)
-    infer.add_argument("--help-all", action=HelpAll)
-    infer.set_defaults(run=run_infer)
+    finish_command(infer, run_infer)
 
 
 def run_infer(options: argparse.Namespace) -> int:
@@ -133,13 +125,16 @@ def run_infer(options: argparse.Namespace) -> int:
     config, around = infer_config(options), run_options(options)
     with orderly_termination():
         summary = run(options.inputs, options.out, options.weights, config, around)
-    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
-        return 0
     return print_summary(summary, options.out)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code."""
+    """Print the result of a run in one line, where targets are ``done``; return the exit code.
+
+    Of several processes that fold together, only the first one prints.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        return 0
     counts = [f"{len(summary.folded)} {done}"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []

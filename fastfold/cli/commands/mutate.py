@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
@@ -55,9 +54,7 @@ def add_mutate_command(commands: Any) -> None:
         "--positions", metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
     )
     add_fold_options(mutate)
-    add_config_options(mutate)
-    mutate.add_argument("--help-all", action=HelpAll)
-    mutate.set_defaults(run=run_mutate, parallel=None, sort="input")
+    finish_command(mutate, run_mutate, sort="input")
 
 
 def run_mutate(options: argparse.Namespace) -> int:

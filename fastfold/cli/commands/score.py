@@ -8,9 +8,8 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.commands.screen import absolute_database
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
@@ -71,9 +70,7 @@ def add_score_command(commands: Any) -> None:
         action="store_true",
         help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
     )
-    add_config_options(score)
-    score.add_argument("--help-all", action=HelpAll)
-    score.set_defaults(run=run_score, parallel=None, sort="input", initial_guess=None)
+    finish_command(score, run_score, sort="input", initial_guess=None)
 
 
 def run_score(options: argparse.Namespace) -> int:

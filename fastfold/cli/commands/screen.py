@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import announce, orderly_termination
 
@@ -71,11 +70,8 @@ def add_screen_command(commands: Any) -> None:
         "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
     add_worker_group(screen)
-    add_fold_options(screen)
-    # Options of fastfold infer only: a screen has its own order and processes.
-    add_config_options(screen)
-    screen.add_argument("--help-all", action=HelpAll)
-    screen.set_defaults(run=run_screen, parallel=None, sort="input")
+    add_fold_options(screen, parallel=False)
+    finish_command(screen, run_screen, sort="input")
 
 
 def run_screen(options: argparse.Namespace) -> int:

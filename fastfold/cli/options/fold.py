@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
-def add_fold_options(parser: Any, *, structures: bool = True) -> None:
+def add_fold_options(parser: Any, *, structures: bool = True, parallel: bool = True) -> None:
     """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine.
 
     Args:
         parser: Parser of the command.
         structures: Add the options about predicted structures too.
+        parallel: Add the option of several processes for each target.
     """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
@@ -81,7 +82,16 @@ def add_fold_options(parser: Any, *, structures: bool = True) -> None:
     else:
         parser.set_defaults(**_NO_STRUCTURES)
     _add_output(output)
-    _add_machine(parser.add_argument_group("machine"))
+    machine = parser.add_argument_group("machine")
+    _add_machine(machine)
+    if parallel:
+        machine.add_argument(
+            "--parallel",
+            metavar="dap=N",
+            help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+        )
+    else:
+        parser.set_defaults(parallel=None)
 
 
 def _add_templates(group: Any) -> None:
