@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from fastfold.evoformer.embedders.multimer_templates import (
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
-from fastfold.evoformer.execution import LazyRows, PolicyModule, of_sample
+from fastfold.evoformer.execution import PolicyModule, of_sample
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -32,7 +32,6 @@ from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
 Features = dict[str, Tensor]
-PairRows = TypeVar("PairRows", Tensor, LazyRows)
 FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that creates the features of
 one cycle and ensemble member on demand."""
@@ -420,7 +419,7 @@ class AlphaFold(PolicyModule):
         """Return the pair's rows on this process: all, unless a parallel layout overrides this."""
         return slice(0, residues)
 
-    def whole_rows(self, pair: PairRows) -> PairRows:
+    def whole_rows(self, pair: Tensor) -> Tensor:
         """Return all rows ``[*, N, N, c]`` of a tensor of pairs, from those of this process."""
         return pair
 
@@ -445,8 +444,8 @@ def recycled(representations: Features, structure: dict[str, Any]) -> Features:
     }
 
 
-def distance_change(before: Features, after: Features, seq_mask: Tensor) -> float:
-    """Return the root mean square change of CA-CA distances between two cycles in Å.
+def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tensor:
+    """Return the root mean square change of CA-CA distances between two cycles, a number in Å.
 
     Args:
         before: ``prev_pos [*, N, 37, 3]`` in Å of one cycle.
@@ -462,7 +461,7 @@ def distance_change(before: Features, after: Features, seq_mask: Tensor) -> floa
         delta = _distances(old[..., part, :], old) - _distances(new[..., part, :], new)
         total += (delta.square() * mask[..., part, None] * mask[..., None, :]).sum()
     count = mask.sum(-1).square().sum()
-    return float((total / (count + 1e-10) + 1e-8).sqrt())
+    return (total / (count + 1e-10) + 1e-8).sqrt()
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

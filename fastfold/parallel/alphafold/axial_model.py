@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
-from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle, PairRows, RunPass
+from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle, RunPass
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
@@ -106,10 +106,8 @@ class AxialAlphaFold(AlphaFold):
                 result[name] = result[name] | {"logits": rows.join(logits, -3)}
         return result
 
-    def whole_rows(self, pair: PairRows) -> PairRows:
+    def whole_rows(self, pair: Tensor) -> Tensor:
         """Return all rows ``[*, N, N, c]`` of a tensor of pairs; all ranks have to call it alike."""
-        if isinstance(pair, LazyRows):
-            return self._whole_rows(pair)
         return Rows(self.shards.group, self.shards.sizes(pair.shape[-2])).join(pair, -3)
 
     def _whole_rows(self, logits: LazyRows) -> LazyRows:
