@@ -74,6 +74,12 @@ def is_trained_on_complexes(config: Mapping[str, Any]) -> bool:
     return bool(config["model"].get("complexes", True))
 
 
+def has_whole_blocks(config: Mapping[str, Any]) -> bool:
+    """Return True if the Evoformer's blocks have all of AlphaFold's steps."""
+    steps = config["model"]["embeddings_and_evoformer"]["evoformer"].values()
+    return all(step.get("enabled", True) for step in steps if isinstance(step, Mapping | ConfigDict))
+
+
 def ensemble_size(config: Mapping[str, Any]) -> int:
     """Return the number of feature samples whose representations each cycle averages."""
     if is_multimer(config):

@@ -164,7 +164,7 @@ class InferConfig:
     parallel: str | None = option(
         "--parallel",
         default=None,
-        group="order",
+        group="ranks",
         metavar="dap=N",
         help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
     )
@@ -424,7 +424,7 @@ class InferConfig:
 
     def _check_embed(self) -> None:
         """Refuse settings that an embedding does not have."""
-        unused = ("parallel", "cuda_graphs", "restraints", "stop_at_score", "num_relax")
+        unused = ("cuda_graphs", "restraints", "stop_at_score", "num_relax")
         saved = ("save_representations", "save_distogram", "save_recycles")
         wrong = next((name for name in (*unused, *saved) if getattr(self, name)), None)
         wrong = "relax" if wrong is None and self.relax != "none" else wrong

@@ -17,11 +17,16 @@ from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
-from fastfold.evoformer.config import MINI
+from fastfold.evoformer.config import MINI, has_whole_blocks
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
-from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
+from fastfold.inference.distributed import (
+    DistributedFolder,
+    DistributedFoldError,
+    distributed_folder,
+    parse_parallel,
+)
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
@@ -146,6 +151,8 @@ def prepare(request: InferRequest) -> InferJob:
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
     networks = limit_networks(networks, options.num_models)
+    if parse_parallel(config.parallel).ranks > 1:
+        check_divisible(networks)
     check_embedding(config, networks)
     check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
@@ -252,7 +259,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     Raises:
         FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
-    if options.engines and config.parallel is not None:
+    if options.engines and parse_parallel(config.parallel).ranks > 1:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
@@ -275,6 +282,20 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
+
+
+def check_divisible(networks: Sequence[Network]) -> None:
+    """Check that several processes can divide the blocks of networks.
+
+    Raises:
+        ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
+    """
+    for network in networks:
+        if not has_whole_blocks(network.info.config):
+            raise ConfigError(
+                f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
+                "leave out --parallel, or give --weights of another network"
+            )
 
 
 def check_embedding(config: InferConfig, networks: Sequence[Network]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
@@ -59,13 +59,13 @@ def add_embed_command(commands: Any) -> None:
     )
     group.add_argument(
         "--format",
-        dest="file_format",
+        dest="embedding_format",
         choices=get_args(EmbedFormat),
         default="safetensors",
         help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
     )
     add_fold_options(parser, structures=False)
-    parser.set_defaults(run=run_embed)
+    finish_command(parser, run_embed)
 
 
 def run_embed(options: argparse.Namespace) -> int:
@@ -80,10 +80,8 @@ def run_embed(options: argparse.Namespace) -> int:
     from fastfold.inference.runner import run
 
     arrays = None if options.arrays is None else tuple(options.arrays.split(","))
-    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.file_format)
+    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.embedding_format)
     config = replace(request.config, embed=embed, plots=False)
     with orderly_termination():
         summary = run(replace(request, config=config))
-    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
-        return 0
     return print_summary(summary, request.output, done="embedded")

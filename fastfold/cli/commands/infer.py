@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.commands.resources.search import search_alone
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import announce, orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
 
@@ -84,7 +85,7 @@ def add_infer_command(commands: Any) -> None:
     )
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     add_fold_options(infer, has_order=True)
-    infer.set_defaults(run=run_infer)
+    finish_command(infer, run_infer)
 
 
 def run_infer(options: argparse.Namespace) -> int:
@@ -112,13 +113,16 @@ def run_infer(options: argparse.Namespace) -> int:
 
     with orderly_termination():
         summary = run(request)
-    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
-        return 0
     return print_summary(summary, request.output)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code."""
+    """Print the result of a run in one line, where targets are ``done``; return the exit code.
+
+    Of several processes that fold together, only the first one prints.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        return 0
     counts = [f"{len(summary.folded)} {done}"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
@@ -53,7 +54,7 @@ def add_mutate_command(commands: Any) -> None:
         "--positions", metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
     )
     add_fold_options(mutate)
-    mutate.set_defaults(run=run_mutate)
+    finish_command(mutate, run_mutate)
 
 
 def run_mutate(options: argparse.Namespace) -> int:

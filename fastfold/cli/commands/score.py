@@ -9,6 +9,7 @@ from typing import Any
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.commands.screen import absolute_database
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
@@ -69,7 +70,7 @@ def add_score_command(commands: Any) -> None:
         action="store_true",
         help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
     )
-    score.set_defaults(run=run_score)
+    finish_command(score, run_score)
 
 
 def run_score(options: argparse.Namespace) -> int:

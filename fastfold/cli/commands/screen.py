@@ -11,6 +11,7 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import announce, orderly_termination
 
@@ -71,8 +72,8 @@ def add_screen_command(commands: Any) -> None:
         "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
     add_worker_group(screen)
-    add_fold_options(screen)
-    screen.set_defaults(run=run_screen)
+    add_fold_options(screen, parallel=False)
+    finish_command(screen, run_screen)
 
 
 def run_screen(options: argparse.Namespace) -> int:

@@ -14,9 +14,8 @@ from fastfold.cli.options.alignment_sources import (
     find_databases_of,
     wants_server_templates,
 )
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
-from fastfold.cli.options.help_all import HelpAll, mark_rare
+from fastfold.cli.options.help_all import mark_rare
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig, check_seeds, parse_seeds
@@ -27,13 +26,16 @@ from fastfold.utils.option_fields import options_of
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
-def add_fold_options(parser: Any, *, structures: bool = True, has_order: bool = False) -> None:
+def add_fold_options(
+    parser: Any, *, structures: bool = True, parallel: bool = True, has_order: bool = False
+) -> None:
     """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine.
 
     Args:
         parser: Parser of the command.
         structures: Add the options about predicted structures too.
-        has_order: Add the order of the targets, and the processes that fold each of them together.
+        parallel: Add the option of several processes for each target.
+        has_order: Add the order of the targets.
     """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
@@ -59,14 +61,14 @@ def add_fold_options(parser: Any, *, structures: bool = True, has_order: bool = 
             help="leave out kinds of files, joined by commas: plots, pae_json",
         )
         mark_rare(skipped)
+    if parallel:
+        groups["ranks"] = groups["machine"]
     if has_order:
         groups["order"] = parser
     _add_seeds(sampling)
     for kind in (InferConfig, Sampling, RunOptions):
         add_field_options(groups, kind)
     add_worker_option(groups["machine"])
-    add_config_options(parser)
-    parser.add_argument("--help-all", action=HelpAll)
 
 
 def _add_seeds(group: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
+
+from fastfold.cli.options.config_file import add_config_options
 
 
 def mark_rare(action: argparse.Action) -> None:
@@ -38,6 +40,21 @@ class HelpAll(argparse.Action):
         parser.has_full_help = True  # type: ignore[attr-defined]
         parser.print_help()
         parser.exit()
+
+
+def finish_command(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], **defaults: Any
+) -> None:
+    """Add the options of files and of help to a command, and set its function.
+
+    Args:
+        parser: Parser of the command.
+        run: Function that runs the command and returns the exit code.
+        defaults: Values of options that the command lacks.
+    """
+    add_config_options(parser)
+    parser.add_argument("--help-all", action=HelpAll)
+    parser.set_defaults(run=run, **defaults)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.folding.features import add_settings, initial_positions
-from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
+from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -48,6 +48,10 @@ class DistributedRun(Protocol):
     @property
     def run(self) -> RunNetwork:
         """Function that runs a network on all processes."""
+
+    @property
+    def represent(self) -> Represent:
+        """Function that computes representations on all processes."""
 
 
 class TargetPredictor:
@@ -96,6 +100,7 @@ class TargetPredictor:
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self.say, self._is_distributed = device, say, distributed is not None
         self._run = run_network if distributed is None else distributed.run
+        self._represent = represent if distributed is None else distributed.represent
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(self._shows(model) for model in models):
@@ -249,6 +254,7 @@ class TargetPredictor:
                 self.config,
                 seed=draw_seed,
                 on_cycle=on_cycle,
+                run=self._represent,
                 state=state,
             )
             embedding = self.fit(model).run(by, self.say)

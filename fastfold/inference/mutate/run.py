@@ -14,8 +14,9 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.config import InferConfig
 from fastfold.inference.models import limit_networks, open_networks, suitable
-from fastfold.inference.mutate.mutations import mutant_targets, read_variants
+from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, check_request, run
@@ -39,28 +40,35 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
         FastFoldError: The run cannot start: not one target, a mutation does not fit it, or see
             :func:`fastfold.inference.runner.run`.
     """
-    _check(request)
-    target = _wild_type(request)
-    variants = read_variants(target, mutations, positions)
-    target, alignments = _prepared(target, request)
-    targets = [target, *mutant_targets(target, alignments, variants)]
+    _check(request.config)
+    targets: list[Target] = []
+    variants: list[Variant] = []
+
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read and prepare the targets, on the first of several processes alone."""
+        check_request(request.config, request.options)
+        target = _wild_type(request)
+        variants[:] = read_variants(target, mutations, positions)
+        target, alignments = _prepared(target, request)
+        targets[:] = [target, *mutant_targets(target, alignments, variants)]
+        return list(targets), []
+
     plain = replace(request.options, engines=(), msa_dir=None, templates=TemplateOptions(), name_prefix=None)
-    summary = run(replace(request, inputs=lambda: (targets, []), options=plain))
-    if summary.predictions.get(target.name):
+    summary = run(replace(request, inputs=read, options=plain))
+    if targets and summary.predictions.get(targets[0].name):
         write_results(targets, variants, summary.predictions, request.output)
     return summary
 
 
-def _check(request: InferRequest) -> None:
-    if request.config.initial_guess is not None:
+def _check(config: InferConfig) -> None:
+    if config.initial_guess is not None:
         raise ConfigError(
             "an initial guess has the sequence of one target, and mutants have others; leave it out"
         )
-    if request.config.pae is False:
+    if config.pae is False:
         raise ConfigError(
             "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
         )
-    check_request(request.config, request.options)
 
 
 def _wild_type(request: InferRequest) -> Target:

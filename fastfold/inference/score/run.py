@@ -86,19 +86,20 @@ def run_scores(
             raise ConfigError("the scored structure is the only template; leave out other templates")
         if config.num_recycles is None:
             config = replace(config, num_recycles=TEMPLATE_RECYCLES)
-    networks = limit_networks(open_networks(list(request.weights) or [Path(MINI)]), options.num_models)
-    check_networks(networks, protocol)
     searches = options.msa_dir is not None or bool(options.engines)
-    files = write_objects(files, request.output / STRUCTURES)
-    read = StructureTargets(files, protocol.use, protocol.shows_targets, searches)
-    targets, errors = read()
-    if options.name_prefix is not None:
-        targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)
+    prefix, options = options.name_prefix, replace(options, name_prefix=None)
+    targets: list[Target] = []
 
-    def targets_read() -> tuple[list[Target], list[InputError]]:
-        return targets, errors
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read the structures, on the first of several processes alone."""
+        networks = open_networks(list(request.weights) or [Path(MINI)])
+        check_networks(limit_networks(networks, options.num_models), protocol)
+        structures = write_objects(files, request.output / STRUCTURES)
+        found, errors = StructureTargets(structures, protocol.use, protocol.shows_targets, searches)()
+        targets[:] = found if prefix is None else number_targets(found, prefix)
+        return list(targets), errors
 
-    request = replace(request, inputs=targets_read, config=config, options=options)
+    request = replace(request, inputs=read, config=config, options=options)
     summary = run(request) if workers is None else screen(request, workers)
     if summary.predictions:
         write_table(targets, summary.predictions, request.output)

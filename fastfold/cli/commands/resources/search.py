@@ -14,9 +14,8 @@ from fastfold.cli.options.alignment_sources import (
     alignment_engines,
     find_databases_of,
 )
-from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import whole_number
-from fastfold.cli.options.help_all import HelpAll, mark_rare
+from fastfold.cli.options.help_all import finish_command, mark_rare
 from fastfold.cli.process import orderly_termination
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
@@ -150,9 +149,7 @@ def add_search_command(commands: Any) -> None:
         "read repeatedly (default: half of the free memory)",
     )
     search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
-    add_config_options(search)
-    search.add_argument("--help-all", action=HelpAll)
-    search.set_defaults(run=run_search)
+    finish_command(search, run_search)
 
 
 def run_search(options: argparse.Namespace) -> int:

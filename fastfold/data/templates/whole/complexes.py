@@ -57,10 +57,9 @@ def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[Cu
     structure, name = read_user_structure(path), structure_name(path)
     chains, count = [], 0
     for one in structure.chains:
-        low: np.ndarray = np.any((one.b_factors < min_plddt) & (one.mask > 0), axis=-1)
-        count += int(low.sum())
-        mask = np.where(low[:, None], np.float32(0), one.mask)
-        positions = np.where(low[:, None, None], np.float32(0), one.positions)
+        kept = np.all((one.b_factors >= min_plddt) | (one.mask == 0), axis=-1, keepdims=True)
+        count += int((~kept).sum())
+        mask, positions = one.mask * kept, one.positions * kept[..., None]
         chains.append(CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, positions, mask)))
     if count and not any(one.chain.mask.any() for one in chains):
         raise InputError(
