@@ -152,7 +152,7 @@ def choose_plan(
 def _pipelines(
     model: nn.Module, stages: Split | None, ranks: int, blocks: Sequence[str]
 ) -> tuple[list[int], list[str]]:
-    """Return the numbers of stages to try, and notes on what is not tried."""
+    """Return the numbers of stages to try, and notes on axes that are left out."""
     notes = ["sp was not tried: SequenceParallel.shard() cuts the inputs, so give such a plan by hand"]
     if stages is None:
         return [], ["pp was not tried: stages= says how the model is split", *notes]
