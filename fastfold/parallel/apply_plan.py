@@ -6,13 +6,14 @@ import difflib
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
+from fastfold.parallel.checkpointing import checkpoint_blocks
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import Buckets
@@ -31,6 +32,9 @@ from fastfold.parallel.tensor_parallel.randomness import check_alike
 from fastfold.utils.module_structure import module_structure
 
 Sequencing = Callable[[nn.Module, Group], Any]
+if TYPE_CHECKING:
+    from fastfold.parallel.planner.auto import Choice
+
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 T = TypeVar("T")
 
@@ -57,7 +61,8 @@ def parallelize(
     Args:
         model: Any module, the same on every rank.
         plan: The axes, as an object, a configuration or a mesh. ``"auto"`` selects the plan that is fastest by the
-            cost model; the result's ``explanation`` gives the reasons.
+            cost model, with pipeline stages if ``stages`` is given, and may checkpoint activations of the
+            blocks in ``nn.ModuleList``s; the result's ``explanation`` gives the reasons.
         example: For ``"auto"``: inputs of one step of all ranks together, as of
             :func:`fastfold.parallel.planner.auto.choose_plan`.
         gpu: For ``"auto"``: name of the GPU; None for the one of this machine.
@@ -80,9 +85,10 @@ def parallelize(
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
             this model. Raised on every rank before any collective.
     """
-    explanation = ""
+    explanation, is_checkpointed = "", False
     if isinstance(plan, str):
-        plan, explanation = _automatic(model, plan, example, layers, gpu)
+        chosen = _automatic(model, plan, example, layers, stages, gpu)
+        plan, explanation, is_checkpointed = chosen.plan, chosen.explanation, chosen.checkpointing
     elif isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
@@ -107,6 +113,8 @@ def parallelize(
     _retie(model, tied)
     found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
     model = getattr(found, "module", model)  # a model that is an attention layer itself is replaced
+    if is_checkpointed:
+        checkpoint_blocks(model)
     module, renamed = model, dict[str, str]()
     if asked.pp > 1:
         assert stages is not None
@@ -144,8 +152,13 @@ def parallelize(
 
 
 def _automatic(
-    model: nn.Module, plan: str, example: Any, layers: Mapping[str, ShardFn] | None, gpu: str | None
-) -> tuple[ParallelPlan, str]:
+    model: nn.Module,
+    plan: str,
+    example: Any,
+    layers: Mapping[str, ShardFn] | None,
+    stages: Split | None,
+    gpu: str | None,
+) -> Choice:
     """Choose a plan by the cost model, and log why."""
     from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
@@ -157,10 +170,10 @@ def _automatic(
         )
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     cuts = list(_shard_fns(model, ParallelPlan(tp=2), layers)) if layers else []
-    found = choose_plan(model, example, ranks, cuts=cuts, gpu=gpu)
+    found = choose_plan(model, example, ranks, cuts=cuts, stages=stages, gpu=gpu)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _LOG.info("%s", found.explanation)
-    return found.plan, found.explanation
+    return found
 
 
 def _device_type(model: nn.Module) -> str:

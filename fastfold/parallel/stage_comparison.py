@@ -133,7 +133,7 @@ class _Fingerprints(TorchDispatchMode):
         try:
             with self:
                 return [self._of(x) for x in tensors_in(call())]
-        except Exception as error:  # operators whose shapes depend on data have no common error
+        except Exception as error:  # shapes that depend on data raise many types
             raise ConfigError(
                 f"{name} cannot be traced to compare its pipeline stages with it ({type(error).__name__}: "
                 f"{first_line(error)}): if the stages are right, pass compare_first=False to parallelize()"

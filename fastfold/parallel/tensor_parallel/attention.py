@@ -83,9 +83,9 @@ class ParallelAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
+        *,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-        *,
         row_sizes: Sequence[int] | None = None,
     ) -> tuple[Tensor, None]:
         """Attend within each sequence, with the arguments of ``nn.MultiheadAttention``.
@@ -131,7 +131,7 @@ class ParallelAttention(nn.Module):
 
 
 def _bias(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return what is added to the scores ``[batch, heads, L, L]`` for PyTorch's masks, in which True hides a key."""
+    """Return the bias of the scores for PyTorch's masks, in which True hides a key; broadcasts to ``[B, H, L, L]``."""
     if mask is not None and mask.dim() > 2:
         raise ConfigError(
             f"parallel attention expects attn_mask of shape [L, L], found {list(mask.shape)}; leave this layer out of "
