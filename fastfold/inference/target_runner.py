@@ -130,13 +130,13 @@ class _Prepared(NamedTuple):
     Attributes:
         predictor: Predictor of the target.
         coverage: Its coverage by alignments; None without alignments.
-        pictures: Plots of all predictions by ending, once they are drawn.
+        shared: Files of all predictions together by ending, once they are written.
         label: Name of the target in messages.
     """
 
     predictor: TargetPredictor
     coverage: dict[str, Any] | None
-    pictures: dict[str, str | bytes]
+    shared: dict[str, Path]
     label: str
 
 
@@ -405,7 +405,7 @@ class TargetRunner:
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
     ) -> Generator[Awaited, Any, PredictionRecord]:
-        """Make and write one prediction, with the files about the target's coverage."""
+        """Make and write one prediction; with the first, write the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
         if len(self.config.seeds) > 1 or job.sample is not None:
@@ -433,27 +433,23 @@ class TargetRunner:
             record = write_embedding(results, job.record, found, took, self.config, more=files)
         else:
             made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-            files |= yield from self._more_files(prepared, found)
+            yield from self._write_coverage(prepared, results)
+            if self.config.plots:
+                files[".png"] = yield BackgroundWork(confidence_png, (), found.plot_arguments())
             record = write_prediction(results, made, found, took, self.config, more=files)
         state.remove()
         return record
 
-    def _more_files(
-        self, prepared: _Prepared, prediction: Prediction
-    ) -> Generator[Awaited, Any, dict[str, str | bytes]]:
-        """Return the files of the target's coverage, and the plots, drawn in the background."""
-        files: dict[str, str | bytes] = {}
+    def _write_coverage(self, prepared: _Prepared, results: TargetResults) -> Generator[Awaited, Any, None]:
+        """Write the coverage of a target by its alignments, and its plot, once per run."""
         coverage = prepared.coverage
-        if coverage is not None:
-            files["_coverage.json"] = lines_json(coverage)
-        if not self.config.plots:
-            return files
-        if coverage is not None and not prepared.pictures:
+        if coverage is None or prepared.shared:
+            return
+        files: dict[str, str | bytes] = {"_coverage.json": lines_json(coverage)}
+        if self.config.plots:
             title = f"Alignments of {prepared.predictor.target.name[:100]}"
-            drawn = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
-            prepared.pictures["_coverage.png"] = drawn
-        plot = yield BackgroundWork(confidence_png, (), prediction.plot_arguments())
-        return files | prepared.pictures | {".png": plot}
+            files["_coverage.png"] = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
+        prepared.shared.update(results.write_shared(files))
 
     def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
         """Return the saved state of a prediction's passes."""
