@@ -44,7 +44,10 @@ def test_options_arrive_and_the_last_line_counts(cli: CommandLine, asked: list[t
     ]
     arguments += ["--shard", "2/8", "--time-limit", "1:30:00", "--memory-limit", "16GiB", "--msa-dir", "msas"]
     done = cli.run("screen", *arguments, "--out", cli.out, "--seeds", "0-2", "--weights", "w.npz")
-    assert (done.code, done.out) == (1, f"1 folded, 1 finished before, 1 failed; results in {cli.out}\n")
+    assert (done.code, done.out) == (
+        1,
+        f"1 folded, 1 finished before, 1 failed; results in {cli.out}\n",
+    )
     ((lists, out, weights, config, options, where),) = asked
     assert lists == TargetLists(
         inputs=(Path("pairs.csv"),),
