@@ -193,8 +193,10 @@ def test_gemini_my_model() -> None:
     assert number(r"plain run by (\S+)", printed) == 0
 
 
-def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With today's names, in an empty folder; and its outputs are kept in the file."""
+def test_the_cells_of_the_notebook_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty folder; they print the output that the file has, and it has pictures."""
     notebook = json.loads((EXAMPLES / "predict.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     monkeypatch.chdir(tmp_path)
@@ -202,6 +204,15 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.Monke
     namespace: dict[str, object] = {"__name__": "notebook"}
     for cell in cells:
         exec(compile("".join(cell["source"]), "predict.ipynb", "exec"), namespace)
+        printed, stream = (
+            capsys.readouterr().out,
+            [o for o in cell["outputs"] if o["output_type"] == "stream"],
+        )
+        kept = "".join(text for output in stream for text in output["text"])
+        figure = r"\d+\.\d+"
+        assert re.sub(figure, "#", printed) == re.sub(figure, "#", kept)
+        wanted = [float(text) for text in re.findall(figure, kept)]
+        assert [float(text) for text in re.findall(figure, printed)] == pytest.approx(wanted, abs=0.5)
     assert list(tmp_path.glob("*/*.pdb"))
     kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
     assert "image/png" in kinds

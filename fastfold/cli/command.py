@@ -30,6 +30,7 @@ from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
+from fastfold.inference.progress import wrapped
 
 _EPILOG = """\
 examples:
@@ -97,7 +98,7 @@ def _flush_stdout() -> int:
 
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):
-        print(f"fastfold: {message}", file=sys.stderr)
+        print(wrapped(f"fastfold: {message}", sys.stderr), file=sys.stderr)
     return code
 
 

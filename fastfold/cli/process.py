@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from fastfold._version import __version__
+from fastfold.inference.progress import wrapped
 
 
 def prepare_environment() -> None:
@@ -59,8 +60,9 @@ def announce(options: argparse.Namespace) -> None:
     """
     if options.quiet or int(os.environ.get("RANK", "0")) > 0:
         return
+    line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):
-        print(f"fastfold {__version__}, results go to {options.out}", file=sys.stderr, flush=True)
+        print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
 
 
 def silence_stdout() -> None:

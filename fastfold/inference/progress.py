@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from fastfold.utils.units import clock
+
+LOG = "log.txt"
+"""Name of the log in a folder of results."""
+
+
+def wrapped(text: str, stream: IO[str]) -> str:
+    """Return text broken between words at the width of a terminal; unchanged for other streams.
+
+    Words longer than a line stay whole, so that paths and addresses can be copied.
+    """
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        width = 0
+    if width < 20:
+        return text
+    lines = (
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
+class RunLog:
+    """Log of a run, to which every run in a folder adds; kept in memory until the folder is known.
+
+    A log that cannot be written does not stop the run.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._waiting: list[str] = []
+
+    def open(self, path: Path) -> None:
+        """Write the lines so far to a file, and each further line at once."""
+        self._path, waiting = path, self._waiting
+        self._waiting = []
+        for text in waiting:
+            self._append(text)
+
+    def add(self, text: str) -> None:
+        """Add a line with the time."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        if self._path is None:
+            self._waiting.append(line)
+        else:
+            self._append(line)
+
+    def _append(self, line: str) -> None:
+        if self._path is not None:
+            with (
+                contextlib.suppress(OSError),
+                self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+            ):
+                file.write(line)
 
 
 @dataclass
@@ -33,6 +92,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._stream: IO[str] | None = self.stream or sys.stderr
         self._warned: dict[str, int] = {}
+        self.log = RunLog()
         self._start, self._done = time.monotonic(), 0.0
         self._bar: Any = _bar(self._stream) if self._stream.isatty() and not self.quiet else None
         if self._bar is not None:
@@ -54,8 +114,9 @@ class Progress:
         """Print a permanent line; with :attr:`quiet` only if it is important.
 
         A warning of several targets, ``warning: <target>: <text>``, is printed for the first. The others are
-        counted at the end.
+        counted at the end. The log has all lines.
         """
+        self.log.add(text)
         if self.quiet and not important:
             return
         if text.startswith("warning: ") and text.count(": ") > 1:
@@ -64,10 +125,12 @@ class Progress:
             if self._warned[problem] > 1:
                 return
         if self._bar is not None:
+            assert self._stream is not None
+            text = wrapped(text, self._stream)
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._stream is not None:
             try:
-                print(text, file=self._stream, flush=True)
+                print(wrapped(text, self._stream), file=self._stream, flush=True)
             except OSError:
                 self._stream = None
 
@@ -98,10 +161,12 @@ class Progress:
         self._done += cost
         elapsed = time.monotonic() - self._start
         left = f"about {clock(self.remaining(elapsed))} left"
+        line = f"{work} {status}, elapsed {clock(elapsed)}, {left}"
         if self._bar is not None:
             self._bar.update(self._task, advance=cost, description=work, status=status, remaining=left)
+            self.log.add(line)
         else:
-            self.line(f"{work} {status}, elapsed {clock(elapsed)}, {left}")
+            self.line(line)
 
     @contextmanager
     def passes(

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastfold._version import __version__
 from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
@@ -46,11 +48,12 @@ from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
-from fastfold.inference.progress import Progress
+from fastfold.inference.progress import LOG, Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
@@ -81,6 +84,13 @@ class Summary:
     skipped: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
     predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def counts(self, done: str = "folded") -> str:
+        """Return the numbers of targets that are ``done``, finished before and failed, in words."""
+        counts = [f"{len(self.folded)} {done}"]
+        counts += [f"{len(self.skipped)} finished before"] if self.skipped else []
+        counts += [f"{len(self.failed)} failed"] if self.failed else []
+        return ", ".join(counts)
 
 
 def run(request: InferRequest) -> Summary:
@@ -221,12 +231,27 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         if targets:
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
             folder = ResultsFolder(job.request.output, partial(progress.line, important=True), kind)
+            open_log(progress, folder, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
                 job.networks, folder, device, config, options, progress, distributed, job.finder
             )
             with _background(config, len(targets)) as runner.background:
-                summary = fold_targets(runner, targets, costs)
-    return replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
+                summary = fold_targets(runner, targets, costs, errors=job.errors)
+    summary = replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
+    progress.log.add(summary.counts())
+    return summary
+
+
+def open_log(progress: Progress, folder: ResultsFolder, what: str) -> None:
+    """Begin the log of a run in its folder.
+
+    Args:
+        progress: Progress of the run, whose lines the log has.
+        folder: The results folder.
+        what: Targets and device of the run.
+    """
+    progress.log.open(folder.path / LOG)
+    progress.log.add(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
 
 
 def alignment_depth(target: Target, msa_dir: Path | None) -> int:
@@ -396,8 +421,9 @@ def fold_targets(
     targets: Sequence[Target],
     costs: Sequence[float],
     ended: Iterable[Ended] | None = None,
+    errors: Iterable[InputError] = (),
 ) -> Summary:
-    """Fold targets in order, and write the folder's table and page.
+    """Fold targets in order, and write the folder's tables and page.
 
     A failed target does not stop the others.
 
@@ -406,20 +432,23 @@ def fold_targets(
         targets: The targets.
         costs: Cost of each target in the runner's progress.
         ended: Results of targets that are folded elsewhere; None to fold them by the runner.
+        errors: Records that cannot be read.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner).run(targets, costs, ended)
+    return _FoldingRun(runner, errors).run(targets, costs, ended)
 
 
 class _FoldingRun:
-    """Run over all targets, with the folder's table and page."""
+    """Run over all targets, with the folder's tables and page."""
 
-    def __init__(self, runner: TargetRunner) -> None:
+    def __init__(self, runner: TargetRunner, errors: Iterable[InputError]) -> None:
         self.runner, self.progress = runner, runner.progress
         self.summary = SummaryFile(runner.folder)
+        self.failures = FailuresFile(runner.folder)
+        self.failures.add_records(errors)
 
     def run(
         self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
@@ -430,8 +459,9 @@ class _FoldingRun:
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
+                self.failures.flush()
             raise
-        failed = finish_tables(self.progress, self.summary.flush)
+        failed = finish_tables(self.progress, self.summary.flush, self.failures.flush)
         if self.runner.config.embed is not None:  # a page shows structures
             return replace(found, failed=(*found.failed, *failed))
         if found.folded or not (self.runner.folder.path / REPORT).exists():
@@ -480,6 +510,7 @@ class _FoldingRun:
                 except Exception as error:  # also a bug that one target triggers: the others continue
                     failed.append(self._failed(target, work.cost, error))
                     continue
+                self.failures.remove(target.name)
                 (folded if found.made else skipped).append(target.name)
                 predictions[target.name] = found.predictions
         return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
@@ -488,6 +519,7 @@ class _FoldingRun:
         text = reason(error, target)
         self.progress.skip(cost)
         self.progress.line(f"error: {text}", important=True)
+        self.failures.add(target.name, text)
         if debugging():
             self.progress.line("".join(traceback.format_exception(error)), important=True)
         return target.name, text

@@ -39,7 +39,7 @@ from fastfold.inference.output.writer import (
     Wanted,
     WantedEmbedding,
     coverage_title,
-    draw_missing_plots,
+    draw_missing_coverage,
     draw_plot,
     find_coverage,
     ranking_scores,
@@ -91,13 +91,13 @@ class _Prepared(NamedTuple):
     Attributes:
         predictor: Predictor of the target.
         coverage: Its coverage by alignments; None without alignments.
-        pictures: Plots of all predictions by ending, once they are drawn.
+        shared: Files of all predictions together by ending, once they are written.
         label: Name of the target in messages.
     """
 
     predictor: TargetPredictor
     coverage: dict[str, Any] | None
-    pictures: dict[str, str | bytes]
+    shared: dict[str, Path]
     label: str
 
 
@@ -285,14 +285,13 @@ class TargetRunner:
     ) -> Generator[Awaited, Any, bool]:
         drawn = False
         if self.config.plots and self.config.embed is None:
+            again = made and self.options.overwrite
             for record in results.records():
-                if record.id not in predictions:
-                    continue
-                again = made and self.options.overwrite
-                pictures = draw_missing_plots(results, record, target.name, again=again)
-                if pictures:
-                    results.add(record.id, record.key, pictures, record.scores, self.ranking)
+                if record.id in predictions and (again or ".png" not in record.files):
+                    picture: dict[str, str | bytes] = {".png": draw_plot(results, record)}
+                    results.add(record.id, record.key, picture, record.scores, self.ranking)
                     drawn = True
+            drawn = draw_missing_coverage(results, target.name, again=again) or drawn
         return (yield from self._finish(results, target.name, made=made or drawn)) or drawn
 
     def _finish(self, results: TargetResults, label: str, *, made: bool) -> Generator[Awaited, Any, bool]:
@@ -407,7 +406,7 @@ class TargetRunner:
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
     ) -> Generator[Awaited, Any, PredictionRecord]:
-        """Make and write one prediction, with the files about the target's coverage."""
+        """Make and write one prediction; with the first, write the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
         if len(self.config.seeds) > 1 or job.sample is not None:
@@ -435,27 +434,23 @@ class TargetRunner:
             record = write_embedding(results, job.record, found, took, self.config, more=files)
         else:
             made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-            files |= yield from self._more_files(prepared, found)
+            yield from self._write_coverage(prepared, results)
+            if self.config.plots:
+                files[".png"] = yield BackgroundWork(confidence_png, (), found.plot_arguments())
             record = write_prediction(results, made, found, took, self.config, more=files)
         state.remove()
         return record
 
-    def _more_files(
-        self, prepared: _Prepared, prediction: Prediction
-    ) -> Generator[Awaited, Any, dict[str, str | bytes]]:
-        """Return the files of the target's coverage, and the plots, drawn in the background."""
-        files: dict[str, str | bytes] = {}
+    def _write_coverage(self, prepared: _Prepared, results: TargetResults) -> Generator[Awaited, Any, None]:
+        """Write the coverage of a target by its alignments, and its plot, once per run."""
         coverage = prepared.coverage
-        if coverage is not None:
-            files["_coverage.json"] = lines_json(coverage)
-        if not self.config.plots:
-            return files
-        if coverage is not None and not prepared.pictures:
+        if coverage is None or prepared.shared:
+            return
+        files: dict[str, str | bytes] = {"_coverage.json": lines_json(coverage)}
+        if self.config.plots:
             title = coverage_title(prepared.predictor.target.name)
-            drawn = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
-            prepared.pictures["_coverage.png"] = drawn
-        plot = yield BackgroundWork(confidence_png, (), prediction.plot_arguments())
-        return files | prepared.pictures | {".png": plot}
+            files["_coverage.png"] = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
+        prepared.shared.update(results.write_shared(files))
 
     def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
         """Return the saved state of a prediction's passes."""

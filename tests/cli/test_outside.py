@@ -160,7 +160,7 @@ def test_screen_of_a_closed_terminal_leaves_no_worker_and_the_next_run_tidies(cl
     said, _ = start(screen(cli, "--num-recycles", "0", "--seeds", "0"), with_terminal).communicate(
         timeout=120
     )
-    assert said.endswith(f"2 folded; results in {cli.out}\n")
+    assert said.endswith(f"2 folded; open {cli.out / 'report.html'}\n")
     assert temporary(cli.out) == []
     assert finished < {path.name for path in (cli.out / ".fastfold" / "t1").glob("*.json")}
 

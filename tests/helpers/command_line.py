@@ -106,7 +106,7 @@ class CommandLine:
         return sorted(
             left
             | {path.name for path in self.out.iterdir()}
-            - {STATE, "summary.tsv", "report.html", "interfaces.csv"}
+            - {STATE, "summary.tsv", "report.html", "interfaces.csv", "log.txt", "failures.tsv"}
         )
 
     def contents(self) -> dict[str, bytes]:

@@ -102,7 +102,7 @@ def test_bad_records_and_files_do_not_keep_the_good_ones_from_being_folded(cli: 
     mixed = cli.fasta({"good": SEQUENCE, "gap": "MK-T"}, name="mixed.fasta")
     done = cli.infer(bad, cli.folder / "missing.fasta", mixed)
     assert done.code == 1
-    assert done.out == f"1 folded, 3 failed; results in {cli.out}\n"
+    assert done.out == f"1 folded, 3 failed; open {cli.out / 'report.html'}\n"
     assert done.err.count("error: ") == 3
     assert {name.split("_")[0] for name in cli.names()} == {"good"}
 
@@ -439,7 +439,7 @@ class TestInterruption:
         ended.append(again)
         out, err = again.communicate(timeout=60)
         assert again.returncode == 0, err
-        assert out == f"1 folded, 1 finished before; results in {cli.out}\n"
+        assert out == f"1 folded, 1 finished before; open {cli.out / 'report.html'}\n"
         assert "1/2 T1: finished before" in err
         assert {name: data for name, data in cli.contents().items() if name.startswith("T1")} == first
         assert len(cli.names()) == 10
@@ -470,7 +470,7 @@ class TestInterruption:
         again = cli.infer(fasta)
         # From the eighth rename on the prediction is finished, wherever its files were.
         count = "1 folded" if nth <= 8 else "0 folded, 1 finished before"
-        assert (again.code, again.out) == (0, f"{count}; results in {cli.out}\n")
+        assert (again.code, again.out) == (0, f"{count}; open {cli.out / 'report.html'}\n")
         assert len(cli.names()) == 5
         (path,) = cli.out.glob("*_scores.json")
         assert json.loads(path.read_text())["sequences"] == [SEQUENCE]

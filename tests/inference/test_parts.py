@@ -47,8 +47,7 @@ def test_all_files_have_the_numbers_of_the_whole_protein(
     assert scores["residue_ranges"] == [[[2, 4], [8, 11]], [[1, 6]]]
     assert cli.config("t")["alignment_rows"] == [[2, 0], [1, 0]]  # row y has no residue in the parts
     assert cli.config("t")["residue_ranges"] == {"A": [[2, 4], [8, 11]], "B": []}
-    (coverage,) = cli.out.glob("t_rank_001_*_coverage.json")
-    assert cli.load(coverage.name)["residue_ranges"] == scores["residue_ranges"]
+    assert cli.load("t_coverage.json")["residue_ranges"] == scores["residue_ranges"]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import re
 import struct
 import termios
 from fcntl import ioctl
+from pathlib import Path
 from typing import IO
 
 import pytest
 
 from fastfold.inference import progress as module
-from fastfold.inference.progress import Progress
+from fastfold.inference.progress import Progress, wrapped
 from fastfold.utils.units import clock
 from tests.helpers.forked import fork_command
 
@@ -105,6 +106,34 @@ def test_a_long_name_leaves_the_bar_on_one_line_of_a_narrow_terminal():
     assert re.fullmatch(r"1/2 n+… recycle 10/20 pLDDT 71\.2 .* 50% .* left", bar)
 
 
+def test_a_terminal_breaks_lines_between_words_and_a_file_has_whole_lines() -> None:
+    """Paths stay in one piece, so that they can be copied."""
+    text = "error: a long message with a path /" + "p" * 60 + " and words after it"
+    terminal = Terminal(columns=40)
+    with terminal.stream() as stream, Progress(2.0, stream) as progress:
+        progress.line(text)
+        assert wrapped(text, stream).split("\n")[1] == "/" + "p" * 60
+    shown = terminal.shown()
+    assert "error: a long message with a path" in shown
+    assert "and words after it" in shown
+    assert wrapped(text, io.StringIO()) == text
+
+
+def test_a_log_waits_for_its_folder_and_never_stops_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    with Progress(2.0, io.StringIO(), quiet=True) as progress:
+        progress.line("before")
+        progress.log.open(path)
+        progress.step("1/2 T1", "recycle 0/1", 1.0)
+    with Progress(2.0, io.StringIO()) as progress:
+        progress.log.open(path)
+        progress.line("the next run")
+        progress.log.open(tmp_path)  # a folder
+        progress.line("lost")
+    lines = [line.split(" ", 2)[2] for line in path.read_text().splitlines()]
+    assert lines == ["before", "1/2 T1 recycle 0/1, elapsed 0:00, about 0:00 left", "the next run"]
+
+
 def test_a_terminal_that_can_only_print_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal()
@@ -162,7 +191,7 @@ def test_the_command_draws_a_bar_on_a_terminal_and_prints_its_result(cli, ended)
     shown = terminal.shown()
     assert any(re.match(r"2/2 T2 model_1_ptm +recycle 1/1 pLDDT \d\d\.\d .*%.*left", line) for line in shown)
     assert any(line.startswith("1/2 T1: pLDDT") for line in shown)
-    assert shown[-1] == f"2 folded; results in {cli.out}"
+    assert shown[-1] == f"2 folded; open {cli.out / 'report.html'}"
 
 
 def test_a_note_is_a_line_or_the_text_of_the_bar() -> None:

@@ -123,12 +123,13 @@ def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
     """
     if int(os.environ.get("RANK", "0")) > 0:
         return 0
-    counts = [f"{len(summary.folded)} {done}"]
-    counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
-    counts += [f"{len(summary.failed)} failed"] if summary.failed else []
-    where = f"; results in {out}" if summary.folded or summary.skipped else ""
+    from fastfold.inference.report.write import NAME as PAGE
+
+    where = ""
+    if summary.folded or summary.skipped:
+        where = f"; open {out / PAGE}" if (out / PAGE).is_file() else f"; results in {out}"
     try:
-        print(", ".join(counts) + where, flush=True)
+        print(summary.counts(done) + where, flush=True)
     except OSError:  # closed pipe or full disk: the results are written anyway
         silence_stdout()
     return 1 if summary.failed else 0

@@ -107,9 +107,10 @@ def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
     """
     options, lines = list(known), []
     for name in dict.fromkeys(text.partition("=")[0] for text in given if text.startswith("--")):
-        if name in options or any(option.startswith(name) for option in options):
-            continue
         hyphens = name.replace("_", "-").lower()
+        abbreviated = [option for option in options if option.startswith(name)]
+        if name in options or (abbreviated and (len(abbreviated) == 1 or hyphens not in OTHER_PROGRAMS)):
+            continue
         near = difflib.get_close_matches(hyphens, options, n=1, cutoff=_NEAR)
         if hyphens in options:
             lines.append(f"{name}: did you mean {hyphens}?")

@@ -18,13 +18,12 @@ from fastfold.inference.output.plots import scan_png
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_pae, read_scores
-from fastfold.inference.report.write import SCAN, write_report
+from fastfold.inference.report.write import MUTATIONS, SCAN, write_report
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.utils.atomic_files import write_atomic
 
-TABLE = "mutations.tsv"
-"""Table of the mutants in the results folder."""
+TABLE = MUTATIONS
 
 _MEANS = (
     *("plddt", "ptm", "dplddt", "dplddt_site", "dpae", "dpae_site", "dptm", "diptm"),

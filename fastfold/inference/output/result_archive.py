@@ -9,6 +9,8 @@ from fastfold.inference.output.results_folder import TargetResults
 from fastfold.utils.atomic_files import replacing
 
 ENDING = ".result.zip"
+_SHARED = ("_coverage.json", "_coverage.png")
+"""Endings of the files of a target that are not of one prediction."""
 
 
 def archive_path(results: TargetResults) -> Path:
@@ -17,15 +19,15 @@ def archive_path(results: TargetResults) -> Path:
 
 
 def write_result_archive(results: TargetResults) -> Path:
-    """Write an archive with the files of all predictions of a target, the same bytes for the same files.
+    """Write an archive with the files of a target and all its predictions, the same bytes for the same files.
 
     Raises:
         WriteError: The archive cannot be written, or a file cannot be read.
     """
     path = archive_path(results)
+    files = [results.path(record, ending) for record in results.records() for ending in record.files]
+    files += [shared for ending in _SHARED if (shared := results.shared(ending)).is_file()]
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for record in results.records():
-            for ending in record.files:
-                member = zipfile.ZipInfo(results.name(record, ending))
-                archive.writestr(member, results.path(record, ending).read_bytes(), zipfile.ZIP_DEFLATED)
+        for file in files:
+            archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED)
     return path

@@ -268,6 +268,24 @@ class TargetResults:
             shutil.rmtree(staged, ignore_errors=True)
         return next(r for r in self.records() if r.id == prediction)
 
+    def shared(self, ending: str) -> Path:
+        """Return the path of a file of all predictions together: ``<stem>_coverage.json`` for example."""
+        return self.parent.path / f"{self.stem}{ending}"
+
+    def write_shared(self, files: Mapping[str, str | bytes]) -> dict[str, Path]:
+        """Write files of all predictions together, in place of earlier ones; return their paths by ending.
+
+        Args:
+            files: Contents by ending.
+
+        Raises:
+            WriteError: A file cannot be written.
+        """
+        with self.parent.locked():
+            for ending, content in files.items():
+                write_atomic(self.shared(ending), content)
+        return {ending: self.shared(ending) for ending in files}
+
     def rank(self, ranking: Ranking) -> list[PredictionRecord]:
         """Rank all predictions, and rename the files whose rank has changed.
 

@@ -337,31 +337,24 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
     )
 
 
-def draw_missing_plots(
-    results: TargetResults, record: PredictionRecord, name: str, *, again: bool = False
-) -> dict[str, str | bytes]:
-    """Draw the plots that a written prediction lacks, from its files.
+def draw_missing_coverage(results: TargetResults, name: str, *, again: bool = False) -> bool:
+    """Draw the plot of a target's coverage from its file; return True if a plot was written.
 
     Args:
         results: Results of the target.
-        record: The prediction.
         name: Name of the target.
-        again: True to draw existing ones again.
-
-    Returns:
-        PNG files by their endings.
+        again: True to draw an existing plot again.
 
     Raises:
-        InputError: A file of the prediction is damaged.
+        InputError: The file of the coverage is damaged.
+        WriteError: The plot cannot be written.
     """
-    pictures: dict[str, str | bytes] = {}
-    if again or ".png" not in record.files:
-        pictures[".png"] = draw_plot(results, record)
-    if "_coverage.json" in record.files and (again or "_coverage.png" not in record.files):
-        path = results.path(record, "_coverage.json")
-        coverage = read_json_object(path, "the coverage of a target", limit=MAX_SCORES_BYTES)
-        pictures["_coverage.png"] = coverage_png(coverage, title=coverage_title(name))
-    return pictures
+    path, picture = results.shared("_coverage.json"), "_coverage.png"
+    if not path.is_file() or (results.shared(picture).is_file() and not again):
+        return False
+    coverage = read_json_object(path, "the coverage of a target", limit=MAX_SCORES_BYTES)
+    results.write_shared({picture: coverage_png(coverage, title=coverage_title(name))})
+    return True
 
 
 def coverage_title(name: str) -> str:

@@ -83,7 +83,11 @@ def find_predictions(
             scores = check_scores(json.loads(path.read_bytes()))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
-            for ending in ("_coverage.json", "_config.json"):  # of the target, or of the prediction
+            for ending in (
+                "_coverage.json",
+                "_coverage.png",
+                "_config.json",
+            ):  # of the target, or of the prediction
                 name = f"{target}{ending}"
                 if ending not in files[stem] and name in own:
                     files[stem][ending] = paths[name]

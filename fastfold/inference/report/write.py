@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import html
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -48,6 +50,10 @@ _MOST_FAILURES = 1000
 _LARGEST_SCAN = 2**23
 SCAN = "mutations.png"
 """Picture of a scan of mutants in a folder of results, which the page shows."""
+MUTATIONS = "mutations.tsv"
+"""Table of mutants in a folder of results."""
+_OF_MUTANTS = ("dplddt", "dpae", "strain")
+"""Columns of that table that the page lists."""
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
 _SCRIPTS = (
@@ -56,6 +62,7 @@ _SCRIPTS = (
     "matrix.js",
     "view.js",
     "ensemble.js",
+    "superpose.js",
     "scores.js",
     "restraints.js",
     "design.js",
@@ -100,13 +107,15 @@ def write_report(
     interfaces: list[Row] = []
     entries = []
     is_small = len(predictions) <= MAX_DETAILED
+    mutants = _mutants(folder)
     for prediction in predictions:
         with leaving_out(prediction.stem, say):
             rows = rows_of(prediction, say)
             interfaces += rows
             if where is None or any(map(where, rows)):
                 detail = pack_json(_detail(prediction, say, with_settings=is_small))
-                entries.append((prediction, _row(prediction, rows), detail))
+                row = _row(prediction, rows) | mutants.get(prediction.target, {})
+                entries.append((prediction, row, detail))
     if not entries:
         nothing = (
             "expected a prediction in this folder (..._scores.json), found none; give a folder of results"
@@ -362,6 +371,22 @@ def _failures(folder: Path) -> list[list[str]]:
         [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
         for line in lines[1 : 1 + _MOST_FAILURES]
     ]
+
+
+def _mutants(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the differences of each mutant to the wild type by its files' stem, as far as the folder lists them."""
+    path, found = folder / MUTATIONS, {}
+    if not path.is_file() or path.is_symlink():
+        return {}
+    with suppress(OSError, ValueError):
+        lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines()
+        for row in csv.DictReader(lines, delimiter="\t"):
+            numbers = {}
+            for key in _OF_MUTANTS:
+                with suppress(TypeError, ValueError):
+                    numbers[key] = float(row[key])
+            found[row["name"]] = {key: value for key, value in numbers.items() if _is_finite(value)}
+    return found
 
 
 def _scan(folder: Path) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fastfold.errors import PlaceError
+from fastfold.data.targets import safe_stem
+from fastfold.errors import InputError, PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.report.write import FAILURES
 from fastfold.utils.atomic_files import output_error, write_atomic
@@ -44,6 +46,12 @@ class FailuresFile:
         if time.monotonic() >= self._next:
             with contextlib.suppress(PlaceError):  # reported by the last flush
                 self.flush()
+
+    def add_records(self, errors: Iterable[InputError]) -> None:
+        """Add records that cannot be read, by the names that their targets would have."""
+        for error in errors:
+            if error.record:
+                self.add(safe_stem(error.record), str(error))
 
     def remove(self, target: str) -> None:
         """Remove a folded target with the next :meth:`flush`."""

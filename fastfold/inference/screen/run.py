@@ -26,6 +26,7 @@ from fastfold.inference.runner import (
     Summary,
     check_request,
     finish_tables,
+    open_log,
     report_limits,
     target_cost,
     with_precision,
@@ -121,20 +122,28 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
             setup = Setup(
                 networks, not weights, request.output, config, options, where, search, progress.line
             )
-            summary = _Screen(
-                targets, costs, ResultsFolder(request.output, warn, options.output_format), progress
-            ).run(setup)
-    return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+            folder = ResultsFolder(request.output, warn, options.output_format)
+            open_log(progress, folder, f"{len(targets):,} targets")
+            summary = _Screen(targets, costs, folder, progress, errors).run(setup)
+    summary = replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+    progress.log.add(summary.counts())
+    return summary
 
 
 class _Screen:
     """Targets of a run, with the folder's tables."""
 
     def __init__(
-        self, targets: Sequence[Target], costs: Sequence[float], folder: ResultsFolder, progress: Progress
+        self,
+        targets: Sequence[Target],
+        costs: Sequence[float],
+        folder: ResultsFolder,
+        progress: Progress,
+        errors: Sequence[InputError],
     ) -> None:
         self._targets, self._costs, self._folder, self._progress = targets, costs, folder, progress
         self._table, self._failures = SummaryFile(folder), FailuresFile(folder)
+        self._failures.add_records(errors)
         self._folded: list[str] = []
         self._skipped: list[str] = []
         self._failed: list[tuple[str, str]] = []

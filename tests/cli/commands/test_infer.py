@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the command runs, without running it: two targets folded, one done before, one failed."""
     found: list[tuple[Any, ...]] = []
 
-    def run(*arguments: Any) -> SimpleNamespace:
+    def run(*arguments: Any) -> runner.Summary:
         found.append(arguments)
-        return SimpleNamespace(folded=["a", "b"], skipped=["c"], failed=["d"])
+        return runner.Summary(("a", "b"), ("c",), (("d", "too long"),))
 
     monkeypatch.setattr(runner, "run", run)
     return found

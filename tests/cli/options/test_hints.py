@@ -14,6 +14,7 @@ from tests.helpers.command_line import CommandLine
     [
         (["infer", "a.fasta", "--out", "x", "--amber"], "--amber: use --relax best"),
         (["infer", "a.fasta", "--out", "x", "--host-url=http://h"], "--host-url: use --msa-server URL"),
+        (["infer", "a.fasta", "--out", "x", "--data", "/d"], "--data: use --weights"),
         (["infer", "--fasta_paths=a.fasta", "--output_dir=x"], "--output_dir: use --out DIR"),
         (["infer", "a.fasta", "--out", "x", "--num-recycels", "3"], "did you mean --num-recycles?"),
         (["infer", "a.fasta", "--out", "x", "--num_recycles", "3"], "did you mean --num-recycles?"),

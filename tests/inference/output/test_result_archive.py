@@ -20,8 +20,12 @@ from tests.helpers.command_line import CommandLine
 def test_an_archive_has_all_files_of_a_target(cli: CommandLine) -> None:
     weights = [cli.weights("model_1_ptm"), cli.weights("model_2_ptm", noise=0.1)]
     fasta = cli.fasta({"T1": "MKVLAAG", "T2": "GSHMW"})
+    (cli.folder / "msas").mkdir()
+    (cli.folder / "msas" / "T1.a3m").write_text(">T1\nMKVLAAG\n>a\nMKILAAG\n")
     arguments = (
         fasta,
+        "--msa-dir",
+        str(cli.folder / "msas"),
         "--num-models",
         "1",
         "--jobname-prefix",
@@ -35,7 +39,8 @@ def test_an_archive_has_all_files_of_a_target(cli: CommandLine) -> None:
     files = cli.contents()
     archives = {f"my_job_{number}{ENDING}" for number in (0, 1)}
     assert {name for name in files if name.endswith(".zip")} == archives
-    assert {name.rpartition("_rank_")[0] for name in files if name not in archives} == {
+    assert "my_job_0_coverage.json" in files
+    assert {name.rpartition("_rank_")[0] for name in files if "_rank_" in name} == {
         "my_job_0",
         "my_job_1",
     }
@@ -94,7 +99,7 @@ def test_targets_with_few_rows_come_first(cli: CommandLine) -> None:
         (["--skip-output", "msa"], "--skip-output msa: alignments stay"),
         (["--skip-output", "pictures"], "expected plots or pae_json, found 'pictures'"),
         (["--skip-output", "pae_json", "--pae", "yes"], "exclude each other"),
-        (["--relax", "all", "--num-relax", "2"], "--relax and --num-relax both choose predictions"),
+        (["--relax", "all", "--num-relax", "2"], "relax 'all' and num_relax exclude each other"),
     ],
 )
 def test_contradictions_are_refused(cli: CommandLine, arguments: list[str], expected: str) -> None:

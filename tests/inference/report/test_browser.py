@@ -11,11 +11,13 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
 from fastfold.inference.output.plots import scan_png
 from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.superposition import rmsd
 from tests.helpers.browser import Browser
 from tests.helpers.results import (
     design_results,
@@ -329,6 +331,35 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     )
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
     assert browser.messages == []
+
+
+@pytest.mark.slow
+def test_models_of_a_target_are_superposed_on_the_first(browser: Browser, tmp_path: Path) -> None:
+    """Their distances are those of the same superposition in Python; a target with one model has no such control."""
+    folder, rng = tmp_path / "results", np.random.default_rng(0)
+    first = helix_prediction("helices", 30, 20)
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    rotation *= np.linalg.det(rotation)
+    bent = first.atom_positions + 4.0 * np.sin(first.residue_index / 6.0)[:, None, None] * [1.0, 0.0, 0.0]
+    positions = [first.atom_positions, first.atom_positions @ rotation.T + 30.0, bent @ rotation]
+    for rank, xyz in enumerate(positions, 1):
+        replace(first, atom_positions=xyz, seed=rank).save(folder, rank=rank, plots=False)
+    helix_prediction("single", 12).save(folder, rank=1, plots=False)
+    ca = [torch.from_numpy(np.float64(xyz[:, 1])) for xyz in positions]
+    apart = float(rmsd(ca[2], ca[0], torch.ones(50)))
+    assert apart > 1
+    browser.open(write_report(folder))
+    browser.wait(f"({READY}) && document.getElementById('view').dataset.shown === '50'")
+    assert text(browser, "#models").strip() == "3 models together"
+    browser.click("#together")
+    browser.wait("document.getElementById('view').dataset.shown === '3 together'")
+    assert text(browser, "#legend") == f"rank 1rank 2 (0.0 Å)rank 3 ({apart:.1f} Å)"
+    browser.click("#together")
+    browser.wait("document.getElementById('view').dataset.shown === '50'")
+    assert "rank" not in text(browser, "#legend")
+    browser.click("#list tbody tr:nth-child(4)")
+    browser.wait("document.getElementById('name').textContent === 'single'")
+    assert browser.evaluate("document.getElementById('models').hidden")
 
 
 @pytest.mark.slow

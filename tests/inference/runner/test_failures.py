@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -16,9 +18,24 @@ def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
     (msas / "bad.a3m").write_text(">bad\nGSHM\n")
     done = cli.infer(cli.fasta({"one": SEQUENCE, "bad": SEQUENCE, "two": OTHER}), "--msa-dir", msas)
     assert done.code == 1
-    assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
+    assert done.out == f"2 folded, 1 failed; open {cli.out / 'report.html'}\n"
     assert "the alignment belongs to another sequence" in done.err
     assert {name.split("_")[0] for name in cli.names()} == {"one", "two"}
+    header, *lines = (cli.out / "failures.tsv").read_text().splitlines()
+    assert header == "target\treason"
+    assert [line.partition(":")[0] for line in lines] == [f"bad\t{msas / 'bad.a3m'} (record 'bad')"]
+    log = (cli.out / "log.txt").read_text()
+    for text in ("3 targets on cpu", "belongs to another sequence", "pLDDT", "2 folded, 1 failed"):
+        assert text in log
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in log.splitlines())
+    (msas / "bad.a3m").unlink()
+    fasta = cli.fasta({"one": SEQUENCE, "bad": SEQUENCE, "w rong": "MK1"})
+    assert cli.infer(fasta, "--msa-dir", msas, "--quiet").out.startswith(
+        "1 folded, 1 finished before, 1 failed;"
+    )
+    (line,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
+    assert line.startswith("w\t")
+    assert (cli.out / "log.txt").read_text().count("recycle") > log.count("recycle")
 
 
 def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(

@@ -56,7 +56,10 @@ def finished(cli: CommandLine, folded: Path) -> Finished:
 
 def test_a_second_run_skips_what_is_finished_and_says_so(finished: Finished):
     again = finished.run()
-    assert (again.code, again.out) == (0, f"0 folded, 1 finished before; results in {finished.cli.out}\n")
+    assert (again.code, again.out) == (
+        0,
+        f"0 folded, 1 finished before; open {finished.cli.out / 'report.html'}\n",
+    )
     assert "1/1 T1: finished before with the same input and settings, skipped" in again.err
     assert "recycle" not in again.err
     assert finished.untouched()
@@ -86,6 +89,7 @@ def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(
     }.get(change, [])
     if change == "alignment":
         (finished.msas / "T1.a3m").write_text(a3m(SEQUENCE, rows=5))
+        before.pop("T1_coverage.json")  # that of the last alignment
     elif change == "weights":
         finished.weights = cli.weights(noise=0.01)
     done = finished.run(*more)
@@ -133,7 +137,7 @@ def test_a_damaged_prediction_is_made_again(finished: Finished, change: str):
     assert finished.run().out.startswith("1 folded;")
     if change == "record":  # whose files these are is not known any more, so they stay
         assert before.items() <= cli.contents().items()
-        assert len(cli.contents()) == 2 * len(before)
+        assert len(cli.contents()) == 2 * len(before) - 1  # one coverage file
     else:
         assert cli.contents() == before
 
@@ -164,7 +168,7 @@ def test_overwriting_is_asked_for(finished: Finished):
     assert done.out.startswith("1 folded;")
     (line,) = read_summary(finished.cli.out / "summary.tsv")
     assert (line["seed"], line["rank"]) == ("0", "1")
-    assert len(finished.cli.names()) * 3 == len(before)
+    assert (len(finished.cli.names()) - 1) * 3 == len(before) - 1  # one coverage file
     assert set(finished.cli.contents().values()) <= set(before.values())
 
 

@@ -34,7 +34,7 @@ def test_a_file_at_the_place_of_a_targets_records_fails_it_alone(cli: CommandLin
     (cli.out / ".fastfold" / "t1").write_text("")
     done = fold(cli, command)
     assert done.code == 1
-    assert done.out == f"1 folded, 1 failed; results in {cli.out}\n"
+    assert done.out == f"1 folded, 1 failed; open {cli.out / 'report.html'}\n"
     assert (
         f"cannot use output folder '{cli.out / '.fastfold' / 't1'}': it is a file, not a folder" in done.err
     )
@@ -58,7 +58,8 @@ def test_a_folder_at_the_place_of_a_table_is_reported_at_the_end(
     (cli.out / name).mkdir(parents=True)
     done = fold(cli, command)
     assert done.code == 1
-    assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
+    where = f"results in {cli.out}" if name == "report.html" else f"open {cli.out / 'report.html'}"
+    assert done.out == f"2 folded, 1 failed; {where}\n"
     assert done.err.count(f"'{cli.out / name}': a folder has the file's name; remove it") == 1
     assert {file.split("_")[0] for file in cli.names() if "rank" in file} == {"T1", "T2"}
     assert "bug" not in done.err
@@ -73,7 +74,7 @@ def test_a_record_with_a_damaged_score_is_named(cli: CommandLine, score: str, va
     content["scores"][score] = value
     record.write_text(json.dumps(content))
     done = fold(cli, "infer")
-    assert (done.code, done.out) == (1, f"1 folded, 1 failed; results in {cli.out}\n")
+    assert (done.code, done.out) == (1, f"1 folded, 1 failed; open {cli.out / 'report.html'}\n")
     assert f"{record}: expected a number as {score} of a prediction's record, found " in done.err
     assert "bug" not in done.err
 

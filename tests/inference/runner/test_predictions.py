@@ -26,7 +26,7 @@ def mean_b_factors(structure) -> list[float]:
 
 def test_a_prediction_gets_structure_scores_aligned_error_picture_and_settings(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), settings=["--num-recycles", "1", "--seed", "7"])
-    assert (done.code, done.out) == (0, f"1 folded; results in {cli.out}\n")
+    assert (done.code, done.out) == (0, f"1 folded; open {cli.out / 'report.html'}\n")
     stem = "T1_rank_001_model_1_ptm_seed_7"
     ends = [".cif", ".pdb", ".png", "_config.json", "_pae.json", "_scores.json"]
     assert cli.names() == [stem + end for end in ends]
@@ -175,7 +175,7 @@ def test_the_command_works_in_a_process_of_its_own(cli: CommandLine, ended):
     ended.append(process)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert out == f"1 folded; results in {cli.out}\n"
+    assert out == f"1 folded; open {cli.out / 'report.html'}\n"
     assert "recycle 0/0 pLDDT" in err
     # The same files as in this process, byte for byte.
     first = cli.contents()

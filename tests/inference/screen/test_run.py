@@ -45,7 +45,7 @@ def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandL
     done = screen(cli, fasta, "--workers", "2", "--seeds", "0-3")
     thread.join()
     assert killed
-    assert (done.code, done.out) == (1, f"3 folded, 1 failed; results in {cli.out}\n"), done.err
+    assert (done.code, done.out) == (1, f"3 folded, 1 failed; open {cli.out / 'report.html'}\n"), done.err
     assert "digit '1'" in done.err
     assert sorted(predictions(cli.out)) == sorted((name, seed) for name in targets for seed in range(4))
     assert len(read_summary(cli.out / "summary.tsv")) == 12
@@ -54,14 +54,14 @@ def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandL
     assert (cli.out / "report.html").exists()
 
     again = screen(cli, fasta, "--workers", "1", "--seeds", "0-3", "--time-limit", "10m")
-    assert again.out == f"0 folded, 3 finished before, 1 failed; results in {cli.out}\n"
+    assert again.out == f"0 folded, 3 finished before, 1 failed; open {cli.out / 'report.html'}\n"
 
 
 def test_a_target_beyond_its_memory_is_refused_and_listed_and_others_are_folded(cli: CommandLine):
     """The budget of all folds is less than the long target's smallest plan."""
     fasta = cli.fasta({"short": "MKTAYIAKQR", "long": "MKTAYIAKQR" * 300})
     done = screen(cli, fasta, "--memory-budget", "100MiB")
-    assert (done.code, done.out) == (1, f"1 folded, 1 failed; results in {cli.out}\n"), done.err
+    assert (done.code, done.out) == (1, f"1 folded, 1 failed; open {cli.out / 'report.html'}\n"), done.err
     (line,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
     assert line.startswith("long\t")
     assert "too small for 3,000 residues" in line
@@ -103,7 +103,7 @@ def test_chains_are_searched_before_their_targets_are_folded_and_templates_are_s
     database = sequence_databases.write_database(cli.folder / "uniref90.fasta", chains)
     fasta = cli.fasta(chains)
     done = screen(cli, fasta, "--all-vs-all", fasta, "--db", database, "--cpu", "1", "--workers", "2")
-    assert (done.code, done.out) == (0, f"3 folded; results in {cli.out}\n"), done.err
+    assert (done.code, done.out) == (0, f"3 folded; open {cli.out / 'report.html'}\n"), done.err
     rows = {target: cli.config(target)["alignment_rows"] for target in ("q0", "q1", "q0_and_q1")}
     assert rows["q0_and_q1"] == [*rows["q0"], *rows["q1"]]
     assert all(row[0] > 5 for target in rows.values() for row in target)
@@ -112,7 +112,9 @@ def test_chains_are_searched_before_their_targets_are_folded_and_templates_are_s
 
     structure = next(cli.out.glob("q0_rank_001_*.cif"))
     again = screen(cli, fasta, "--db", database, "--cpu", "1", "--templates", structure)
-    assert (again.code, again.out) == (0, f"1 folded, 1 finished before; results in {cli.out}\n"), again.err
+    assert (again.code, again.out) == (0, f"1 folded, 1 finished before; open {cli.out / 'report.html'}\n"), (
+        again.err
+    )
     assert len(list(cli.out.glob("alignments/.searches/*/*/uniref90-*"))) == 2
 
 
@@ -155,7 +157,7 @@ def test_forty_targets_are_folded_once_although_a_worker_and_then_the_run_are_ki
     driver.wait()
     last = second_log.read_text().splitlines()[-1]
     assert driver.returncode == 0, second_log.read_text()
-    assert last == f"{40 - len(before)} folded, {len(before)} finished before; results in {cli.out}"
+    assert last == f"{40 - len(before)} folded, {len(before)} finished before; open {cli.out / 'report.html'}"
     assert sorted(predictions(cli.out)) == sorted((name, 0) for name in targets)
     after = finished_files(cli.out)
     assert len(after) == 40

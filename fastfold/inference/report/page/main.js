@@ -6,7 +6,7 @@ const state = { prediction: null, hover: null, pin: null, block: null, colour: '
 const COLUMNS_OF_TABLE = [
   ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['sample', 'sample', 0], ['rank', 'rank', 0],
   ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
-  ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
+  ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['dplddt', 'ΔpLDDT', 1], ['dpae', 'ΔPAE (Å)', 2], ['strain', 'strain', 3], ['ipsae_max', 'ipSAE', 2],
   ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
   ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
@@ -207,6 +207,36 @@ async function overlay() {
   })));
   if (order !== chosen) return;
   byId('single').hidden = false;
+  showTogether(items);
+}
+
+// All models of the target, superposed on the first.
+async function models() {
+  const order = chosen;
+  if (!byId('together').checked) {
+    legend();
+    view.show(state.prediction);
+    return;
+  }
+  const rows = modelsOf(state.prediction.row);
+  const predictions = await Promise.all(rows.map(loadPrediction));
+  if (order !== chosen || !byId('together').checked) return;
+  showTogether(predictions.map((one, number) => {
+    const { prediction, rmsd } = number ? moved(one, predictions[0]) : { prediction: one, rmsd: null };
+    const { rank, model, seed } = one.row;
+    const name = `${rank ? `rank ${rank}` : `${model}, seed ${seed}`}${rmsd === null ? '' : ` (${rmsd.toFixed(1)} Å)`}`;
+    return { prediction, colour: chainColour(number), name };
+  }));
+}
+
+function offerModels(row) {
+  const number = modelsOf(row).length;
+  byId('together').checked = false;
+  byId('models').hidden = !meta.viewer || number < 2;
+  byId('models').lastChild.textContent = ` ${number} models together`;
+}
+
+function showTogether(items) {
   byId('legend').replaceChildren(...items.map(({ colour, name }) => {
     const entry = make('span', name);
     const patch = make('i');
@@ -314,6 +344,7 @@ async function choose(row) {
   drawRestraints(prediction);
   drawDesign(prediction);
   drawEnsemble(prediction);
+  offerModels(row);
   drawFiles(prediction);
   drawSettings(prediction);
   legend();
@@ -399,6 +430,7 @@ byId('pae').addEventListener('keydown', (event) => {
   point(cursor, true);
 });
 byId('overlay').addEventListener('click', overlay);
+byId('together').addEventListener('change', models);
 byId('single').addEventListener('click', () => {
   byId('single').hidden = true;
   legend();
