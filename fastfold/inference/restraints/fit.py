@@ -7,7 +7,7 @@ residues near in the sequence keep the rest of the prediction as it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastfold.evoformer.losses.design import Outputs, plddt_loss
 from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.features import input_order
-from fastfold.inference.folding.gradients import differentiable
+from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.protein import residue_constants as rc
@@ -201,6 +201,7 @@ class _Loss:
         possible = (edges < self.high[:, None] + _BETA_TOLERANCE) & (
             upper > self.low[:, None] - _BETA_TOLERANCE
         )
+        assert isinstance(outputs.distogram, Tensor)
         probability = (outputs.distogram[self.first, self.second].softmax(-1) * possible).sum(-1)
         losses = bounded - torch.log(probability + 1e-6)
         best = torch.stack([losses[group].min() for group in self._groups])
@@ -232,6 +233,7 @@ class _Fit:
         self._near = near.to(dtype)
         with torch.no_grad():
             first = self._run()
+        assert isinstance(first.distogram, Tensor)
         self._start = first.distogram.log_softmax(-1)
         self._loss = _Loss(restraints, self._order, self._start)
         self.first = self._figures(first)
@@ -266,6 +268,7 @@ class _Fit:
             distances = loss.distances(outputs).detach().cpu().numpy()
             if satisfied(kept, distances) == len(grouped(kept)) and done:
                 return done
+            assert isinstance(outputs.distogram, Tensor)
             changed = (self._start.exp() * (self._start - outputs.distogram.log_softmax(-1))).sum(-1)
             size = torch.stack([value.square().sum() for value in self.bias.values()]).sum() / self.residues
             total = (
@@ -360,7 +363,8 @@ def fit_restraints(
         raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use --precision fp32")
     device = next(model.parameters()).device
     residues = len(input_order(sampler))
-    with differentiable(model, residues, 0, False), exact_products(device):
+    recording = GradientRun(replace(GradientPolicy.of_length(residues), whole_logits=True))
+    with differentiable(model, residues, 0, False, recording), exact_products(device):
         fit = _Fit(model, sampler, restraints)
         done = fit.descend(steps)
         last = fit.figures()
