@@ -100,6 +100,11 @@ KEY = "model.overrides.model.embeddings_and_evoformer"
         ),
         (["trainer.max_steps=10"], r"did you mean trainer.steps\?"),
         (["Optim.Output_Dir=x"], r"did you mean trainer.out\?"),
+        (
+            ["hydra/launcher=joblib"],
+            "hydra/launcher: Hydra's own settings and launchers are not used; --multirun",
+        ),
+        (["hydra.launcher.n_jobs=4"], "by its own command and trainer.out, for example in a job array"),
         (["data.directory=x"], "trainer.out is not set"),
         (["trainer.out=x"], "data.directory is not set"),
         (["data.directory"], "overrides look like"),

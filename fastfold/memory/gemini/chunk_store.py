@@ -73,7 +73,7 @@ class ChunkStore:
         self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
         self._away.append([self._blank(slot) for slot in chunk.slots])
         self._place(chunk, self._here if self.fixed else self._away)
-        chunk.manage(readable=self.fixed)
+        chunk.manage(self.fixed, self._copy_of, self._add_gradient)
 
     @staticmethod
     def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
@@ -194,6 +194,10 @@ class ChunkStore:
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Move a gradient to the host and add it to earlier ones since the last clearing."""
+        with untouched():
+            gradient = parameter.grad
+        if gradient is None:  # only terms of the loss outside of modules used it
+            return
         chunk, slot = self.place_of(parameter)
         if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
@@ -201,10 +205,23 @@ class ChunkStore:
                 "something other than tuples, lists and dicts, or hides them"
             )
         with untouched():
-            gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
+            parameter.grad = None
         if gradient.layout is not torch.strided:
             raise ConfigError(f"{slot.name} has sparse gradients, which cannot be managed; use sparse=False")
+        self._store_gradient(chunk, slot, gradient)
+
+    def _copy_of(self, slot: Slot) -> Tensor:
+        """Return a copy of a parameter on the device, for a term of the loss outside of modules."""
+        chunk, _ = self.place_of(slot.parameter)
+        if chunk.index in self._resident:
+            self.wait(chunk.index)
+            return slot.view(self._copies[chunk.index]).clone()
+        return slot.view(self._host_copies[chunk.index]).to(self.device.device, copy=True)
+
+    def _add_gradient(self, slot: Slot, gradient: Tensor) -> None:
+        self._store_gradient(self.place_of(slot.parameter)[0], slot, gradient)
+
+    def _store_gradient(self, chunk: Chunk, slot: Slot, gradient: Tensor) -> None:
         add = slot.name in chunk.arrived
         with self.device.host_work(), torch.no_grad():
             view = slot.view(self.gradient(chunk))

@@ -9,8 +9,9 @@ the children run.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -102,17 +103,32 @@ class Chunk:
         self.arrived: set[str] = set()
         self._places: list[Place] | None = None
 
-    def manage(self, readable: bool) -> None:
+    def manage(
+        self, readable: bool, read: Callable[[Slot], Tensor], add_gradient: Callable[[Slot, Tensor], None]
+    ) -> None:
         """Refuse reads of the parameters while no operator uses them.
 
         Args:
             readable: True if the values can always be read, and only the gradients cannot.
+            read: Returns a copy of a parameter on the device.
+            add_gradient: Adds a gradient on the device to the one on the host.
         """
         self._places = [
-            Place(slot.name, slot.shape, slot.stride, readable, lambda name=slot.name: name in self.arrived)  # type: ignore[misc]
+            Place(
+                slot.name,
+                slot.shape,
+                slot.stride,
+                readable,
+                has_gradient=partial(self._has_arrived, slot.name),
+                read=partial(read, slot),
+                add_gradient=partial(add_gradient, slot),
+            )
             for slot in self.slots
         ]
         self.expose(False)
+
+    def _has_arrived(self, name: str) -> bool:
+        return name in self.arrived
 
     def unmanage(self) -> None:
         """Make the parameters plain permanently."""

@@ -1,12 +1,14 @@
 """Parameters that raise an error when they are read while they are not on the device.
 
 While no operator uses a managed parameter, its class is :class:`ManagedParameter`. It has a shape; reading or changing
-its values or its gradient, which are on the host, raises an error with a remedy. While an operator uses it, or inside
-:meth:`fastfold.memory.Gemini.params_on_host`, it is a plain parameter.
+its values or its gradient, which are on the host, raises an error with a remedy. An exception are terms of a loss, such
+as weight penalties: they compute with a copy on the device, whose gradient goes to the host. While an operator uses a
+parameter, or inside :meth:`fastfold.memory.Gemini.params_on_host`, it is a plain parameter.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError
 
@@ -41,6 +43,15 @@ _HARMLESS = {
     *(torch.autograd.grad, torch.autograd.backward, Tensor.backward),
 }
 
+# Functions whose result shares memory with a parameter outside of autograd, which a copy would not.
+_SHARING = {Tensor.data.__get__, Tensor.detach, Tensor.numpy, Tensor.__array__}  # type: ignore[attr-defined]
+_IN_PLACE = re.compile(r"[a-z].*[^_]_|__i\w+__|__set\w*__")
+
+_NOT_OF_VALUES = {
+    *(METADATA | _HARMLESS | _SHARING),
+    *(_GRADIENT.__get__, _GRADIENT.__set__, Tensor.register_post_accumulate_grad_hook),
+}
+
 # Functions that depend on the memory layout, which a placeholder does not have.
 _STRIDES = {Tensor.stride, Tensor.is_contiguous}
 
@@ -55,6 +66,8 @@ class Place:
         stride: Strides when it is plain.
         readable: True if its values can always be read.
         has_gradient: Returns True if it has a gradient on the host.
+        read: Returns a copy on the device.
+        add_gradient: Adds a gradient on the device to the one on the host.
     """
 
     name: str
@@ -62,6 +75,30 @@ class Place:
     stride: tuple[int, ...]
     readable: bool
     has_gradient: Callable[[], bool]
+    read: Callable[[], Tensor]
+    add_gradient: Callable[[Tensor], None]
+
+
+class _Copy(torch.autograd.Function):
+    """Copy of a parameter on the device, for a term of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, place: Place) -> Tensor:
+        ctx.place = place
+        found = place.read()
+        # A later change in place, which would be lost, is found in the backward pass.
+        ctx.save_for_backward(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                f"create_graph=True does not reach {ctx.place.name}, which is on the host; use policy='cuda'"
+            )
+        _ = ctx.saved_tensors
+        ctx.place.add_gradient(gradient)
+        return None, None
 
 
 class ManagedParameter(nn.Parameter):
@@ -72,13 +109,23 @@ class ManagedParameter(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with untouched():
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, ManagedParameter):
-                    leaf._refuse(func, args)
+            args, kwargs = tree_map_only(
+                ManagedParameter, lambda leaf: leaf._used(func, args, kwargs), (args, kwargs)
+            )
             if func in _STRIDES and isinstance(args[0], ManagedParameter):
                 place = args[0]._place
                 args = (torch.empty_strided(place.shape, place.stride, device="meta"), *args[1:])
             return func(*args, **(kwargs or {}))
+
+    def _used(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Return the tensor that a function may use in this parameter's place, or refuse the function."""
+        name = getattr(func, "__name__", "")
+        is_term = torch.is_grad_enabled() and self.requires_grad and not self._place.readable
+        is_change = _IN_PLACE.fullmatch(name) is not None or "out" in (kwargs or {})
+        if is_term and not is_change and func not in _NOT_OF_VALUES:
+            return _Copy.apply(self, self._place)  # type: ignore[no-any-return]
+        self._refuse(func, args)
+        return self
 
     def _refuse(self, func: Any, args: Any) -> None:
         place = self._place
@@ -97,9 +144,8 @@ class ManagedParameter(nn.Parameter):
         elif not place.readable and func not in METADATA and func not in _HARMLESS:
             raise ConfigError(
                 f"{place.name} is managed and not on the device: read or change parameters inside params_on_host() "
-                "of the Gemini manager, or use state_dict(); copy, pickle or convert a model after release(). A "
-                "loss term that reads weights (weight penalties, functional_call, methods other than forward()) "
-                "needs to be computed in the forward() of a module, or policy='cuda'"
+                "of the Gemini manager, or use state_dict(); copy, pickle or convert a model after release(). "
+                "Terms of a loss may read trainable parameters where gradients are recorded"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:

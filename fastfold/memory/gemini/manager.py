@@ -47,8 +47,9 @@ class Gemini:
 
     The model is used without changes. :meth:`step` replaces the optimizer's step, and :meth:`zero_grad` clears
     gradients. ``state_dict()`` and ``load_state_dict()`` of the model, its modules and the optimizer work as usual.
-    Outside a pass and :meth:`params_on_host`, parameters have a shape and no values. Reading them, or gradients on the
-    host, raises a ConfigError with a remedy (with ``"cuda"``, only for gradients).
+    Outside a pass and :meth:`params_on_host`, parameters have a shape and no values. Terms of the loss that read
+    trainable ones, such as weight penalties, use a copy on the device, which is not part of the budget. Other reads,
+    and those of gradients on the host, raise a ConfigError with a remedy (with ``"cuda"``, only for gradients).
 
     Args:
         model: Any module. Its parameters may be frozen, shared or unused. They, and which of them are trainable, must

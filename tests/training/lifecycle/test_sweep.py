@@ -45,6 +45,11 @@ def test_a_wrong_run_is_refused_before_the_first_begins(overrides: list[str], me
         sweep.sweep_jobs(["data.directory=x", *overrides])
 
 
+def test_launchers_of_hydra_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"hydra/launcher: .* start each by its own command"):
+        sweep.sweep_jobs(["hydra/launcher=joblib", "data.directory=x", "trainer.out=y", "trainer.seed=1,2"])
+
+
 def test_a_run_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, started, said = iter((0, 3, 4)), [], []
 

@@ -28,15 +28,15 @@ def _ema(model: nn.Module) -> None:
 
 READS: list[Callable[[Net], object]] = [
     lambda model: torch.save(list(model.parameters()), io.BytesIO()),
-    lambda model: nn.utils.parameters_to_vector(model.parameters()),
+    torch.no_grad()(lambda model: nn.utils.parameters_to_vector(model.parameters())),
     lambda model: nn.utils.vector_to_parameters(torch.zeros(1000), model.parameters()),
     _ema,
-    lambda model: model.head.weight.sum(),
+    torch.no_grad()(lambda model: model.head.weight.sum()),
     lambda model: model.head.weight.data,
     lambda model: model.head.weight.detach(),
-    lambda model: model.head.weight.tolist(),
+    torch.no_grad()(lambda model: model.head.weight.tolist()),
     lambda model: model.head.weight.numpy(),
-    lambda model: torch.stack([model.scale]),
+    torch.no_grad()(lambda model: torch.stack([model.scale])),
     lambda model: nn.init.zeros_(model.scale),
     lambda model: model.half(),
 ]
