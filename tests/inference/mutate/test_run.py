@@ -58,6 +58,28 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     assert (cli.out / "mutations.tsv").read_bytes() != first
 
 
+@pytest.mark.slow
+def test_mutants_share_passes(cli: CommandLine):
+    """They have one length; the differences are those of single folds up to rounding."""
+    arguments = [
+        "mutate",
+        cli.fasta({"T1": SEQUENCE}),
+        "--mutations",
+        "A4G,K8W",
+        "--num-recycles",
+        "0",
+        "--no-plots",
+    ]
+    assert cli.run(*arguments, "--out", cli.out).code == 0
+    alone = table(cli)
+    cli.out = cli.folder / "batched"
+    assert cli.run(*arguments, "--out", cli.out, "--batch", "auto").code == 0
+    assert cli.config("T1_A4G")["batch"] == 3
+    for name, row in table(cli).items():
+        assert float(row["dplddt"]) == pytest.approx(float(alone[name]["dplddt"]), abs=0.1)
+        assert float(row["dpae"]) == pytest.approx(float(alone[name]["dpae"]), abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
