@@ -50,6 +50,16 @@ def test_names_exist(page: Path) -> None:
     assert sorted(name for name in names if NEW not in name and not _is_there(name)) == []
 
 
+def test_the_reference_has_all_public_names_and_no_others() -> None:
+    """Sphinx warns of a missing name, after minutes."""
+    lines = (REPOSITORY / "docs" / "reference.rst").read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.startswith("   fastfold.")]
+    assert [name for name in names if not _is_there(name)] == []
+    assert len(set(names)) == len(names)
+    public = {f"fastfold.{name}" for name in importlib.import_module("fastfold").__all__}
+    assert public - set(names) == {"fastfold.__version__"}
+
+
 def _is_there(name: str) -> bool:
     try:
         _object(name)
