@@ -1,7 +1,9 @@
-"""Return freed memory to the system while a network folds on a CPU.
+"""Keep freed memory for the next step of a fold on a CPU, or return it to the system.
 
-The C library (glibc) keeps freed blocks of up to 32 MiB. The next step of a fold allocates larger ones in addition, so
-the heap is trimmed before the steps that need the most memory.
+The C library (glibc) keeps freed blocks of up to 32 MiB, but returns them when they reach the end of its heap. Where
+memory is ample, the next step would get the same pages again, each by a fault of its own; measurements are in
+``benchmarks/results/choices.md``. Where it is not, the next step allocates larger blocks in addition, so the heap is
+trimmed before the steps that need the most memory.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import nn
@@ -17,6 +19,21 @@ from torch import nn
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+
+LARGEST_BLOCK = 32 << 20
+"""Bytes of the largest block in the heap: glibc's own limit."""
+KEPT = 2 * LARGEST_BLOCK
+"""Bytes of free memory that the end of the heap keeps: the most that glibc chooses for such blocks."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let this process use freed memory again instead of returning it, with glibc."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        setting = ctypes.CDLL(None).mallopt
+        setting(_TRIM_THRESHOLD, KEPT)
+        setting(_MMAP_THRESHOLD, LARGEST_BLOCK)
 
 
 @contextmanager

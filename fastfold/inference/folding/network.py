@@ -20,7 +20,7 @@ from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding.malloc_trim import trim_malloc
+from fastfold.inference.folding.malloc_trim import keep_freed_memory, trim_malloc
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
@@ -175,12 +175,15 @@ def prepared_network(
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()
+    is_roomy = plan is not None and plan.is_roomy
     try:
         device = next(model.parameters()).device
+        if is_roomy and device.type == "cpu":
+            keep_freed_memory()
         with (
             torch.inference_mode(),
             exact_products(device),
-            nullcontext() if plan is not None and plan.is_roomy else trim_malloc(model),
+            nullcontext() if is_roomy else trim_malloc(model),
             _dropout(model, passes.dropout_seed),
         ):
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,23 @@ def test_freed_blocks_do_not_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -
         model.single_projection(torch.zeros(1, model.single_projection.in_features))
         assert _resident() - before < 24 * MIB
         assert last.sum() == 20_000
+
+
+@pytest.mark.parametrize(("room", "expected"), [(2, [(-1, 64 * MIB), (-3, 32 * MIB)]), (1, [])])
+def test_a_fold_with_room_keeps_freed_memory(
+    monkeypatch: pytest.MonkeyPatch, room: int, expected: list[tuple[int, int]]
+) -> None:
+    set_options: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: set_options.append(option))
+    malloc_trim._trim()  # cached before the library is replaced
+    monkeypatch.setattr(malloc_trim.ctypes, "CDLL", lambda _: library)
+    malloc_trim.keep_freed_memory.cache_clear()
+    model = random_model(oracle_config())
+    plan = Planner(model.config, 4).plan(10, room * Planner(model.config, 4).plan(10, 1 << 40).peak)
+    for _ in range(2):
+        with prepared_network(model, NetworkPasses(num_recycles=0), plan, distogram=False):
+            pass
+    assert set_options == expected
 
 
 def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
