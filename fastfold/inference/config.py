@@ -72,7 +72,8 @@ class InferConfig:
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
-        cyclic: Treat each chain as a ring, with a bond between last and first residue.
+        cyclic: Treat each chain as a ring, with a bond between last and first residue; or names of the chains that are
+            rings, such as ``B`` or ``A,C``, by their order in the target.
         embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
             None to fold.
         relax: Predictions of a target that are relaxed.
@@ -109,7 +110,7 @@ class InferConfig:
     restraints: Path | None = None
     restraint_steps: int = 60
     restraint_leave_one_out: bool = False
-    cyclic: bool = False
+    cyclic: bool | str = False
     embed: EmbedConfig | None = None
     relax: RelaxWhich = "none"
     num_relax: int | None = None
@@ -142,7 +143,9 @@ class InferConfig:
             if self.sample.method == "dropout":
                 object.__setattr__(self, "dropout", True)
         kept = ("save_representations", "save_recycles", "save_distogram")
-        for name in ("plots", "cuda_graphs", "dropout", *kept, "cyclic", "restraint_leave_one_out"):
+        if not isinstance(self.cyclic, bool | str):
+            raise ConfigError(f"cyclic must be True, False or names of chains, found {self.cyclic!r}")
+        for name in ("plots", "cuda_graphs", "dropout", *kept, "restraint_leave_one_out"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if self.pae not in (None, True, False):

@@ -265,7 +265,13 @@ class TestSettingsOfTheNetwork:
         with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):
             positions(model, f"{SEQUENCE}:{OTHER}", cyclic=True)
         pair = f"{SEQUENCE}:{OTHER}"
-        assert not np.array_equal(positions(multimer, pair), positions(multimer, pair, cyclic=True))
+        rings = [positions(multimer, pair, cyclic=cyclic) for cyclic in (False, True, "B", "A,B")]
+        assert not np.array_equal(rings[0], rings[1])
+        assert not np.array_equal(rings[0], rings[2])
+        assert not np.array_equal(rings[1], rings[2])
+        np.testing.assert_array_equal(rings[1], rings[3])
+        with pytest.raises(ConfigError, match="no chain 'C', only A, B"):
+            positions(multimer, pair, cyclic="C")
 
 
 class TestPredictMany:

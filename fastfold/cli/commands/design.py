@@ -301,7 +301,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
         "hallucinate": ("length", "copies", "cyclic"),
         "fixbb": ("chains", "keep"),
         "partial": ("chains", "motif"),
-        "binder": ("length", "chains", "hotspots", "flexible", "also_target", "avoid"),
+        "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
     }[protocol]
     defaults: dict[str, Any] = {
         "length": None,
@@ -337,6 +337,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
             _structure(options),
             chains=chains,
             hotspots=options.hotspots,
+            cyclic=options.cyclic,
             flexible=options.flexible,
             others=[TargetStructure.parse(text) for text in options.also_target],
             avoided=[TargetStructure.parse(text) for text in options.avoid],

@@ -20,7 +20,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
-from fastfold.inference.folding.features import add_settings, initial_positions
+from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
 from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
@@ -122,6 +122,7 @@ class TargetPredictor:
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
+        ring_chains(target, config.cyclic)
         self._restraints = [] if config.restraints is None else read_restraints(config.restraints, target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.

@@ -124,6 +124,35 @@ def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "lengths"),
+    [
+        (("fixbb", "GIVEN", "--keep", "A2-4", "--loss", "fape=1", "rmsd=0.1"), [12]),
+        (("partial", "GIVEN", "--motif", "A3-6"), [12]),
+        (("hallucinate", "--length", "10", "--cyclic"), [10]),
+        (("hallucinate", "--length", "10", "--copies", "2", "--loss", "pae=0.1", "i_pae=0.1"), [10, 10]),
+        (("binder", "GIVEN", "--length", "6", "--cyclic"), [12, 6]),
+    ],
+)
+def test_every_protocol_runs_to_its_end(
+    cli: CommandLine, arguments: tuple[str, ...], lengths: list[int]
+) -> None:
+    given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    words = [str(given) if word == "GIVEN" else word for word in arguments]
+    weights = "model_1_multimer_v3" if len(lengths) > 1 else "model_1_ptm"
+    done = design(cli, *words, "--steps", "1,1,1", weights=weights)
+    assert done.code == 0, done.err
+    (row,) = table(cli)
+    chains = row["sequence"].split(":")
+    assert [len(chain) for chain in chains] == lengths
+    if "--copies" in arguments:
+        assert chains[0] == chains[1]
+    settings = json.loads(next(cli.out.glob("*_config.json")).read_text())["settings"]
+    rings = {("hallucinate", True): True, ("binder", True): "B"}
+    assert settings["cyclic"] == rings.get((arguments[0], "--cyclic" in arguments), False)
+
+
+@pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
     filters = cli.folder / "filters.yaml"
