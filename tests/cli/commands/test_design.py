@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fastfold.cli.commands.design import PROTOCOLS
 from fastfold.inference.design.run import SEQUENCES, TABLE
@@ -220,6 +221,15 @@ def test_wrong_use_is_explained(cli: CommandLine, arguments: tuple[str, ...], me
     assert done.code == (1 if "missing.pdb" in arguments else 2)
     assert message in done.err
     assert not cli.names()
+
+
+def test_options_are_read_from_a_file(cli: CommandLine) -> None:
+    config = cli.folder / "design.yaml"
+    config.write_text("length: 20\nloss: [con=0.5, plddt=1]\ncharge: [-3, 0]\n")
+    done = cli.run("design", "hallucinate", "--out", cli.out, "--config", config, "--print-config")
+    assert done.code == 0
+    wanted = {"length": "20", "loss": ["con=0.5", "plddt=1"], "charge": [-3.0, 0.0]}
+    assert yaml.safe_load(done.out).items() >= wanted.items()
 
 
 def test_the_help_names_every_protocol(cli: CommandLine) -> None:
