@@ -4,7 +4,8 @@ Usage: python benchmarks/decoys.py WEIGHTS STRUCTURE [STRUCTURE ...] [--initial-
 
 A decoy is made from the first chain of a structure by turns about the bonds N-CA of random residues, so that all bonds
 and angles stay. Decoys have 1 to 8 turns of 5 to 40 degrees. Prints for each structure the rank of the native by
-each score, from 1, and Spearman's correlation of the score with the decoys' TM-score to the native; then the means.
+each score, from 1, and Spearman's correlation of the score with the decoys' TM-score to the native; then the means. The
+baseline is the compactness, a small radius of gyration, which knows nothing of proteins.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import numpy as np
 import torch
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.score.run import TABLE, Protocol, run_scores
-from fastfold.inference.target_runner import RunOptions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.metrics.compactness import radius_of_gyration
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.atomic_files import write_atomic
 
 SCORES = ("composite", "plddt", "ptm", "tm_score")
+BASELINE = "compactness"
 NATIVE = "native"
 
 
@@ -64,11 +67,11 @@ def turned(positions: np.ndarray, turns: int, degrees: float, rng: np.random.Gen
     return found
 
 
-def write_decoys(path: Path, folder: Path, count: int) -> dict[str, float]:
-    """Write a native chain and its decoys; return the TM-score of each to the native by name."""
+def write_decoys(path: Path, folder: Path, count: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Write a native chain and its decoys; return TM-scores to the native, and compactness, by name."""
     native = resolved(read_structure(path).chains[0])
     rng = np.random.default_rng(0)
-    found = {}
+    found, compact = {}, {}
     true = torch.from_numpy(native.atom_positions[:, 1].astype(np.float64))
     for number in range(count + 1):
         positions = np.asarray(native.atom_positions, np.float64)
@@ -78,8 +81,10 @@ def write_decoys(path: Path, folder: Path, count: int) -> dict[str, float]:
         name = f"decoy_{number}" if number else NATIVE
         moved = Protein(**{**vars(native), "atom_positions": positions * (native.atom_mask[..., None] > 0.5)})
         write_atomic(folder / f"{name}.pdb", to_pdb(moved))
-        found[name] = tm_score(torch.from_numpy(positions[:, 1]), true, torch.ones(len(true)))
-    return found
+        points = torch.from_numpy(positions[:, 1])
+        found[name] = tm_score(points, true, torch.ones(len(true)))
+        compact[name] = -float(radius_of_gyration(points, torch.ones(len(true))))
+    return found, compact
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
@@ -104,19 +109,20 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder, out = Path(name) / "decoys", Path(name) / "out"
             folder.mkdir()
-            truth = write_decoys(path, folder, options.decoys)
+            truth, compact = write_decoys(path, folder, options.decoys)
             config = InferConfig(plots=False, pae=False, num_recycles=options.num_recycles)
-            run_scores([folder], out, [options.weights], config, RunOptions(quiet=True), protocol=protocol)
+            request = InferRequest((), out, [options.weights], config, RunOptions(quiet=True))
+            run_scores([folder], request, protocol=protocol)
             with (out / TABLE).open() as file:
                 table = {row["name"]: row for row in csv.DictReader(file, delimiter="\t")}
         row: dict[str, float | str] = {"structure": structure_name(path)}
-        for score in SCORES:
-            values = {name: float(one[score]) for name, one in table.items()}
+        for score in (*SCORES, BASELINE):
+            values = {name: float(one[score]) for name, one in table.items()} if score in SCORES else compact
             row[f"{score}_rank"] = 1 + sum(value > values[NATIVE] for value in values.values())
-            row[f"{score}_spearman"] = spearman([truth[name] for name in table], list(values.values()))
+            row[f"{score}_spearman"] = spearman([truth[name] for name in values], list(values.values()))
         rows.append(row)
         print({key: round(x, 3) if isinstance(x, float) else x for key, x in row.items()}, flush=True)
-    for score in SCORES:
+    for score in (*SCORES, BASELINE):
         first = sum(row[f"{score}_rank"] == 1 for row in rows)
         mean = np.mean([float(row[f"{score}_spearman"]) for row in rows])
         print(f"{score}: the native is first in {first} of {len(rows)}, mean correlation {mean:.2f}")

@@ -36,7 +36,11 @@ NAMES = {
         "__version__",
     ),
     "fastfold.data": ("featurize", "read_fasta", "read_msa", "Msa", "open_dataset"),
-    "fastfold.protein": ("Protein", "read_structure", "lddt", "tm_score", "gdt"),
+    "fastfold.protein": (
+        *("Protein", "read_structure", "lddt", "tm_score", "gdt"),
+        *("to_biopython", "to_biotite", "to_mdanalysis"),
+    ),
+    "fastfold.protein.objects": ("to_biopython", "to_biotite", "to_mdanalysis"),
     "fastfold.training": ("Trainer", "TrainConfig"),
 }
 

@@ -74,6 +74,12 @@ def is_trained_on_complexes(config: Mapping[str, Any]) -> bool:
     return bool(config["model"].get("complexes", True))
 
 
+def has_whole_blocks(config: Mapping[str, Any]) -> bool:
+    """Return True if the Evoformer's blocks have all of AlphaFold's steps."""
+    steps = config["model"]["embeddings_and_evoformer"]["evoformer"].values()
+    return all(step.get("enabled", True) for step in steps if isinstance(step, Mapping | ConfigDict))
+
+
 def ensemble_size(config: Mapping[str, Any]) -> int:
     """Return the number of feature samples whose representations each cycle averages."""
     if is_multimer(config):
@@ -292,8 +298,9 @@ def _multimer(number: int, *, version: int) -> ConfigDict:
         },
     }
     structure = {
-        # Not in the official tree, which is for inference only; the paper does not state a weight.
+        # Both are not in the official tree, which is for inference only; the paper does not state the first weight.
         "chain_center_of_mass": {"length_scale": 20.0, "tolerance": 4.0, "weight": 1.0},
+        "violation": {"angle_weight": 1.0, "mean_of_clashing_atoms": False},
         "interface_fape": {"atom_clamp_distance": 1000.0, "loss_unit_distance": 20.0},
         "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},
         "sidechain": {

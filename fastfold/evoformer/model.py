@@ -419,6 +419,10 @@ class AlphaFold(PolicyModule):
         """Return the pair's rows on this process: all, unless a parallel layout overrides this."""
         return slice(0, residues)
 
+    def whole_rows(self, pair: Tensor) -> Tensor:
+        """Return all rows ``[*, N, N, c]`` of a tensor of pairs, from those of this process."""
+        return pair
+
     def report_pass(
         self, on_cycle: OnCycle | None, cycle: int, representations: Features, structure: dict[str, Any]
     ) -> None:
@@ -440,8 +444,8 @@ def recycled(representations: Features, structure: dict[str, Any]) -> Features:
     }
 
 
-def distance_change(before: Features, after: Features, seq_mask: Tensor) -> float:
-    """Return the root mean square change of CA-CA distances between two cycles in Å.
+def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tensor:
+    """Return the root mean square change of CA-CA distances between two cycles, a number in Å.
 
     Args:
         before: ``prev_pos [*, N, 37, 3]`` in Å of one cycle.
@@ -457,7 +461,7 @@ def distance_change(before: Features, after: Features, seq_mask: Tensor) -> floa
         delta = _distances(old[..., part, :], old) - _distances(new[..., part, :], new)
         total += (delta.square() * mask[..., part, None] * mask[..., None, :]).sum()
     count = mask.sum(-1).square().sum()
-    return float((total / (count + 1e-10) + 1e-8).sqrt())
+    return (total / (count + 1e-10) + 1e-8).sqrt()
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

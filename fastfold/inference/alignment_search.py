@@ -17,9 +17,6 @@ from fastfold.inference.progress import Progress
 Engines = Sequence[SearchEngine] | ColabFoldSource
 """Search engines: databases in order, or one engine that returns whole alignments, such as ColabFold's."""
 
-ALIGNMENTS = "alignments"
-"""Folder for searched alignments within the results."""
-
 
 def search_targets(
     targets: Sequence[Target],

@@ -22,13 +22,14 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
-from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.config import BatchSize, InferConfig, check_batch, check_seeds
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.samples import draw_samples
-from fastfold.inference.folding.batch import BatchFolder, BatchSize, Request, check_batch, group_by_length
+from fastfold.inference.folding.batch import BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
+from fastfold.inference.network_settings import check_settings
 from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
@@ -117,8 +118,8 @@ def predict(
         pae: Keep the aligned errors of all pairs; None for targets of up to 5,000 residues.
         device: Device of a network given by a path or name; None for CUDA if available.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
-            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``restraints``, ``cyclic``, ``cuda_graphs``,
-            ``save_representations``, ``save_recycles``.
+            ``use_cluster_profile``, ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``restraints``,
+            ``cyclic``, ``rings``, ``cuda_graphs``, ``save_representations``, ``save_recycles``.
 
     Returns:
         The prediction; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
@@ -198,6 +199,7 @@ def predict_many(
         for one in given
         for each in ([one] if isinstance(one, AlphaFold) else weights_files(_is_path(one)))
     ]
+    check_settings(config, [network.config for network in networks])
     found = Predictions({name: [] for name in targets})
     graph, folder = KeptGraph(), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
@@ -300,6 +302,7 @@ def embed(
     if config.sample is not None:
         raise ConfigError("sample is for fastfold.predict_many and fastfold embed; leave it out")
     network = _network(model, device)
+    check_settings(config, [network.config])
     chosen.check_network(network.name, len(network.evoformer.blocks))
     target = target_from_sequence(sequence, name)
     alignments = _alignments(target, msa)

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.settings import Sampling
+from fastfold.inference.relax.config import PLATFORMS
+from fastfold.utils.option_fields import check_options, check_whole, option
 from fastfold.utils.units import parse_bytes
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
@@ -28,6 +30,43 @@ PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 SEED_LIMIT = 2**31
 """Upper limit of seeds, exclusive."""
+BatchSize = int | Literal["auto"]
+"""Largest number of targets in a pass; ``auto`` batches only lengths at which it is faster."""
+MAX_BATCH = 256
+"""Largest number of targets in a pass that can be requested."""
+
+
+def check_batch(batch: Any) -> BatchSize:
+    """Return a batch size from a number or text.
+
+    Raises:
+        ConfigError: It is neither ``auto`` nor a whole number from 1 to :data:`MAX_BATCH`.
+    """
+    if batch == "auto":
+        return "auto"
+    try:
+        number = int(str(batch))
+    except ValueError:
+        number = 0
+    if isinstance(batch, bool) or not 1 <= number <= MAX_BATCH:
+        raise ConfigError(f"batch: expected auto or a number from 1 to {MAX_BATCH}, found {batch!r}")
+    return number
+
+
+def structure_path(text: str) -> Path:
+    """Return the path of a structure, which in Python may be an object instead."""
+    return Path(text)
+
+
+def parse_device(text: str) -> str:
+    """Return the name of a device.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
+        raise ConfigError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
+    return text
 
 
 @dataclass(frozen=True)
@@ -53,6 +92,8 @@ class InferConfig:
         checkpoint_after: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
             after its last finished pass.
         max_msa: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults.
+        use_cluster_profile: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
+            ``--disable-cluster-profile``; monomer networks always get them.
         cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
             (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
         dropout: Keep dropout on, for more diverse predictions of different seeds.
@@ -68,12 +109,14 @@ class InferConfig:
         save_representations: Keep single and pair representation and the structure module's activations.
         save_distogram: Keep the probabilities of distances of all pairs.
         save_recycles: Keep the structure after each pass.
-        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass.
+        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass. In
+            Python also another structure of :func:`fastfold.protein.io.read.read_structure`.
         restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
         restraint_steps: Largest number of gradient steps towards them.
         restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
-        cyclic: Treat each chain as a ring, with a bond between last and first residue; or names of the chains that are
-            rings, such as ``B`` or ``A,C``, by their order in the target.
+        cyclic: Treat each chain as a ring, with a bond between last and first residue.
+        rings: Names of the chains that are rings, such as ``B`` or ``A,C``, by their order in the target; None for
+            those of ``cyclic``.
         embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
             None to fold.
         relax: Predictions of a target that are relaxed.
@@ -84,72 +127,255 @@ class InferConfig:
         ConfigError: A setting has the wrong type or an invalid value; names it.
     """
 
-    num_recycles: int | None = None
+    num_recycles: int | None = option(
+        "--num-recycles",
+        "--num-recycle",
+        default=None,
+        bounds=(0, 1000),
+        group="sampling",
+        metavar="N",
+        help="passes after the first (monomers 3, multimers up to 20)",
+    )
     seeds: tuple[int, ...] = (0,)
-    precision: str | None = None
-    plots: bool = True
-    pae: bool | None = None
-    device: str = "auto"
-    parallel: str | None = None
-    memory_budget: str | int | None = None
-    host_memory: str | int | None = None
-    offload_dir: Path | None = None
-    checkpoint_after: float = 180.0
-    max_msa: tuple[int, int] | None = None
-    cuda_graphs: bool = False
-    dropout: bool = False
+    precision: str | None = option(
+        "--precision",
+        default=None,
+        choices=PRECISIONS,
+        group="sampling",
+        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
+        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
+        "device (default: auto on GPUs, fp32 on CPUs)",
+    )
+    plots: bool = option("--no-plots", default=True, group="structures", help="write no plots")
+    pae: bool | None = option(
+        "--pae",
+        default=None,
+        choices={"auto": None, "yes": True, "no": False},
+        group="structures",
+        help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
+        "pTM and ipTM are computed anyway)",
+    )
+    device: str = option(
+        "--device",
+        default="auto",
+        parse=parse_device,
+        group="machine",
+        metavar="DEVICE",
+        help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
+    )
+    parallel: str | None = option(
+        "--parallel",
+        default=None,
+        group="ranks",
+        metavar="dap=N",
+        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+    )
+    memory_budget: str | int | None = option(
+        "--memory-budget",
+        default=None,
+        group="machine",
+        metavar="SIZE",
+        help="memory that a fold may take, 24GiB for example (default: free memory of the device); the sizes of all "
+        "blocks follow from it",
+    )
+    host_memory: str | int | None = option(
+        "--host-memory",
+        default=None,
+        group="machine",
+        metavar="SIZE",
+        is_rare=True,
+        help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
+    )
+    offload_dir: Path | None = option(
+        "--offload-dir",
+        default=None,
+        parse=Path,
+        group="machine",
+        metavar="DIR",
+        is_rare=True,
+        help="folder on a fast disk for tensors beyond --host-memory (default: none)",
+    )
+    checkpoint_after: float = option(
+        "--checkpoint-after",
+        default=180.0,
+        bounds=(0.0, 1e9),
+        group="machine",
+        metavar="SECONDS",
+        is_rare=True,
+        help="save the state after each pass that takes at least this long, so that a killed fold can continue "
+        "(default 180)",
+    )
+    max_msa: tuple[int, int] | None = option(
+        "--max-msa",
+        default=None,
+        group="sampling",
+        metavar="CLUSTERS:EXTRA",
+        is_rare=True,
+        help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
+    )
+    use_cluster_profile: bool = option(
+        "--disable-cluster-profile",
+        default=True,
+        group="sampling",
+        is_rare=True,
+        help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
+    )
+    cuda_graphs: bool = option(
+        "--cuda-graphs",
+        default=False,
+        group="machine",
+        is_rare=True,
+        help="on a GPU, record one pass as a CUDA graph and replay it for the others, for short targets whose passes "
+        "wait for the host",
+    )
+    dropout: bool = option(
+        "--dropout",
+        "--use-dropout",
+        default=False,
+        group="sampling",
+        is_rare=True,
+        help="keep dropout on, for more diverse predictions by many seeds",
+    )
     sample: Sampling | None = None
-    recycle_tolerance: float | None = None
-    stop_at_score: float | None = None
-    num_ensemble: int | None = None
-    rank: RankBy = "auto"
-    save_representations: bool = False
-    save_distogram: bool = False
-    save_recycles: bool = False
-    initial_guess: Path | None = None
-    restraints: Path | None = None
-    restraint_steps: int = 60
-    restraint_leave_one_out: bool = False
-    cyclic: bool | str = False
+    recycle_tolerance: float | None = option(
+        "--recycle-tolerance",
+        "--recycle-early-stop-tolerance",
+        default=None,
+        bounds=(0.0, 1000.0),
+        group="sampling",
+        metavar="Å",
+        is_rare=True,
+        help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
+    )
+    stop_at_score: float | None = option(
+        "--stop-at-score",
+        default=None,
+        bounds=(0.0, 100.0),
+        group="restraints",
+        metavar="X",
+        help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
+        "pTM)",
+    )
+    num_ensemble: int | None = option(
+        "--num-ensemble",
+        default=None,
+        bounds=(1, 64),
+        group="sampling",
+        metavar="N",
+        is_rare=True,
+        help="samples of the alignment averaged in each pass (default 1)",
+    )
+    rank: RankBy = option(
+        "--rank",
+        default="auto",
+        choices=get_args(RankBy),
+        group="structures",
+        help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
+    )
+    save_representations: bool = option(
+        "--save-representations",
+        default=False,
+        group="structures",
+        is_rare=True,
+        help="write single, pair and structure module's activations",
+    )
+    save_distogram: bool = option(
+        "--save-distogram",
+        default=False,
+        group="structures",
+        is_rare=True,
+        help="write the probabilities of distances of all pairs",
+    )
+    save_recycles: bool = option(
+        "--save-recycles",
+        default=False,
+        group="structures",
+        is_rare=True,
+        help="write the structure after each pass",
+    )
+    initial_guess: Any = option(
+        "--initial-guess",
+        default=None,
+        parse=structure_path,
+        group="sampling",
+        metavar="FILE",
+        is_rare=True,
+        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
+    )
+    restraints: Path | None = option(
+        "--restraints",
+        default=None,
+        parse=Path,
+        group="restraints",
+        metavar="FILE",
+        help="distances that the structure should have: CSV, Chai's CSV or Boltz' YAML",
+    )
+    restraint_steps: int = option(
+        "--restraint-steps",
+        default=60,
+        bounds=(1, 100_000),
+        group="restraints",
+        metavar="N",
+        help="largest number of gradient steps towards the restraints (default 60)",
+    )
+    restraint_leave_one_out: bool = option(
+        "--restraint-leave-one-out",
+        default=False,
+        group="restraints",
+        help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
+        "each other",
+    )
+    cyclic: bool = option(
+        "--cyclic",
+        default=False,
+        group="sampling",
+        is_rare=True,
+        help="each chain is a ring (cyclic peptides)",
+    )
+    rings: str | None = option(
+        "--rings",
+        default=None,
+        group="sampling",
+        metavar="A,C",
+        is_rare=True,
+        help="these chains are rings, by their order in the target (default: none, or all with --cyclic)",
+    )
     embed: EmbedConfig | None = None
-    relax: RelaxWhich = "none"
-    num_relax: int | None = None
-    relax_platform: str = "auto"
+    relax: RelaxWhich = option(
+        "--relax",
+        default="none",
+        choices=get_args(RelaxWhich),
+        nargs="?",
+        bare="best",
+        group="structures",
+        help="relax the best prediction of each target, or all, in the Amber force field (default none)",
+    )
+    num_relax: int | None = option(
+        "--num-relax",
+        default=None,
+        bounds=(0, 10_000),
+        group="structures",
+        metavar="N",
+        is_rare=True,
+        help="relax the N best predictions of each target (default: as --relax says)",
+    )
+    relax_platform: str = option(
+        "--relax-platform",
+        default="auto",
+        choices=("auto", *PLATFORMS),
+        group="structures",
+        is_rare=True,
+        help="OpenMM's platform for relaxation (default: the fastest that works)",
+    )
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("num_recycles", 0, 1000),
-            ("num_ensemble", 1, 64),
-            ("num_relax", 1, 10_000),
-        ):
-            if getattr(self, name) is not None:
-                _check_whole(name, getattr(self, name), least, most)
-        for name, highest in (
-            ("recycle_tolerance", 1000.0),
-            ("stop_at_score", 100.0),
-            ("checkpoint_after", 1e9),
-        ):
-            _check_number(name, getattr(self, name), highest)
-        for name, choices in (
-            ("rank", get_args(RankBy)),
-            ("relax", get_args(RelaxWhich)),
-            ("precision", PRECISIONS),
-        ):
-            if name != "precision" or self.precision is not None:
-                _check_choice(name, getattr(self, name), choices)
+        check_options(self)
+        self._choose_relaxation()
         if self.sample is not None:
             if not isinstance(self.sample, Sampling):
                 object.__setattr__(self, "sample", Sampling(self.sample))
             if self.sample.method == "dropout":
                 object.__setattr__(self, "dropout", True)
-        kept = ("save_representations", "save_recycles", "save_distogram")
-        if not isinstance(self.cyclic, bool | str):
-            raise ConfigError(f"cyclic must be True, False or names of chains, found {self.cyclic!r}")
-        for name in ("plots", "cuda_graphs", "dropout", *kept, "restraint_leave_one_out"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, found {getattr(self, name)!r}")
-        if self.pae not in (None, True, False):
-            raise ConfigError(f"pae must be True, False or None, found {self.pae!r}")
         object.__setattr__(self, "seeds", check_seeds(self.seeds))
         if self.max_msa is not None:
             object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
@@ -160,17 +386,18 @@ class InferConfig:
             if isinstance(value, bool) or not isinstance(value, (int, str)):
                 raise ConfigError(f"{name} must be text or a number of bytes, found {value!r}")
             object.__setattr__(self, name, parse_bytes(value, none=name == "host_memory"))
-        if self.offload_dir is not None:
-            if not isinstance(self.offload_dir, (str, Path)):
-                raise ConfigError(f"offload_dir must be a path, found {self.offload_dir!r}")
-            object.__setattr__(self, "offload_dir", Path(self.offload_dir))
-        for name in ("initial_guess", "restraints"):
-            value = getattr(self, name)
-            if value is not None:
-                if not isinstance(value, (str, Path)):
-                    raise ConfigError(f"{name} must be a path, found {value!r}")
-                object.__setattr__(self, name, Path(value))
-        _check_whole("restraint_steps", self.restraint_steps, 1, 100_000)
+        if self.initial_guess is not None and not isinstance(self.initial_guess, Path):
+            from fastfold.protein.io.read import read_objects
+
+            try:
+                (guess,) = read_objects([self.initial_guess])
+            except ConfigError as error:
+                raise ConfigError(f"initial_guess: {error}") from None
+            object.__setattr__(self, "initial_guess", guess)
+        if self.rings is not None and (self.cyclic or not isinstance(self.rings, str)):
+            raise ConfigError(
+                f"rings must be names of chains such as A,C, without cyclic, found {self.rings!r}"
+            )
         if self.restraint_leave_one_out and self.restraints is None:
             raise ConfigError("restraint_leave_one_out needs restraints")
         if self.restraints is not None:
@@ -200,9 +427,18 @@ class InferConfig:
                         f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
                     )
 
+    def _choose_relaxation(self) -> None:
+        """Relax the best predictions where only their number is given."""
+        if self.num_relax == 0:
+            object.__setattr__(self, "num_relax", None)
+        elif self.num_relax is not None:
+            if self.relax == "all":
+                raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
+            object.__setattr__(self, "relax", "best")
+
     def _check_embed(self) -> None:
         """Refuse settings that an embedding does not have."""
-        unused = ("parallel", "cuda_graphs", "restraints", "stop_at_score", "num_relax")
+        unused = ("cuda_graphs", "restraints", "stop_at_score", "num_relax")
         saved = ("save_representations", "save_distogram", "save_recycles")
         wrong = next((name for name in (*unused, *saved) if getattr(self, name)), None)
         wrong = "relax" if wrong is None and self.relax != "none" else wrong
@@ -213,6 +449,11 @@ class InferConfig:
                 raise ConfigError("BioEmu reads one embedding of a sequence: give one seed, without sample")
             if self.num_recycles is None:
                 object.__setattr__(self, "num_recycles", 0)
+
+    @property
+    def ring_names(self) -> bool | str:
+        """Chains that are rings: all, none, or their names."""
+        return self.cyclic if self.rings is None else self.rings
 
     @property
     def budget(self) -> int | None:
@@ -237,7 +478,7 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if not given:
         raise ConfigError("seeds is empty; give at least one seed")
     for seed in given:
-        _check_whole("seed", seed, 0, SEED_LIMIT - 1)
+        check_whole("seed", seed, 0, SEED_LIMIT - 1)
     return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
 
 
@@ -281,26 +522,5 @@ def _check_max_msa(value: Any) -> tuple[int, int]:
     if not isinstance(value, Sequence) or len(value) != 2:
         raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
     for number in value:
-        _check_whole("max_msa", number, 1, 100_000)
+        check_whole("max_msa", number, 1, 100_000)
     return int(value[0]), int(value[1])
-
-
-def _check_whole(name: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ConfigError(f"{name} must be a whole number, found {value!r}")
-    if not least <= int(value) <= most:
-        raise ConfigError(f"{name} must be from {least} to {most}, found {value}")
-
-
-def _check_number(name: str, value: Any, most: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ConfigError(f"{name} must be a number, found {value!r}")
-    if not 0 <= float(value) <= most:
-        raise ConfigError(f"{name} must be from 0 to {most:g}, found {value}")
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, found {value!r}")

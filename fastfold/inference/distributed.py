@@ -3,7 +3,7 @@
 Rank 0 reads the inputs and the weights, and writes the results. The other ranks receive a network, then for each target
 the features of every cycle. If memory is short, MSA and pair representation are sharded over the processes
 (:func:`fastfold.parallel.alphafold.shard`). Each process has a part of the machine, and all make the same plan from
-the same numbers.
+the same numbers. Commands that score, mutate and embed use them as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding.network import NetworkPasses, OnCycle, run_network
+from fastfold.inference.folding.network import NetworkPasses, OnCycle, represent, run_network
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
@@ -104,6 +105,35 @@ class DistributedFolder:
             MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
             DistributedFoldError: This process failed at a place where the others could not notice.
         """
+        return self._run(run_network, model, features, passes, on_cycle, plan=plan, state=state)
+
+    def represent(
+        self,
+        model: AlphaFold,
+        features: FeatureFunction,
+        passes: NetworkPasses,
+        on_cycle: OnCycle | None = None,
+        *,
+        stop_after_block: int | None,
+        plan: FoldPlan | None = None,
+        state: RecycleState | None = None,
+    ) -> tuple[dict[str, Tensor], int]:
+        """On rank 0, run :func:`fastfold.inference.folding.network.represent` on all processes; see :meth:`run`."""
+        function = partial(represent, stop_after_block=stop_after_block)
+        return self._run(function, model, features, passes, on_cycle, plan=plan, state=state)
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        model: AlphaFold,
+        features: FeatureFunction,
+        passes: NetworkPasses,
+        on_cycle: OnCycle | None,
+        *,
+        plan: FoldPlan | None,
+        state: RecycleState | None,
+    ) -> Any:
+        """Run a function of a network on all processes; the others receive it by pickle."""
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
             try:
@@ -119,11 +149,11 @@ class DistributedFolder:
                 self._share(model)
             number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
             other = None if state is None else state.of_rank()
-            self._send("fold", (number, passes, None if plan is None else plan.request, other))
+            self._send("fold", (function, number, passes, None if plan is None else plan.request, other))
             if state is not None:
                 state.gather = self.context.gather
             with self._until_parted():
-                return run_network(sharded, sent, passes, on_cycle, plan=plan, state=state)
+                return function(sharded, sent, passes, on_cycle, plan=plan, state=state)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -152,7 +182,7 @@ class DistributedFolder:
         if message == "network":
             self._take(*content)
         elif message == "fold":
-            number, passes, request, of_rank = content
+            function, number, passes, request, of_rank = content
             _, model = self._networks[number]
             try:
                 with suppress(_Abandoned):
@@ -160,7 +190,7 @@ class DistributedFolder:
                     state = None if of_rank is None else of_rank(self.context.rank, self.context.gather)
                     model.to(self.context.device)
                     with self._until_parted():
-                        run_network(model, self._features, passes, None, plan=plan, state=state)
+                        function(model, self._features, passes, None, plan=plan, state=state)
             finally:
                 model.to("cpu")
         elif message == "memory":
@@ -261,7 +291,7 @@ def parse_parallel(text: str | None) -> ParallelPlan:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
         raise ConfigError(
             f"--parallel dap={plan.dap} needs {plan.dap} processes, but {started_as}; run torchrun "
-            f"--nproc-per-node {plan.dap} -m fastfold infer --parallel dap={plan.dap} ..."
+            f"--nproc-per-node {plan.dap} -m fastfold COMMAND --parallel dap={plan.dap} ..."
         )
     return plan
 

@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fastfold._version import __version__
-from fastfold.utils.cores import available_cores
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
 
 _SETTINGS = re.compile(r"(FASTFOLD|TRITON|PYTORCH|CUDA|OMP|MKL|NCCL)_\w+")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastfold.errors import ConfigError
@@ -32,7 +33,26 @@ def apply_settings(config: InferConfig, network: Any) -> Any:
             found.data.eval.num_ensemble = config.num_ensemble
     if config.max_msa is not None:
         _set_rows(found, multimer, *config.max_msa)
+    if multimer and not config.use_cluster_profile:
+        model.embeddings_and_evoformer.use_cluster_profile = False
     return found
+
+
+def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
+    """Refuse settings that change none of the networks.
+
+    Args:
+        config: The settings.
+        networks: Official configuration trees of the networks of a run.
+
+    Raises:
+        ConfigError: ``use_cluster_profile`` is False, and all networks are monomer networks.
+    """
+    if not config.use_cluster_profile and not any(map(is_multimer, networks)):
+        raise ConfigError(
+            "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
+            "--disable-cluster-profile (in Python use_cluster_profile=False), or give --weights multimer"
+        )
 
 
 def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:
@@ -63,8 +83,11 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
         network: Official configuration tree.
     """
     applied = apply_settings(config, network)
+    changed = {}
     if is_multimer(applied):
         trunk = applied.model.embeddings_and_evoformer
+        if not config.use_cluster_profile:
+            changed["use_cluster_profile"] = False
         rows = [trunk.num_msa, trunk.num_extra_msa]
     else:
         rows = [applied.data.eval.max_msa_clusters, applied.data.common.max_extra_msa]
@@ -73,9 +96,10 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
         "recycle_tolerance": recycle_tolerance(applied),
         "num_ensemble": ensemble_size(applied),
         "max_msa": rows,
+        **changed,
         "precision": config.precision,
         "dropout": config.dropout,
-        "cyclic": config.cyclic,
+        "cyclic": config.ring_names,
         "initial_guess": None if config.initial_guess is None else config.initial_guess.name,
         **(
             {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,20 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.queries.read import TargetReader, read_targets
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
-from fastfold.evoformer.config import MINI
+from fastfold.evoformer.config import MINI, has_whole_blocks
 from fastfold.evoformer.precision import choose_precision
-from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
-from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
+from fastfold.inference.distributed import (
+    DistributedFolder,
+    DistributedFoldError,
+    distributed_folder,
+    parse_parallel,
+)
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.folding.background import PLOTS, Background
+from fastfold.inference.folding.background import PLOTS, RELAXATION, Background, count_processes
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
@@ -37,7 +41,7 @@ from fastfold.inference.models import (
     suitable,
     untrained_networks,
 )
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
@@ -46,10 +50,12 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import choose_device
+from fastfold.utils.machine import available_cores, host_available_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -77,24 +83,14 @@ class Summary:
     predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def run(
-    inputs: Sequence[Path] | TargetReader,
-    output: Path,
-    weights: Sequence[Path],
-    config: InferConfig | None = None,
-    options: RunOptions | None = None,
-) -> Summary:
+def run(request: InferRequest) -> Summary:
     """Fold all targets by every suitable network with every seed, and rank the predictions.
 
     Existing results are kept and not computed again. A target that fails is reported, and the others continue. A file
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
 
     Args:
-        inputs: Files of sequences, or a function that reads the targets.
-        output: Folder for the results.
-        weights: Weights files or names of published networks; empty for the small network that ships with the package.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
+        request: Targets to fold, and how.
 
     Returns:
         Summary of the run. It is empty on all but the first of several processes that fold together.
@@ -103,71 +99,134 @@ def run(
         FastFoldError: The run cannot start, because of weights, folders, or the device.
         WriteError: A result cannot be written; names the missing ones.
     """
-    config, options = config or InferConfig(), options or RunOptions()
-    where = choose_device(config.device)
-    config, chosen = with_precision(config, where)
+    where = choose_device(request.config.device)
+    config, chosen = with_precision(request.config, where)
     check_cuda_graphs(config.cuda_graphs, where)
     with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        if options.engines and distributed is not None:
-            raise ConfigError(
-                "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
-            )
-        check_request(config, options)
-        skipped: list[str] = []
-        networks = open_networks(
-            weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
+        job = search(prepare(replace(request, config=config)))
+        job.notes += [line for line in (chosen, about_kernels(where)) if line]
+        device = where if distributed is None else distributed.context.device
+        return fold_all(job, device, distributed)
+
+
+@dataclass
+class InferJob:
+    """Checked request with its networks and targets.
+
+    Attributes:
+        request: The request.
+        networks: Networks of the run.
+        targets: Targets to fold, in order.
+        errors: Errors of the other targets.
+        finder: Finder of templates; None if none are requested.
+        left_out: Reasons why weights were left out.
+        notes: Lines about the run.
+    """
+
+    request: InferRequest
+    networks: list[Network]
+    targets: list[Target]
+    errors: list[InputError]
+    finder: TemplateFinder | None
+    left_out: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare(request: InferRequest) -> InferJob:
+    """Check a request, open its networks, and read its targets.
+
+    Args:
+        request: The request, with the precision of the device.
+
+    Raises:
+        FastFoldError: The run cannot start.
+    """
+    config, options, weights = request.config, request.options, list(request.weights)
+    check_request(config, options)
+    left_out: list[str] = []
+    networks = open_networks(
+        weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
+    )
+    networks = limit_networks(networks, options.num_models)
+    if parse_parallel(config.parallel).ranks > 1:
+        check_divisible(networks)
+    check_embedding(config, networks)
+    check_settings(config, [network.info.config for network in networks])
+    check_takers(options.templates, networks)
+    finder = TemplateFinder(options.templates) if options.templates.wanted else None
+    targets, errors = request.read_targets()
+    if not weights:
+        targets, refused = refuse_complexes(targets)
+        errors = [*errors, *refused]
+    if options.name_prefix is not None:
+        targets = number_targets(targets, options.name_prefix)
+    if options.sort == "length":
+        targets = sorted(targets, key=lambda target: target.num_residues)
+    return InferJob(request, networks, targets, errors, finder, left_out)
+
+
+def search(job: InferJob) -> InferJob:
+    """Search for the alignments of a job's targets, if its request says where.
+
+    Raises:
+        FastFoldError: A database cannot be searched, or a result cannot be written.
+    """
+    options = job.request.options
+    if options.engines and job.targets:
+        options = replace(options, msa_dir=job.request.msa_dir)
+        found = search_targets(
+            job.targets, options.engines, job.request.msa_dir, quiet=options.quiet, needed_alone=True
         )
-        networks = limit_networks(networks, options.num_models)
-        check_embedding(config, networks)
-        check_takers(options.templates, networks)
-        finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        targets, errors = inputs() if callable(inputs) else read_targets(inputs, complex_=options.complex_)
-        if not weights:
-            targets, refused = refuse_complexes(targets)
-            errors = [*errors, *refused]
-        if options.name_prefix is not None:
-            targets = number_targets(targets, options.name_prefix)
-        if options.sort == "length":
-            targets = sorted(targets, key=lambda target: target.num_residues)
-        if options.engines and targets:
-            msa_dir = options.msa_dir or output / ALIGNMENTS
-            found = search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
-            targets, unfound = found.left(targets)
-            errors = [*errors, *unfound]
-            options = replace(options, msa_dir=msa_dir)
-        if options.sort == "depth":
-            targets = sorted(targets, key=lambda target: alignment_depth(target, options.msa_dir))
-        costs = [target_cost(target, suitable(networks, target), config) for target in targets]
-        with Progress(sum(costs), quiet=options.quiet) as progress:
-            for message in skipped:
-                progress.line(f"warning: left out: {message}", important=True)
-            for error in errors:
-                progress.line(f"error: {error}", important=True)
-            about_device = (chosen, about_kernels(where))
-            report_limits(progress, None if weights else networks[0], targets, options, about_device)
-            for name in untrained_networks(networks, targets):
-                progress.line(
-                    f"warning: {name} was trained on single chains only: complexes get no interface scores",
-                    important=True,
-                )
-            if config.cuda_graphs:
-                progress.line(
-                    "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
-                )
-            summary = Summary((), (), ())
-            if targets:
-                device = where if distributed is None else distributed.context.device
-                kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
-                folder = ResultsFolder(output, partial(progress.line, important=True), kind)
-                runner = TargetRunner(
-                    networks, folder, device, config, options, progress, distributed, finder
-                )
-                with _background(config) as runner.background:
-                    summary = fold_targets(runner, targets, costs)
-    return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+        targets, unfound = found.left(job.targets)
+        request = replace(job.request, options=options)
+        job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
+    if options.sort == "depth":
+        job.targets.sort(key=lambda target: alignment_depth(target, options.msa_dir))
+    return job
+
+
+def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
+    """Fold the targets of a job, and report what limits its predictions.
+
+    Args:
+        job: The job.
+        device: Device of the folds.
+        distributed: Processes that fold together, if there are several.
+
+    Raises:
+        WriteError: A result cannot be written; names the missing ones.
+        WeightsError: A network cannot be loaded.
+    """
+    config, options, targets = job.request.config, job.request.options, job.targets
+    costs = [target_cost(target, suitable(job.networks, target), config) for target in targets]
+    with Progress(sum(costs), quiet=options.quiet) as progress:
+        for message in job.left_out:
+            progress.line(f"warning: left out: {message}", important=True)
+        for error in job.errors:
+            progress.line(f"error: {error}", important=True)
+        report_limits(progress, None if job.request.weights else job.networks[0], targets, options, job.notes)
+        for name in untrained_networks(job.networks, targets):
+            progress.line(
+                f"warning: {name} was trained on single chains only: complexes get no interface scores",
+                important=True,
+            )
+        if config.cuda_graphs:
+            progress.line(
+                "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
+            )
+        summary = Summary((), (), ())
+        if targets:
+            kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
+            folder = ResultsFolder(job.request.output, partial(progress.line, important=True), kind)
+            runner = TargetRunner(
+                job.networks, folder, device, config, options, progress, distributed, job.finder
+            )
+            with _background(config, len(targets)) as runner.background:
+                summary = fold_targets(runner, targets, costs)
+    return replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
 
 
 def alignment_depth(target: Target, msa_dir: Path | None) -> int:
@@ -198,8 +257,19 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     """Check files, folders and relaxation before the first fold.
 
     Raises:
-        FastFoldError: A file or folder is missing, or relaxation does not work.
+        FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
+    if options.engines and parse_parallel(config.parallel).ranks > 1:
+        raise ConfigError(
+            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
+        )
+    templates = options.templates
+    for one in (config.initial_guess, *templates.structures, *templates.complexes, *templates.chains):
+        if not isinstance(one, Path | None):
+            raise ConfigError(
+                f"a run into a folder reads structures from files, and {one.name!r} is an object; fold with "
+                "fastfold.predict, or give its file"
+            )
     if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
@@ -212,6 +282,20 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
 
         choose_platform(config.relax_platform)
+
+
+def check_divisible(networks: Sequence[Network]) -> None:
+    """Check that several processes can divide the blocks of networks.
+
+    Raises:
+        ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
+    """
+    for network in networks:
+        if not has_whole_blocks(network.info.config):
+            raise ConfigError(
+                f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
+                "leave out --parallel, or give --weights of another network"
+            )
 
 
 def check_embedding(config: InferConfig, networks: Sequence[Network]) -> None:
@@ -288,19 +372,31 @@ def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
 
 
 @contextmanager
-def _background(config: InferConfig) -> Iterator[Background | None]:
-    """Start a process for plots and relaxation; None if there are none."""
-    if not config.plots and config.relax == "none":
+def _background(config: InferConfig, targets: int) -> Iterator[Background | None]:
+    """Start processes for plots and relaxation; None if there are none."""
+    has_plots = config.plots and config.embed is None
+    relaxes = config.relax != "none"
+    if not has_plots and not relaxes:
         yield None
         return
-    background = Background(PLOTS if config.plots else ())
+    # A GPU relaxes one structure at a time.
+    is_on_cpu = choose_device(config.device).type == "cpu" or config.relax_platform == "CPU"
+    processes = 1
+    if relaxes and is_on_cpu:
+        processes = count_processes(targets, available_cores(), host_available_bytes())
+    background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
     try:
         yield background
     finally:
         background.close()
 
 
-def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+def fold_targets(
+    runner: TargetRunner,
+    targets: Sequence[Target],
+    costs: Sequence[float],
+    ended: Iterable[Ended] | None = None,
+) -> Summary:
     """Fold targets in order, and write the folder's table and page.
 
     A failed target does not stop the others.
@@ -309,12 +405,13 @@ def fold_targets(runner: TargetRunner, targets: Sequence[Target], costs: Sequenc
         runner: Runner with the folder of results.
         targets: The targets.
         costs: Cost of each target in the runner's progress.
+        ended: Results of targets that are folded elsewhere; None to fold them by the runner.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner).run(targets, costs)
+    return _FoldingRun(runner).run(targets, costs, ended)
 
 
 class _FoldingRun:
@@ -324,10 +421,12 @@ class _FoldingRun:
         self.runner, self.progress = runner, runner.progress
         self.summary = SummaryFile(runner.folder)
 
-    def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+    def run(
+        self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
+    ) -> Summary:
         """Fold the targets in order; a failed one does not stop the others."""
         try:
-            found = self._fold_all(targets, costs)
+            found = self._conclude_all(targets, self._fold(targets, costs) if ended is None else ended)
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
@@ -341,11 +440,7 @@ class _FoldingRun:
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
 
-    def _fold_all(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
-        folded: list[str] = []
-        skipped: list[str] = []
-        failed: list[tuple[str, str]] = []
-        predictions: dict[str, tuple[str, ...]] = {}
+    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Iterator[Ended]:
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
@@ -353,6 +448,15 @@ class _FoldingRun:
             for group in group_by_length(lengths, runner.options.batch, runner.device)
         )
         with closing(runner.fold_groups(groups)) as ended:
+            yield from ended
+
+    def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
+        folded: list[str] = []
+        skipped: list[str] = []
+        failed: list[tuple[str, str]] = []
+        predictions: dict[str, tuple[str, ...]] = {}
+        runner = self.runner
+        with closing(one for one in results) as ended:
             for work, result in ended:
                 target = work.target
                 try:

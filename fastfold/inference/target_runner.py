@@ -12,19 +12,17 @@ import torch
 
 from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.search.colabfold.modes import PairMode, select_rows
+from fastfold.data.search.colabfold.modes import select_rows
 from fastfold.data.targets import Target
-from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
-from fastfold.inference.alignment_search import Engines
-from fastfold.inference.config import InferConfig, OutputFormat
+from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.files import write_bioemu
 from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.background import Background, BackgroundWork
-from fastfold.inference.folding.batch import Answer, BatchFolder, BatchSize, Request
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
@@ -40,6 +38,8 @@ from fastfold.inference.output.results_folder import PredictionRecord, ResultsFo
 from fastfold.inference.output.writer import (
     Wanted,
     WantedEmbedding,
+    coverage_title,
+    draw_missing_plots,
     draw_plot,
     find_coverage,
     ranking_scores,
@@ -52,49 +52,10 @@ from fastfold.inference.output.writer import (
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
 from fastfold.utils.device import peak_memory
 from fastfold.utils.packages import is_installed, missing
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run other than the model's.
-
-    Attributes:
-        msa_dir: Folder of alignments; None to fold from the sequences alone.
-        pair_mode: Alignment rows of a complex.
-        engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
-        templates: Sources of templates.
-        complex_: True if each file is one complex.
-        num_models: Largest number of networks for a target, in the order of the weights; None for all.
-        name_prefix: Prefix of the targets' names, before a running number; None for the records' names.
-        zip_results: Pack the files of each target into an archive as well.
-        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
-        skip_bad_weights: Leave out invalid weights files instead of ending the run.
-        overwrite: Fold everything again, and remove earlier results of the targets.
-        batch: Largest number of targets of similar length in a pass; ``auto`` where it is faster.
-        sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
-            order.
-        output_format: Style of file names and scores files.
-        quiet: Show only warnings and errors.
-    """
-
-    msa_dir: Path | None = None
-    pair_mode: PairMode = "unpaired_paired"
-    engines: Engines = ()
-    templates: TemplateOptions = field(default_factory=TemplateOptions)
-    complex_: bool = False
-    num_models: int | None = None
-    name_prefix: str | None = None
-    zip_results: bool = False
-    reference: Path | None = None
-    skip_bad_weights: bool = False
-    overwrite: bool = False
-    batch: BatchSize = 1
-    sort: str = "input"
-    quiet: bool = False
-    output_format: OutputFormat = "fastfold"
 
 
 @dataclass(frozen=True)
@@ -172,8 +133,6 @@ class FoldedTarget(NamedTuple):
 
 
 Ended = tuple[TargetWork, FoldedTarget | Exception]
-MAX_AHEAD = 4
-"""Largest number of targets that wait for work in the background while others fold."""
 
 
 @dataclass
@@ -190,6 +149,7 @@ class TargetRunner:
         distributed: Processes that fold together, if there are several.
         finder: Finder of templates; None if none were requested.
         background: Process that draws and relaxes; None to do so between folds.
+        leaves_rest: True to leave plots, relaxation, and files made from them to :meth:`finish` in another process.
     """
 
     networks: list[Network]
@@ -201,6 +161,7 @@ class TargetRunner:
     distributed: DistributedFolder | None = None
     finder: TemplateFinder | None = None
     background: Background | None = None
+    leaves_rest: bool = False
     _checked: bool = field(default=False, init=False)
     _graph: KeptGraph = field(default_factory=KeptGraph, init=False)
     _batches: BatchFolder = field(init=False)
@@ -249,9 +210,11 @@ class TargetRunner:
             Each target with its result or its error, in the order in which they are finished.
         """
         schedule: Schedule[TargetWork, FoldedTarget] = Schedule(self._batches, self.background)
+        # Each process has another target ready when it ends one, also during a long fold.
+        ahead = 2 * (1 + (0 if self.background is None else self.background.processes))
         try:
             for group in groups:
-                yield from schedule.wait(MAX_AHEAD)
+                yield from schedule.wait(ahead)
                 yield from schedule.fold(
                     [(work, self._steps(work.target, work.label, work.cost)) for work in group]
                 )
@@ -290,19 +253,58 @@ class TargetRunner:
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
-        done = (yield from self._relax(results, label)) or done
         if self.options.overwrite:
             kept = {job.id for job in jobs}
             results.remove(record.id for record in results.records() if record.id not in kept)
             results.rank(self.ranking)
+        if not self.leaves_rest:
+            done = (yield from self._finish(results, label, made=done)) or done
+        self._conclude(results.records() if done else [], label)
+        return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
+
+    def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
+        """Draw and relax the predictions of a target that a runner with ``leaves_rest`` has folded.
+
+        Args:
+            target: The target.
+            predictions: The ``id`` of each requested prediction.
+            made: True if the fold added a file.
+
+        Returns:
+            True if a file was added.
+        """
+        results = self.folder.target(target)
+        schedule: Schedule[str, bool] = Schedule(self._batches, None)
+        ((_, done),) = schedule.fold([(target.name, self._rest(results, target, predictions, made=made))])
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def _rest(
+        self, results: TargetResults, target: Target, predictions: Sequence[str], *, made: bool
+    ) -> Generator[Awaited, Any, bool]:
+        drawn = False
+        if self.config.plots and self.config.embed is None:
+            for record in results.records():
+                if record.id not in predictions:
+                    continue
+                again = made and self.options.overwrite
+                pictures = draw_missing_plots(results, record, target.name, again=again)
+                if pictures:
+                    results.add(record.id, record.key, pictures, record.scores, self.ranking)
+                    drawn = True
+        return (yield from self._finish(results, target.name, made=made or drawn)) or drawn
+
+    def _finish(self, results: TargetResults, label: str, *, made: bool) -> Generator[Awaited, Any, bool]:
+        """Relax predictions, and write the files that are made from all others; return True if one was relaxed."""
+        relaxed = yield from self._relax(results, label)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
         if self.config.embed is not None and self.config.embed.file_format == "bioemu" and results.records():
             write_bioemu(results)
-        if self.options.zip_results and (done or not archive_path(results).is_file()):
+        if self.options.zip_results and (made or relaxed or not archive_path(results).is_file()):
             write_result_archive(results)
-        self._conclude(results.records() if done else [], label)
-        return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
+        return relaxed
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
@@ -449,7 +451,7 @@ class TargetRunner:
         if not self.config.plots:
             return files
         if coverage is not None and not prepared.pictures:
-            title = f"Alignments of {prepared.predictor.target.name[:100]}"
+            title = coverage_title(prepared.predictor.target.name)
             drawn = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
             prepared.pictures["_coverage.png"] = drawn
         plot = yield BackgroundWork(confidence_png, (), prediction.plot_arguments())
@@ -491,7 +493,9 @@ class TargetRunner:
         if not chosen:
             return False
         self.progress.note(f"{label}: relaxing")
-        relaxation = RelaxConfig(platform=self.config.relax_platform, threads=torch.get_num_threads())
+        processes = 1 if self.background is None else self.background.processes
+        threads = max(1, torch.get_num_threads() // processes)
+        relaxation = RelaxConfig(platform=self.config.relax_platform, threads=threads)
         where = (results.parent.path, results.parent.output_format, (results.stem, results.state))
         relaxed = yield BackgroundWork(relax_in_folder, (*where, chosen, self.ranking, relaxation), {})
         for key, outcome, is_relaxed in relaxed:
@@ -545,6 +549,29 @@ class TargetRunner:
         if self.config.sample is not None:
             seeds += f", samples by {self.config.sample.method}"
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
+
+
+def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
+    """Fold and write targets of several runners, with predictions by one network in shared passes.
+
+    Args:
+        group: Targets, each with the runner of its folder; the runners have the same networks.
+
+    Yields:
+        Each target with its result or its error, in the order in which they are finished.
+    """
+
+    def say(line: str) -> None:
+        for runner, _ in group:
+            runner.progress.line(line, important=True)
+
+    schedule: Schedule[TargetWork, FoldedTarget] = Schedule(BatchFolder(say), None)
+    try:
+        yield from schedule.fold(
+            [(work, runner._steps(work.target, work.label, work.cost)) for runner, work in group]
+        )
+    finally:
+        schedule.close()
 
 
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:

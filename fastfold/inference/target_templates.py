@@ -19,6 +19,7 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
 from fastfold.inference.models import Network
+from fastfold.protein.io.read import is_structure
 
 Features = Mapping[str, np.ndarray]
 
@@ -183,7 +184,8 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
         target: The target.
         alignments: Alignments of each chain.
         given: None, files or folders for all chains, features of the only chain, a list of one of these per chain, or
-            :class:`~fastfold.data.templates.options.TemplateOptions`.
+            :class:`~fastfold.data.templates.options.TemplateOptions`. In place of a file, any structure of
+            :func:`~fastfold.protein.io.read.read_structure`.
 
     Raises:
         ConfigError: The argument has another type, or mixes files and features.
@@ -223,15 +225,15 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
 
 
 def _is_files(given: Any) -> bool:
-    """Return True for a path or a list of paths."""
+    """Return True for a path or another structure, or a list of them."""
     if isinstance(given, (list, tuple)):
-        return bool(given) and all(isinstance(one, (str, Path)) for one in given)
-    return isinstance(given, (str, Path))
+        return bool(given) and all(map(is_structure, given))
+    return is_structure(given)
 
 
 def _of_files(given: Any) -> TemplateFinder:
-    paths = [given] if isinstance(given, (str, Path)) else given
-    return TemplateFinder(TemplateOptions(structures=tuple(map(Path, paths))))
+    structures = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    return TemplateFinder(TemplateOptions(structures=structures))
 
 
 def _found_templates(

@@ -106,6 +106,7 @@ class StepAgreement:
         tp = mesh.group("tp")
         self._shares = [group for group in shares if group.size > 1]
         self._same_samples = tp if tp.size > 1 and mesh.plan.tp_mode == "1d" else None
+        self._pipeline = mesh.group("pp") if mesh.plan.pp > 1 else None
         self._parts = [*self._shares, *(g for g in (tp, mesh.group("pp")) if g.size > 1)]
         replicas = mesh.group("replicas")
         self._same_weights = [g for g in (replicas, self._same_samples) if g is not None and g.size > 1]
@@ -192,6 +193,15 @@ class StepAgreement:
         changed = [name for name in watched if self._is_compared(name, before, in_full)]
         frozen = [name for name, p in self._parameters() if not p.requires_grad]
         device = self._device()
+        if self._pipeline is not None:
+            saved = [name for name in touched if name not in self._caches]
+            own = torch.tensor(float(bool(saved)), dtype=torch.float64, device=device)
+            self._refuse(
+                _of_all(own, self._pipeline).any(),
+                f"forward changes {', '.join(saved[:3]) or 'tensors of another stage'} in place (running statistics, "
+                "power iterations, max_norm, clamping), in a pipeline once for each microbatch instead of once a step: "
+                "leave it out, use eval() for these modules, or use dp or tp instead of pp",
+            )
         names = torch.tensor(
             [float(zlib.crc32(repr(x).encode())) for x in (changed, frozen)],
             dtype=torch.float64,

@@ -6,13 +6,14 @@ import difflib
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
+from fastfold.parallel.checkpointing import checkpoint_blocks
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import Buckets
@@ -23,14 +24,17 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.plan_checks import check_plan, check_tied_layers, tied_names
+from fastfold.parallel.stage_comparison import Split, StageComparison
 from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, without_data
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
 from fastfold.utils.module_structure import module_structure
 
-Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
+if TYPE_CHECKING:
+    from fastfold.parallel.planner.auto import Choice
+
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 T = TypeVar("T")
 
@@ -57,7 +61,8 @@ def parallelize(
     Args:
         model: Any module, the same on every rank.
         plan: The axes, as an object, a configuration or a mesh. ``"auto"`` selects the plan that is fastest by the
-            cost model; the result's ``explanation`` gives the reasons.
+            cost model, with pipeline stages if ``stages`` is given, and may checkpoint activations of the
+            blocks in ``nn.ModuleList``s; the result's ``explanation`` gives the reasons.
         example: For ``"auto"``: inputs of one step of all ranks together, as of
             :func:`fastfold.parallel.planner.auto.choose_plan`.
         gpu: For ``"auto"``: name of the GPU; None for the one of this machine.
@@ -73,15 +78,17 @@ def parallelize(
             :func:`fastfold.parallel.alphafold.shard` does. Use the result's ``module`` in place of ``model``.
         device_type: ``cpu`` or ``cuda``; None for the device of the model's parameters.
         compare_first: For ``tp`` in 1d: at their first call, run modules whose layers are cut by ``ParallelLinear`` or
-            by your own function once more, and refuse them if the plain layers give other numbers.
+            by your own function once more, and refuse them if the plain layers give other numbers. For ``pp``: before
+            the first step, trace the model and its stages without data, and refuse stages that compute something else.
 
     Raises:
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
             this model. Raised on every rank before any collective.
     """
-    explanation = ""
+    explanation, is_checkpointed = "", False
     if isinstance(plan, str):
-        plan, explanation = _automatic(model, plan, example, layers, gpu)
+        chosen = _automatic(model, plan, example, layers, stages, gpu)
+        plan, explanation, is_checkpointed = chosen.plan, chosen.explanation, chosen.checkpointing
     elif isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
@@ -92,6 +99,9 @@ def parallelize(
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
     _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
+    comparison = None
+    if asked.pp > 1 and stages is not None and compare_first and asked.dap == 1:
+        comparison = StageComparison(model, stages, asked.pp)
     if asked.dap > 1 and dap is not None:
         model = dap(model, mesh)
     tied = tied_names(model)
@@ -103,6 +113,8 @@ def parallelize(
     _retie(model, tied)
     found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
     model = getattr(found, "module", model)  # a model that is an attention layer itself is replaced
+    if is_checkpointed:
+        checkpoint_blocks(model)
     module, renamed = model, dict[str, str]()
     if asked.pp > 1:
         assert stages is not None
@@ -128,12 +140,25 @@ def parallelize(
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
-    return Parallel(module, mesh, gradients, full_state, sequence=found, explanation=explanation)
+    return Parallel(
+        module,
+        mesh,
+        gradients,
+        full_state,
+        sequence=found,
+        explanation=explanation,
+        stage_comparison=comparison,
+    )
 
 
 def _automatic(
-    model: nn.Module, plan: str, example: Any, layers: Mapping[str, ShardFn] | None, gpu: str | None
-) -> tuple[ParallelPlan, str]:
+    model: nn.Module,
+    plan: str,
+    example: Any,
+    layers: Mapping[str, ShardFn] | None,
+    stages: Split | None,
+    gpu: str | None,
+) -> Choice:
     """Choose a plan by the cost model, and log why."""
     from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
@@ -145,10 +170,10 @@ def _automatic(
         )
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     cuts = list(_shard_fns(model, ParallelPlan(tp=2), layers)) if layers else []
-    found = choose_plan(model, example, ranks, cuts=cuts, gpu=gpu)
+    found = choose_plan(model, example, ranks, cuts=cuts, stages=stages, gpu=gpu)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _LOG.info("%s", found.explanation)
-    return found.plan, found.explanation
+    return found
 
 
 def _device_type(model: nn.Module) -> str:
@@ -261,6 +286,12 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
             raise ConfigError(
                 f"no stage of the pipeline has {name}: stages= must return every part of the model"
             )
+    idle = next((i for i, x in enumerate(stages) if not any(p.requires_grad for p in x.parameters())), None)
+    if idle is not None:
+        raise ConfigError(
+            f"stage {idle} of {len(stages)} of the pipeline has no parameter to train: put its layers into a stage "
+            "with others, or use tp or dp instead of pp"
+        )
     module = nn.ModuleDict(
         {str(number): stage for number, stage in enumerate(stages) if number % group.size == group.rank}
     )

@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.backward_reduction import BackwardReduction
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, shard_sizes
@@ -27,6 +28,7 @@ from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.stage_comparison import StageComparison
 from fastfold.parallel.tensor_parallel.layout import layouts
 
 
@@ -47,6 +49,7 @@ class Parallel(nn.Module):
         gradients: Reduction and storage of gradients, by ZeRO stage.
         sequence: Sequence parallelism of the model, or None.
         explanation: Reasons of a plan that was chosen by the cost model; else empty.
+        stage_comparison: Comparison of a pipeline's stages before its first step, or None.
     """
 
     module: nn.Module
@@ -60,6 +63,7 @@ class Parallel(nn.Module):
         *,
         sequence: Any = None,
         explanation: str = "",
+        stage_comparison: StageComparison | None = None,
     ) -> None:
         super().__init__()
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
@@ -67,6 +71,7 @@ class Parallel(nn.Module):
         self._full_state = full_state
         self._sharded_state = ShardedStateDict(full_state)
         self.sequence, self.explanation = sequence, explanation
+        self.stage_comparison = stage_comparison
         self.training = module.training
         losses = 1
         for group in self._loss_groups():
@@ -102,7 +107,16 @@ class Parallel(nn.Module):
             raise ConfigError(
                 f"pp={self.plan.pp} has no forward pass on one rank: run steps by fastfold.parallel.Pipeline(parallel)"
             )
-        output = self.module(*args, **kwargs)
+        try:
+            output = self.module(*args, **kwargs)
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            known = async_ops.is_lost(error) or isinstance(error, torch.OutOfMemoryError)
+            if self.plan.zero == 3 and not known and _is_raised_in(error, "torch.distributed.fsdp"):
+                rank = self.mesh.group("replicas").rank
+                raise ConfigError(
+                    f"zero=3 fails in forward on rank {rank} ({type(error).__name__}: {first_line(error)}): use zero=2"
+                ) from error
+            raise
         if torch.is_grad_enabled():
             self._backward.watch(output)
         return output
@@ -397,6 +411,13 @@ class Parallel(nn.Module):
 
 
 @functools.cache
+def _is_raised_in(error: BaseException, package: str) -> bool:
+    """Return True if a function of a package raised an error; hooks are not around the forward pass."""
+    return any(
+        str(frame.f_globals.get("__name__")).startswith(package) for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
 def _refuse_foreign_optimizers() -> None:
     """Make every optimizer's step refuse parameters under a plan that another optimizer has to step."""
     register_optimizer_step_pre_hook(_refuse_foreign_step)

@@ -22,7 +22,8 @@ from torch.distributed.pipelining import (
 )
 from torch.utils._pytree import tree_map_only
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, FastFoldError, LostProcessError, first_line
+from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.parallel_model import Parallel
 
@@ -186,9 +187,26 @@ class Pipeline:
         if self.has_last:
             more = more | {"target": numbers}
         try:
-            getattr(self._schedule(method, count), method)(number=numbers, **more)
+            schedule = self._schedule(method, count)
+            if self.parallel.stage_comparison is not None:
+                self.parallel.stage_comparison.compare(inputs[0], self._feed.everywhere[0])
+            getattr(schedule, method)(number=numbers, **more)
+        except Exception as error:
+            raise self._explained(error) from error
         finally:
             self._feed.inputs, self._feed.everywhere = (), ()
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return an error with the rank and its stages."""
+        if isinstance(error, FastFoldError | torch.OutOfMemoryError):
+            return error
+        where = f"rank {self.group.rank} of {self.group} (pipeline stages {', '.join(map(str, self.stages))})"
+        if async_ops.is_lost(error):
+            return LostProcessError(
+                f"{where} lost another stage, which failed or ended: look for the first error in the output of the "
+                "other ranks, and start all of them again"
+            )
+        return ConfigError(f"{where} raises {type(error).__name__}: {first_line(error)}")
 
     def _schedule(self, method: str, count: int) -> Any:
         """Return the schedule for microbatches of these shapes.

@@ -47,7 +47,8 @@ def check_plan(
         raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
     if plan.pp > 1 and tied is not None:
         raise ConfigError(
-            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share"
+            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share: untie them, "
+            "or use dp or tp instead of pp"
         )
     if plan.pp > 1 and plan.zero > 1:
         raise ConfigError(

@@ -10,9 +10,19 @@ if TYPE_CHECKING:
     from fastfold.protein.io.read import read_structure
     from fastfold.protein.metrics.lddt import lddt
     from fastfold.protein.metrics.tm_score import gdt, tm_score
+    from fastfold.protein.objects.write import to_biopython, to_biotite, to_mdanalysis
     from fastfold.protein.protein import Protein
 
-__all__ = ["Protein", "gdt", "lddt", "read_structure", "tm_score"]
+__all__ = [
+    "Protein",
+    "gdt",
+    "lddt",
+    "read_structure",
+    "tm_score",
+    "to_biopython",
+    "to_biotite",
+    "to_mdanalysis",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -22,5 +32,6 @@ __getattr__, __dir__ = lazy_names(
         "tm_score": "fastfold.protein.metrics.tm_score",
         "gdt": "fastfold.protein.metrics.tm_score",
         "Protein": "fastfold.protein.protein",
+        **dict.fromkeys(("to_biopython", "to_biotite", "to_mdanalysis"), "fastfold.protein.objects.write"),
     },
 )

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.protein import Protein
+
 
 @dataclass(frozen=True, eq=False)
 class ChainStructure:
@@ -57,3 +60,16 @@ class Structure:
     method: str = ""
     release_date: str = ""
     warnings: tuple[str, ...] = field(default=())
+
+
+def structure_to_protein(structure: Structure) -> Protein:
+    """Return all chains of an experimental structure; unresolved residues are without atoms."""
+    chains = structure.chains
+    return Protein(
+        atom_positions=np.concatenate([chain.positions for chain in chains]),
+        atom_mask=np.concatenate([chain.mask for chain in chains]),
+        aatype=np.concatenate([rc.sequence_to_aatype(chain.sequence) for chain in chains]),
+        residue_index=np.concatenate([chain.residue_index for chain in chains]),
+        chain_index=np.repeat(np.arange(len(chains)), [len(chain) for chain in chains]),
+        b_factors=np.concatenate([chain.b_factors for chain in chains]),
+    )

@@ -212,6 +212,8 @@ class TrainerConfig:
         log_every: Steps between log entries.
         profile_steps: Number of steps after the second one of each start to profile for Chrome or Perfetto; 0 for
             none.
+        aligned_error_after: Steps after which the predicted aligned error counts in the loss; its head keeps its
+            initial weights until then (supplement, section 1.9.7: the head is trained at the end).
         max_bad_steps: Number of consecutive steps without finite numbers after which the run stops.
     """
 
@@ -233,6 +235,7 @@ class TrainerConfig:
     validate_recycles: int = bounded(3, least=0)
     log_every: int = bounded(10, least=1)
     profile_steps: int = bounded(0, least=0)
+    aligned_error_after: int = bounded(0, least=0)
     max_bad_steps: int = bounded(20, least=1)
 
     def __post_init__(self) -> None:

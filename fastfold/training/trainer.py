@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import time
@@ -114,6 +115,8 @@ class Trainer:
         self.model = parallel.module
         self.context, self.checkpoints, self.ema, self.hooks = context, checkpoints, ema, hooks
         self.progress = Progress()
+        self._early_tree = copy.deepcopy(tree)
+        self._early_tree.model.heads.predicted_aligned_error.weight = 0.0
         self._schedule = AlphaFoldSchedule(
             optim.lr,
             warmup_steps=optim.warmup_steps,
@@ -200,7 +203,7 @@ class Trainer:
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
             with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
-                numbers = self._sample(draw.sample, recycles)
+                numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
             share.add(draw.id, numbers, residues)
@@ -227,6 +230,10 @@ class Trainer:
         else:
             with self.placement.params_on_host():
                 self._gradients.discard()
+
+    def _loss_tree(self, step: int) -> Any:
+        """Return the config tree with the weights of the heads at a step."""
+        return self.tree if step >= self.config.trainer.aligned_error_after else self._early_tree
 
     def _recycles(self, step: int) -> int:
         return num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
@@ -270,8 +277,11 @@ class Trainer:
         if taken.step % trainer.log_every == 0 or taken.step == trainer.steps:
             self._log(taken, numbers)
 
-    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> dict[str, Tensor]:
-        """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``."""
+    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: Any) -> dict[str, Tensor]:
+        """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
+
+        The losses have the weights of ``tree``.
+        """
         device = self.context.device
         features, labels, copies = (
             {key.removeprefix(p): upload(x, device) for key, x in sample.items() if key.startswith(p)}
@@ -282,7 +292,7 @@ class Trainer:
         batch = {key: x[result["num_recycles"]] for key, x in features.items()} | labels
         ca = result["structure_module"]["final_atom_positions"][..., rc.atom_order["CA"], :]
         batch = exchange_chains(ca, batch, copies)
-        loss, parts = alphafold_loss(result, batch, self.tree)
+        loss, parts = alphafold_loss(result, batch, tree)
         # Longer crops weigh more (supplement, section 1.9). Gradients are summed over all processes, and the dap
         # processes of a sample each have its loss.
         with self._overlapped():

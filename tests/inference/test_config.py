@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig, parse_max_msa, parse_seeds
+from fastfold.inference.config import InferConfig, check_batch, parse_max_msa, parse_seeds
 
 
 def test_a_budget_is_given_in_words_or_bytes() -> None:
@@ -52,12 +54,12 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
         ({"rank": "best"}, "rank must be one of auto, plddt"),
         ({"precision": "fp64"}, "precision must be one of auto, fp32, bf16, bf16-products, int8"),
         ({"dropout": 1}, "dropout must be True or False"),
-        ({"pae": "yes"}, "pae must be True, False or None"),
+        ({"pae": "yes"}, "pae must be one of None, True, False"),
         ({"max_msa": (1,)}, "max_msa must be two numbers"),
         ({"max_msa": (1.0, 2)}, "max_msa must be a whole number"),
         ({"memory_budget": "lots"}, "'lots' is not"),
         ({"memory_budget": 1.5}, "memory"),
-        ({"initial_guess": 3}, "initial_guess must be a path"),
+        ({"initial_guess": 3}, "initial_guess: expected a structure"),
         ({"dropout": True, "parallel": "dap=2"}, "dropout needs one process"),
     ],
 )
@@ -68,3 +70,10 @@ def test_what_makes_no_sense_is_refused_at_once(settings: dict[str, object], mes
 
 def test_numbers_of_numpy_are_numbers() -> None:
     assert InferConfig(num_recycles=np.int64(2), seeds=np.int32(3)).seeds == (3,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [0, 257, "many", True, 1.5])
+def test_invalid_batches_are_refused(batch: Any) -> None:
+    with pytest.raises(ConfigError, match="expected auto or a number from 1 to 256"):
+        check_batch(batch)
+    assert check_batch("4") == 4

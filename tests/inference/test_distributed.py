@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
+import fastfold
 from fastfold.cli import main
 from fastfold.errors import ConfigError
 from fastfold.inference.distributed import distributed_folder, parse_parallel
@@ -19,6 +21,7 @@ from fastfold.parallel import ParallelPlan
 from fastfold.parallel.alphafold.axial_model import AxialAlphaFold
 from tests.helpers.command_line import QUICK, CommandLine
 from tests.helpers.forked import Forked, fork_command, rank_environments
+from tests.inference.runner.inputs import a3m
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQL"
 
@@ -74,6 +77,108 @@ def test_two_processes_fold_by_a_plan_and_refuse_a_budget_that_is_too_small(cli:
 def _coordinates(pdb: Path) -> np.ndarray:
     atoms = [line for line in pdb.read_text().splitlines() if line.startswith("ATOM")]
     return np.array([[float(line[start : start + 8]) for start in (30, 38, 46)] for line in atoms])
+
+
+def _pair(cli: CommandLine, *arguments: object, out: Path) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of a command on two processes."""
+    texts = [*arguments, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights(), "--out", out]
+    started = [fork_command(*texts, env=environment) for environment in rank_environments(2)]
+    printed = [process.communicate() for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, printed, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["columns", "depth", "score", "mutate", "embed"])
+def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine, command: str) -> None:
+    """The second process prints nothing; structures, tables and arrays are equal within float32's sums."""
+    fasta, msas = cli.fasta({"T1": SEQUENCE}), cli.folder / "msas"
+    msas.mkdir()
+    (msas / "T1.a3m").write_text(a3m(SEQUENCE, rows=30))
+    quick = [*QUICK, "--msa-dir", msas]
+    if command == "score":
+        folded = fastfold.predict(SEQUENCE, cli.weights(), num_recycles=0, device="cpu")
+        arguments = [
+            "score",
+            folded.save(cli.folder / "given", plots=False)["pdb"],
+            "--initial-guess",
+            *QUICK,
+        ]
+    elif command == "mutate":
+        arguments = ["mutate", fasta, *quick, "--mutations", "K2A,T3W"]
+    elif command == "embed":
+        arguments = ["embed", fasta, "--num-recycles", "1", "--msa-dir", msas]
+        arguments += ["--arrays", "single,pair,msa_row,structure_module,distogram,contacts"]
+    else:
+        arguments = ["infer", fasta, *quick, "--sample", command, "--samples", "2"]
+        arguments += ["--sample-depths", "4,8"] * (command == "depth")
+    alone, together = cli.folder / "alone", cli.folder / "together"
+    assert cli.run(*arguments, "--device", "cpu", "--weights", cli.weights(), "--out", alone).code == 0
+    (code, _, errors), (other, silent, quiet) = _pair(cli, *arguments, out=together)
+    assert (code, other) == (0, 0), errors
+    assert silent == ""
+    assert not [line for line in quiet.splitlines() if "fastfold" in line or "error" in line]
+    names = sorted(path.name for path in alone.iterdir())
+    assert sorted(path.name for path in together.iterdir()) == names
+    compared = 0
+    for name in names:
+        first, second = alone / name, together / name
+        if name.endswith(".pdb"):
+            assert np.abs(_coordinates(first) - _coordinates(second)).max() < 0.01
+        elif name.endswith(".safetensors"):
+            arrays, others = load_file(first), load_file(second)
+            assert list(arrays) == list(others)
+            for key, values in arrays.items():
+                assert np.allclose(
+                    values.astype(np.float32), others[key].astype(np.float32), atol=2e-3, rtol=2e-3
+                )
+        elif name in ("scores.tsv", "mutations.tsv"):
+            for one, two in zip(_cells(first), _cells(second), strict=True):
+                assert one == two or float(one) == pytest.approx(float(two), abs=0.02)
+        elif name.endswith("_msa.a3m"):
+            assert first.read_text() == second.read_text()
+        else:
+            continue
+        compared += 1
+    assert compared >= (1 if command == "embed" else 2)
+
+
+def _cells(table: Path) -> list[str]:
+    return [cell for line in table.read_text().splitlines() for cell in line.split("\t")]
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "message"),
+    [
+        ("infer", ("--sample", "dropout"), "dropout needs one process per fold"),
+        ("score", ("--workers", "2"), "fastfold screen folds each target in one process"),
+    ],
+)
+def test_several_processes_are_refused_in_one_line(
+    cli: CommandLine, command: str, more: tuple, message: str
+) -> None:
+    fasta = cli.fasta({"T1": SEQUENCE})
+    done = cli.run(command, fasta, "--out", cli.out, "--parallel", "dap=2", *more)
+    assert done.code == 2
+    assert message in done.err.splitlines()[-1]
+
+
+def test_the_small_network_is_refused_before_the_first_fold(cli: CommandLine) -> None:
+    arguments = [
+        "infer",
+        cli.fasta({"T1": SEQUENCE}),
+        "--out",
+        cli.out,
+        "--parallel",
+        "dap=2",
+        "--device",
+        "cpu",
+    ]
+    started = [fork_command(*arguments, env=environment) for environment in rank_environments(2)]
+    (_, said), (_, quiet) = (process.communicate() for process in started)
+    assert [process.returncode for process in started] == [2, 0], said
+    assert "those of mini lack attention along an axis; leave out --parallel" in said.splitlines()[-1]
+    assert quiet == ""
+    assert not cli.out.exists()
 
 
 @pytest.mark.parametrize(

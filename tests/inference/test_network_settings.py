@@ -7,7 +7,12 @@ import pytest
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig
-from fastfold.inference.network_settings import apply_settings, numeric_settings, recycle_tolerance
+from fastfold.inference.network_settings import (
+    apply_settings,
+    check_settings,
+    numeric_settings,
+    recycle_tolerance,
+)
 
 
 @pytest.mark.parametrize("name", ["model_1", "model_3_ptm", "model_1_multimer_v3", "mini"])
@@ -45,3 +50,17 @@ def test_templates_leave_a_row_for_the_sequence():
     with pytest.raises(ConfigError, match="give at least 5:1"):
         apply_settings(InferConfig(max_msa=(4, 1)), model_config("model_1_ptm"))
     apply_settings(InferConfig(max_msa=(1, 1)), model_config("model_3_ptm"))
+
+
+def test_cluster_profiles_are_disabled_for_multimer_networks_alone():
+    """Monomer networks keep their features, and a run of nothing else is refused."""
+    monomer, multimer = model_config("model_1_ptm"), model_config("model_1_multimer_v3")
+    disabled = InferConfig(use_cluster_profile=False)
+    assert apply_settings(disabled, multimer).model.embeddings_and_evoformer.use_cluster_profile is False
+    assert apply_settings(disabled, monomer).to_dict() == monomer.to_dict()
+    changed = numeric_settings(InferConfig(), multimer) | {"use_cluster_profile": False}
+    assert numeric_settings(disabled, multimer) == changed
+    assert numeric_settings(disabled, monomer) == numeric_settings(InferConfig(), monomer)
+    check_settings(disabled, [monomer, multimer])
+    with pytest.raises(ConfigError, match="leave out --disable-cluster-profile"):
+        check_settings(disabled, [monomer])

@@ -14,7 +14,8 @@ from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError, WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.target_runner import RunOptions, TargetRunner
+from fastfold.inference.request import RunOptions
+from fastfold.inference.target_runner import TargetRunner
 from tests.helpers.results import helix_prediction
 
 

@@ -14,6 +14,7 @@ from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.target_templates import check_takers, find_templates, read_templates
+from fastfold.protein import read_structure, to_biopython
 from tests.helpers.command_line import ORACLES, CommandLine
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries
 
@@ -176,6 +177,27 @@ def test_python_takes_files(tmp_path: Path):
     (report,) = found.scores()["templates"]
     assert [one["name"] for one in report["used"]] == ["own_A"]
     assert [one["name"] for one in report["left_out"]] == ["other_A"]
+
+
+def test_python_takes_objects_in_place_of_files(tmp_path: Path):
+    """Features are those of the file, for single chains and for whole complexes."""
+    own = tmp_path / "own.cif"
+    own.write_text(entry({"A": HOMOLOGUE}))
+    structure = to_biopython(own, "own")
+    target, nothing = target_from_sequence(QUERY), [([], [])]
+    for given, by_file in (
+        (structure, own),
+        ([structure[0]["A"]], [own]),
+        (read_structure(own), own),
+        (TemplateOptions(complexes=(structure,)), TemplateOptions(complexes=(own,))),
+    ):
+        found = read_templates(target, nothing, given)
+        expected = read_templates(target, nothing, by_file)
+        assert found is not None
+        assert expected is not None
+        assert found.features[0].keys() == expected.features[0].keys() != set()
+        for key, value in expected.features[0].items():
+            np.testing.assert_array_equal(found.features[0][key], value, err_msg=key)
 
 
 def test_python_takes_files_per_chain(tmp_path: Path):

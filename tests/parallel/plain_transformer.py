@@ -50,13 +50,10 @@ class Transformer(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             y = block.norm1(x)
-            if isinstance(block.attention, ParallelAttention):
-                x = x + block.attention(y, causal=True, row_sizes=row_sizes)
-                x = x + block.mlp(block.norm2(x), row_sizes)
-            else:
-                future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-                x = x + block.attention(y, y, y, attn_mask=future, need_weights=False)[0]
-                x = x + block.mlp(block.norm2(x))
+            own = {"row_sizes": row_sizes} if isinstance(block.attention, ParallelAttention) else {}
+            future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+            x = x + block.attention(y, y, y, attn_mask=future, need_weights=False, **own)[0]
+            x = x + block.mlp(block.norm2(x), **own)
         return self.norm(x)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -160,3 +161,22 @@ def test_a_state_with_more_than_the_model_is_refused() -> None:
     optimizer.initialise()
     with pytest.raises(ConfigError, match="has extra, which is not a parameter of the model"):
         optimizer.load_state_dict(optimizer.state_dict() | {"extra": {"exp_avg": torch.zeros(1)}})
+
+
+def test_errors_of_fsdp2_name_the_rank_and_the_stage_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it shards, and in its hooks of the forward pass; the model's own errors stay as they are."""
+    plan = ParallelPlan(dp=2, zero=3)
+    hooks: dict[str, Any] = {"__name__": "torch.distributed.fsdp.hooks"}
+    exec("def fail(*_, **__): raise AssertionError('no shard')", hooks)
+    with fake_mesh(plan) as mesh:
+        parallel = parallelize(nn.Linear(4, 4), mesh)
+        with pytest.raises(RuntimeError, match="shapes"):
+            parallel(torch.zeros(2, 3))
+        parallel.module.register_forward_pre_hook(hooks["fail"])
+        with pytest.raises(
+            ConfigError, match=r"zero=3 fails in forward on rank 0 \(AssertionError: no shard\)"
+        ):
+            parallel(torch.zeros(2, 4))
+        monkeypatch.setattr("fastfold.parallel.data_parallel.fsdp.fully_shard", hooks["fail"])
+        with pytest.raises(ConfigError, match=r"cannot shard Linear on rank 0 of replicas .*: use zero=2"):
+            parallelize(nn.Linear(4, 4), mesh)

@@ -17,7 +17,9 @@ from fastfold.training.config import TrainConfig
 PLACES = ["data.directory=structures", "trainer.out=run"]
 
 
-@pytest.mark.parametrize("preset", ["initial", "finetune", "mini", "mini_late", "overfit"])
+@pytest.mark.parametrize(
+    "preset", ["initial", "finetune", "finetune_multimer", "mini", "mini_late", "overfit"]
+)
 def test_every_preset_composes_and_describes_a_network(preset: str):
     config = compose_config([f"+preset={preset}", *PLACES])
     assert (config.data.directory, config.trainer.out) == ("structures", "run")

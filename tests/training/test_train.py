@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 import fastfold
 import fastfold.training.run
 from fastfold.cli import main
-from fastfold.training.compose import compose_config
+from fastfold.training.build import plain_network
+from fastfold.training.checkpoint.shards import read_shards
+from fastfold.training.compose import compose_config, network_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
@@ -319,6 +321,28 @@ def test_fine_tuning_changes_what_it_should_and_nothing_else(
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all(changes(name) for name in changed)
+
+
+def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Path):
+    """Its weight is 0 before that step, so that its head keeps its initial weights, and the network's from then on."""
+    options = ["trainer.steps=2", "trainer.aligned_error_after=1", "trainer.checkpoint_every=1"]
+    here(data_folder, tmp_path / "late", *options)
+    config = compose_config([*SHORT, "data.directory=x", "trainer.out=y"])
+    tree = network_config(config.model)
+    heads, first, second = tree.model.heads, *metrics(tmp_path / "late")
+    parts = [name for name in heads if name in first]
+    assert "predicted_aligned_error" in parts
+    for figures, counted in ((first, 0.0), (second, 1.0)):
+        loss = sum(heads[name].weight * figures[name] for name in parts)
+        error = heads.predicted_aligned_error.weight * figures["predicted_aligned_error"]
+        assert error > 0.01
+        assert figures["loss"] == pytest.approx(loss - (1.0 - counted) * error, rel=1e-5)
+    network = plain_network(config, tree)
+    initial = {f"model.{name}": x for name, x in network.state_dict().items() if "aligned_error" in name}
+    for step, is_trained in ((1, False), (2, True)):
+        saved = {name: torch.zeros_like(x) for name, x in initial.items()}
+        read_shards(tmp_path / "late" / "checkpoints" / f"step_{step:08d}", saved, None)
+        assert all(torch.equal(saved[name], x) for name, x in initial.items()) is not is_trained
 
 
 @pytest.fixture(scope="module")

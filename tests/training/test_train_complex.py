@@ -184,10 +184,8 @@ def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch
 
     monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
     context = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
-    trainer: Any = SimpleNamespace(
-        context=context, model=random_model(tree), tree=tree, _overlapped=nullcontext
-    )
-    Trainer._sample(trainer, found, 3)
+    trainer: Any = SimpleNamespace(context=context, model=random_model(tree), _overlapped=nullcontext)
+    Trainer._sample(trainer, found, 3, tree)
     true = found[f"{FEATURES}true_msa"]
     assert not np.array_equal(true[1], true[3])
     np.testing.assert_array_equal(batches[0]["true_msa"], true[1])

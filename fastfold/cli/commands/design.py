@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.options.alignment_sources import positive_number
 from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import count
+from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
@@ -87,7 +86,7 @@ def add_design_command(commands: Any) -> None:
         "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
     )
     task.add_argument(
-        "--copies", type=positive_number, default=1, metavar="N", help="equal chains (default 1)"
+        "--copies", type=whole_number(1), default=1, metavar="N", help="equal chains (default 1)"
     )
     task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
     task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
@@ -146,7 +145,11 @@ def add_design_command(commands: Any) -> None:
     )
     optimisation.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="default 0.1")
     optimisation.add_argument(
-        "--num-recycles", type=count, default=0, metavar="N", help="extra passes of a step (default 0)"
+        "--num-recycles",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="extra passes of a step (default 0)",
     )
     optimisation.add_argument(
         "--recycle-mode",
@@ -157,7 +160,7 @@ def add_design_command(commands: Any) -> None:
     optimisation.add_argument("--no-dropout", action="store_true", help="no dropout in any step")
     optimisation.add_argument(
         "--num-models",
-        type=count,
+        type=whole_number(0),
         default=1,
         metavar="N",
         help="networks drawn for a step (default 1; 0 for all)",
@@ -195,7 +198,7 @@ def add_design_command(commands: Any) -> None:
     after = parser.add_argument_group("sequences and filters")
     after.add_argument(
         "--predict-seeds",
-        type=positive_number,
+        type=whole_number(1),
         default=1,
         metavar="N",
         help="fold each design with N seeds by each network of --predict-weights (default 1)",
@@ -208,7 +211,7 @@ def add_design_command(commands: Any) -> None:
     )
     after.add_argument(
         "--mpnn-sequences",
-        type=positive_number,
+        type=whole_number(1),
         default=4,
         metavar="N",
         help="sequences of --mpnn for a backbone (default 4)",
@@ -227,12 +230,12 @@ def add_design_command(commands: Any) -> None:
     run = parser.add_argument_group("run")
     run.add_argument(
         "--num-designs",
-        type=positive_number,
+        type=whole_number(1),
         default=1,
         metavar="N",
         help="designs, of seeds from --seed on",
     )
-    run.add_argument("--seed", type=count, default=0, metavar="N", help="first seed (default 0)")
+    run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")

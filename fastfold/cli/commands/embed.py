@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
@@ -61,15 +59,13 @@ def add_embed_command(commands: Any) -> None:
     )
     group.add_argument(
         "--format",
-        dest="file_format",
+        dest="embedding_format",
         choices=get_args(EmbedFormat),
         default="safetensors",
         help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
     )
     add_fold_options(parser, structures=False)
-    add_config_options(parser)
-    parser.add_argument("--help-all", action=HelpAll)
-    parser.set_defaults(run=run_embed, sort="input", parallel=None)
+    finish_command(parser, run_embed)
 
 
 def run_embed(options: argparse.Namespace) -> int:
@@ -78,16 +74,14 @@ def run_embed(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    complete_options(options)
-    if not options.inputs:
+    request = infer_request(options)
+    if not request.inputs:
         raise ConfigError("no input given; fastfold embed --help explains the command")
     from fastfold.inference.runner import run
 
     arrays = None if options.arrays is None else tuple(options.arrays.split(","))
-    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.file_format)
-    config = replace(infer_config(options), embed=embed)
+    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.embedding_format)
+    config = replace(request.config, embed=embed, plots=False)
     with orderly_termination():
-        summary = run(options.inputs, options.out, options.weights, config, run_options(options))
-    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
-        return 0
-    return print_summary(summary, options.out, done="embedded")
+        summary = run(replace(request, config=config))
+    return print_summary(summary, request.output, done="embedded")

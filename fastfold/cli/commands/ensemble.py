@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.alignment_sources import positive_number
+from fastfold.cli.options.from_fields import whole_number
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -49,7 +49,7 @@ def add_ensemble_command(commands: Any) -> None:
         help="join clusters while the mean TM-score of their pairs is at least this (default 0.8)",
     )
     parser.add_argument(
-        "--clusters", type=positive_number, metavar="N", help="make N clusters instead of --similarity"
+        "--clusters", type=whole_number(1), metavar="N", help="make N clusters instead of --similarity"
     )
     parser.add_argument(
         "--min-plddt",

@@ -7,11 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.commands.resources.search import search_inputs
-from fastfold.cli.options.alignment_sources import alignment_engines
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.commands.resources.search import search_alone
+from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import announce, orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
 
@@ -86,22 +84,8 @@ def add_infer_command(commands: Any) -> None:
         help="FASTA, A3M or CSV files (.gz too), folders, or -",
     )
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
-    add_fold_options(infer)
-    infer.add_argument(
-        "--sort",
-        "--sort-queries-by",
-        choices=("input", "length", "depth"),
-        default="input",
-        help="length: short targets first; depth: those with few alignment rows first",
-    )
-    infer.add_argument(
-        "--parallel",
-        metavar="dap=N",
-        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
-    )
-    add_config_options(infer)
-    infer.add_argument("--help-all", action=HelpAll)
-    infer.set_defaults(run=run_infer)
+    add_fold_options(infer, has_order=True)
+    finish_command(infer, run_infer)
 
 
 def run_infer(options: argparse.Namespace) -> int:
@@ -110,36 +94,35 @@ def run_infer(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    complete_options(options)
-    if not options.inputs:
+    request = infer_request(options)
+    if not request.inputs:
         raise ConfigError(
             "no input given; put the inputs first, because every name after --db is a database"
             if options.db
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if (not options.db and options.msa_server is None) or options.msa_mode == "single_sequence":
+        if not request.options.engines:
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
             )
-        from fastfold.inference.alignment_search import ALIGNMENTS
-
-        folder = options.msa_dir or options.out / ALIGNMENTS
-        return search_inputs(options, folder, alignment_engines(options), needed_alone=True)
+        return search_alone(request, needed_alone=True)
 
     announce(options)
     from fastfold.inference.runner import run
 
-    config, around = infer_config(options), run_options(options)
     with orderly_termination():
-        summary = run(options.inputs, options.out, options.weights, config, around)
-    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
-        return 0
-    return print_summary(summary, options.out)
+        summary = run(request)
+    return print_summary(summary, request.output)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code."""
+    """Print the result of a run in one line, where targets are ``done``; return the exit code.
+
+    Of several processes that fold together, only the first one prints.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        return 0
     counts = [f"{len(summary.folded)} {done}"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []

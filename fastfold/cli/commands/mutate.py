@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
@@ -55,9 +54,7 @@ def add_mutate_command(commands: Any) -> None:
         "--positions", metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
     )
     add_fold_options(mutate)
-    add_config_options(mutate)
-    mutate.add_argument("--help-all", action=HelpAll)
-    mutate.set_defaults(run=run_mutate, parallel=None, sort="input")
+    finish_command(mutate, run_mutate)
 
 
 def run_mutate(options: argparse.Namespace) -> int:
@@ -67,24 +64,16 @@ def run_mutate(options: argparse.Namespace) -> int:
         ConfigError: An option is invalid.
         InputError: The target or a mutation cannot be used.
     """
-    complete_options(options)
-    if not options.inputs:
+    request = infer_request(options)
+    if not request.inputs:
         raise ConfigError("no target given; fastfold mutate TARGET --mutations FILE --out DIR")
 
     from fastfold.inference.mutate.run import run_mutations
     from fastfold.inference.mutate.table import TABLE
 
     with orderly_termination():
-        summary = run_mutations(
-            options.inputs,
-            options.out,
-            options.weights,
-            infer_config(options),
-            run_options(options),
-            mutations=options.mutations,
-            positions=options.positions,
-        )
-    code = print_summary(summary, options.out)
+        summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
+    code = print_summary(summary, request.output)
     if summary.predictions:
-        print(f"Table: {options.out / TABLE}", flush=True)
+        print(f"Table: {request.output / TABLE}", flush=True)
     return code

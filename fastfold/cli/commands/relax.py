@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.alignment_sources import positive_number
+from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.inference.error_messages import debugging, internal_error
@@ -57,14 +57,14 @@ def add_relax_command(commands: Any) -> None:
     )
     relax.add_argument(
         "--threads",
-        type=positive_number,
+        type=whole_number(1),
         default=RelaxConfig.threads,
         metavar="N",
         help="threads on the CPU; with one the result is the same each time (default: all cores)",
     )
     relax.add_argument(
         "--max-iterations",
-        type=positive_number,
+        type=whole_number(1),
         default=RelaxConfig.max_iterations,
         metavar="N",
         help="maximum iterations of an attempt of the minimiser; a round has about five attempts "
@@ -72,7 +72,7 @@ def add_relax_command(commands: Any) -> None:
     )
     relax.add_argument(
         "--max-rounds",
-        type=positive_number,
+        type=whole_number(1),
         default=RelaxConfig.max_rounds,
         metavar="N",
         help="maximum rounds; each after the first frees the residues with violations from their springs "

@@ -8,9 +8,8 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.commands.screen import absolute_database
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
@@ -71,9 +70,7 @@ def add_score_command(commands: Any) -> None:
         action="store_true",
         help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
     )
-    add_config_options(score)
-    score.add_argument("--help-all", action=HelpAll)
-    score.set_defaults(run=run_score, parallel=None, sort="input", initial_guess=None)
+    finish_command(score, run_score)
 
 
 def run_score(options: argparse.Namespace) -> int:
@@ -82,25 +79,18 @@ def run_score(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or no network fits the protocol.
     """
-    complete_options(options)
     if not options.inputs:
         raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
     options.db = [absolute_database(database) for database in options.db]
+    request = infer_request(options)
 
     from fastfold.inference.score.run import TABLE, Protocol, run_scores
 
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
+    workers = worker_options(options) if has_workers(options) else None
     with orderly_termination():
-        summary = run_scores(
-            options.inputs,
-            options.out,
-            options.weights,
-            infer_config(options),
-            run_options(options),
-            protocol=protocol,
-            workers=worker_options(options) if has_workers(options) else None,
-        )
-    code = print_summary(summary, options.out, done="scored")
+        summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
+    code = print_summary(summary, request.output, done="scored")
     if summary.predictions:
-        print(f"Table: {options.out / TABLE}", flush=True)
+        print(f"Table: {request.output / TABLE}", flush=True)
     return code

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import announce, orderly_termination
 
@@ -71,11 +72,8 @@ def add_screen_command(commands: Any) -> None:
         "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
     add_worker_group(screen)
-    add_fold_options(screen)
-    # Options of fastfold infer only: a screen has its own order and processes.
-    add_config_options(screen)
-    screen.add_argument("--help-all", action=HelpAll)
-    screen.set_defaults(run=run_screen, parallel=None, sort="input")
+    add_fold_options(screen, parallel=False)
+    finish_command(screen, run_screen)
 
 
 def run_screen(options: argparse.Namespace) -> int:
@@ -84,12 +82,13 @@ def run_screen(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    complete_options(options)
     options.db = [absolute_database(database) for database in options.db]
+    request = infer_request(options)
     announce(options)
 
     from fastfold.inference.screen.options import TargetLists
     from fastfold.inference.screen.run import screen
+    from fastfold.inference.screen.targets import screen_targets
 
     lists = TargetLists(
         inputs=tuple(options.inputs),
@@ -99,16 +98,10 @@ def run_screen(options: argparse.Namespace) -> int:
         baits=options.baits,
         candidates=options.candidates,
     )
+    targets = partial(screen_targets, lists, complex_=request.options.complex_)
     with orderly_termination():
-        summary = screen(
-            lists,
-            options.out,
-            options.weights,
-            infer_config(options),
-            run_options(options),
-            worker_options(options),
-        )
-    return print_summary(summary, options.out)
+        summary = screen(replace(request, inputs=targets), worker_options(options))
+    return print_summary(summary, request.output)
 
 
 def absolute_database(database: str) -> str:

@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from fastfold.cli.options.from_fields import whole_number
+from fastfold.cli.options.help_all import mark_rare
 from fastfold.data.search.colabfold.modes import (
     PUBLIC_SERVER,
     PUBLIC_SERVER_TERMS,
@@ -90,33 +92,35 @@ def add_source_options(parser: Any) -> None:
         help="alignment rows of a complex: each chain's own, paired ones, or both (default "
         f"{ColabFoldModes.pair_mode})",
     )
-    parser.add_argument(
+    strategy = parser.add_argument(
         "--pair-strategy",
         choices=get_args(PairStrategy),
         help="greedy: pair rows of a species in two chains or more; complete: in all chains (default "
         f"{ColabFoldModes.pair_strategy})",
     )
-    parser.add_argument(
+    user = parser.add_argument(
         "--msa-server-username", "--msa_server_username", metavar="NAME", help="user of a private MSA server"
     )
-    parser.add_argument(
+    password = parser.add_argument(
         "--msa-server-password",
         "--msa_server_password",
         metavar="TEXT",
         help=f"the user's password (default: {_PASSWORD} of the environment, which other users cannot see)",
     )
-    parser.add_argument(
+    key = parser.add_argument(
         "--api-key-value",
         "--api_key_value",
         metavar="TEXT",
         help=f"API key of a private MSA server (default: {_API_KEY} of the environment)",
     )
-    parser.add_argument(
+    header = parser.add_argument(
         "--api-key-header",
         "--api_key_header",
         metavar="NAME",
         help=f"header of requests that holds the API key (default {_API_KEY_HEADER})",
     )
+    for action in (strategy, user, password, key, header):
+        mark_rare(action)
 
 
 def add_worker_option(parser: Any) -> None:
@@ -125,17 +129,10 @@ def add_worker_option(parser: Any) -> None:
         "--cpu",
         "--num-workers",
         dest="num_workers",
-        type=positive_number,
+        type=whole_number(1),
         metavar="N",
         help="processes that search databases (default: one per core)",
     )
-
-
-def positive_number(text: str) -> int:
-    """Parse a whole number of at least one; an argument type."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
-    return int(text)
 
 
 def alignment_engines(options: argparse.Namespace) -> Engines:

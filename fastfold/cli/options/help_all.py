@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-RARE = frozenset(
-    (
-        *("api_key_header", "api_key_value", "msa_server_password", "msa_server_username", "pair_strategy"),
-        *("template_alignment", "obsolete_pdbs", "max_templates", "superpose_chains", "keep_clashes"),
-        *("recycle_tolerance", "num_ensemble", "initial_guess", "cyclic", "dropout", "max_msa"),
-        *(
-            "skip_bad_weights",
-            "save_representations",
-            "save_recycles",
-            "save_distogram",
-            "skip_output",
-            "jobname_prefix",
-            "num_relax",
-        ),
-        *("relax_platform", "host_memory", "offload_dir", "cuda_graphs", "checkpoint_after"),
-        *("msv_filter", "viterbi_filter", "forward_filter"),
-    )
-)
-"""Names of rarely used options in the parsed options."""
+from fastfold.cli.options.config_file import add_config_options
+
+
+def mark_rare(action: argparse.Action) -> None:
+    """Mark an option as rarely used."""
+    action.is_rare = True  # type: ignore[attr-defined]
+
+
+def is_rare(action: argparse.Action) -> bool:
+    """Return True if an option is rarely used."""
+    return getattr(action, "is_rare", False)
 
 
 class HelpAll(argparse.Action):
@@ -50,10 +42,25 @@ class HelpAll(argparse.Action):
         parser.exit()
 
 
+def finish_command(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], **defaults: Any
+) -> None:
+    """Add the options of files and of help to a command, and set its function.
+
+    Args:
+        parser: Parser of the command.
+        run: Function that runs the command and returns the exit code.
+        defaults: Values of options that the command lacks.
+    """
+    add_config_options(parser)
+    parser.add_argument("--help-all", action=HelpAll)
+    parser.set_defaults(run=run, **defaults)
+
+
 @contextmanager
 def without_rare(actions: list[argparse.Action]) -> Iterator[None]:
     """Leave rarely used options out of the help for a while."""
-    helps = {action: action.help for action in actions if action.dest in RARE}
+    helps = {action: action.help for action in actions if is_rare(action)}
     for action in helps:
         action.help = argparse.SUPPRESS
     try:

@@ -61,7 +61,7 @@ def multimer_features(
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = _by_sequence(chains, alignments)
+    own, in_lines = alignments_by_sequence(chains, alignments)
     sequences = [chain.sequence for chain in chains]
     unpaired = {sequence: monomer_features(chain, msas[0]) for sequence, (chain, msas) in own.items()}
     templates = templates or [None] * len(chains)
@@ -94,7 +94,7 @@ def joined_features(
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = _by_sequence(chains, alignments)
+    own, in_lines = alignments_by_sequence(chains, alignments)
     has_pairs = any(msas[1] for _, msas in own.values())
     raw, paired = {}, {}
     for sequence, (chain, msas) in own.items():
@@ -135,18 +135,25 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
     Returns:
         Per chain, ``[S, N]`` int32 HHblits ids.
     """
-    own, _ = _by_sequence(chains, alignments)
+    own, _ = alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
     sequences = [chain.sequence for chain in chains]
     return [ids[sequences[index]] for index in merging.chain_order(sequences)]
 
 
-def _by_sequence(
+def alignments_by_sequence(
     chains: Sequence[Chain], alignments: Sequence[ChainMsas]
 ) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
     """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
     Without any alignment the result is True, because the queries form the only line.
+
+    Args:
+        chains: The chains.
+        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
+
+    Raises:
+        InputError: Rows of some chains are paired already, and those of others are not.
     """
     own: dict[str, tuple[Chain, ChainMsas]] = {}
     for chain, msas in zip(chains, alignments, strict=True):

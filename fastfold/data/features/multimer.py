@@ -198,10 +198,22 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
     return counts
 
 
-def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
+def cycle_features(alignment: Alignment, draw: Draw, config: Any) -> dict[str, np.ndarray]:
     """Compute the features of one recycling iteration from its draw.
+
+    Args:
+        alignment: The whole alignment.
+        draw: Rows drawn from it.
+        config: Config tree of a multimer network. If ColabFold's ``use_cluster_profile`` is False in
+            ``model.embeddings_and_evoformer``, residues and deletions of the centres take the place of those of the
+            clusters.
 
     Returns:
         Features of :func:`fastfold.data.features.transforms.cluster_features`.
     """
-    return transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))
+    if config.model.embeddings_and_evoformer.get("use_cluster_profile", True):
+        profile, deletion_mean = summarize_clusters(alignment, draw)
+    else:
+        profile = transforms.one_hot(draw.msa, transforms.NUM_MSA_CLASSES)
+        deletion_mean = alignment.deletions[draw.clusters]
+    return transforms.cluster_features(alignment, draw, profile, deletion_mean)

@@ -231,7 +231,7 @@ def _multimer_sampler(
             rows = multimer.rows_in_order(alignment, config)
         else:
             rows = multimer.draw_rows(rng, alignment, config)
-        return multimer.cycle_features(alignment, rows)
+        return multimer.cycle_features(alignment, rows, config)
 
     return FeatureSampler(
         static,

@@ -48,7 +48,7 @@ def mask_columns(msa: Msa, columns: np.ndarray, query: str) -> Msa:
         query: The query, which is the first row if it is a row.
     """
     letters = row_letters(msa)
-    letters[int(_begins_with(msa, query)) :, columns] = ord(UNKNOWN)
+    letters[int(begins_with(msa, query)) :, columns] = ord(UNKNOWN)
     return replace(msa, sequences=tuple(row.tobytes().decode("ascii") for row in letters))
 
 
@@ -82,7 +82,7 @@ def a3m_text(msa: Msa, query: str) -> str:
         msa: The alignment.
         query: The query; added if it is not the first row.
     """
-    lines = [] if _begins_with(msa, query) else [f">query\n{query}\n"]
+    lines = [] if begins_with(msa, query) else [f">query\n{query}\n"]
     for name, row, counts in zip(msa.descriptions, msa.sequences, np.asarray(msa.deletions), strict=True):
         if counts.any():
             row = "".join("x" * count + letter for count, letter in zip(counts.tolist(), row, strict=True))
@@ -90,5 +90,6 @@ def a3m_text(msa: Msa, query: str) -> str:
     return "".join(lines)
 
 
-def _begins_with(msa: Msa, query: str) -> bool:
+def begins_with(msa: Msa, query: str) -> bool:
+    """Return True if the first row of an alignment is a sequence, with X for any unknown residue."""
     return mask_unknown(msa.sequences[0]) == mask_unknown(query)

@@ -17,8 +17,7 @@ from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems
 from fastfold.errors import ConfigError
-from fastfold.utils.cores import available_cores
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.text_files import PathLike
 from fastfold.utils.units import parse_bytes
 

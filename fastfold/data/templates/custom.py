@@ -19,6 +19,7 @@ from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
 from fastfold.protein.io.read import read_user_structure, structure_name
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 _LIMIT = 1 << 28
@@ -40,6 +41,11 @@ class CustomChain:
     name: str
     chain: EntryChain
 
+    @property
+    def chain_id(self) -> str:
+        """Name of the chain in its file."""
+        return self.name.removeprefix(f"{self.file}_")
+
 
 @dataclass(frozen=True)
 class CustomAlignment:
@@ -57,13 +63,13 @@ class CustomAlignment:
     rows: dict[str, str]
 
 
-def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], list[Outcome]]:
+def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
     """Read all protein chains of the user's structures.
 
     An invalid file of a folder is left out, with a warning. Hidden files are ignored.
 
     Args:
-        paths: mmCIF and PDB files, plain or ``.gz``, and folders of them.
+        paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
 
     Returns:
         The chains, and an outcome for each file that is left out.
@@ -74,8 +80,12 @@ def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], li
     """
     chains: list[CustomChain] = []
     unusable: list[Outcome] = []
-    files: dict[str, Path] = {}
-    for path in map(Path, paths):
+    files: dict[str, Path | Structure] = {}
+    for path in paths:
+        if isinstance(path, Structure):
+            chains += _read_chains(path, files)
+            continue
+        path = Path(path)
         inside = structures_inside(path) if path.is_dir() else [path]
         before = len(chains)
         for file in inside:
@@ -94,12 +104,15 @@ def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], li
     return chains, unusable
 
 
-def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
+def _read_chains(path: Path | Structure, files: dict[str, Path | Structure]) -> list[CustomChain]:
     """Read the chains of a file, and add its name to ``files``."""
     name = structure_name(path)
     if name in files:
+        other = files[name]
         raise InputError(
-            f"has the same name as {files[name]}; rename one, because names identify templates", path=path
+            f"has the same name as {'another structure' if isinstance(other, Structure) else other}; rename one, "
+            "because names identify templates",
+            path=name if isinstance(path, Structure) else path,
         )
     structure = read_user_structure(path)
     files[name] = path

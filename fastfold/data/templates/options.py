@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import option
 
 MAX_TEMPLATES = 4
 """Number of templates used by AlphaFold's networks."""
 
 
+def parse_date(text: str) -> date:
+    """Parse a date, YYYY-MM-DD.
+
+    Raises:
+        ConfigError: The text is none.
+    """
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text[:20]!r} is not a date such as 2021-11-01") from None
+
+
 @dataclass(frozen=True)
 class TemplateOptions:
     """Sources of templates.
+
+    In Python, a structure may be an object in place of a file (:func:`fastfold.protein.io.read.read_structure`); it
+    becomes a :class:`~fastfold.protein.structure.Structure`.
 
     Attributes:
         structures: Structures of the user, mmCIF and PDB files or folders of them.
@@ -29,26 +49,147 @@ class TemplateOptions:
         complexes: Structures of whole complexes, whose templates span the chains.
         chains: Structures of single chains that replace those of the complexes, superposed on them.
         keep_clashes: Keep residues of complexes that clash, instead of leaving them free.
+        overlap: Smallest overlap of van der Waals spheres in Å that clash; None for distances of CA atoms.
+        chain_map: CSV that assigns chains of the complexes, see
+            :class:`fastfold.data.templates.whole.chain_map.ChainMap`; None to assign them by sequence.
+        min_plddt: Smallest pLDDT (B-factor) of the complexes' residues.
         is_optional: Accept networks that use no templates.
 
     Raises:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.
     """
 
-    structures: tuple[Path, ...] = ()
-    alignments: tuple[Path, ...] = ()
-    database: Path | None = None
+    structures: tuple[Any, ...] = option(
+        "--templates",
+        "--custom-template-path",
+        default=(),
+        parse=Path,
+        nargs="*",
+        metavar="PATH",
+        group="templates",
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
+        "server's template hits (needs hhsearch)",
+    )
+    complexes: tuple[Any, ...] = option(
+        "--cross-chain-templates",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        group="templates",
+        help="structures of whole complexes as templates, with the distances between their chains",
+    )
+    chains: tuple[Any, ...] = option(
+        "--superpose-chains",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
+    )
+    keep_clashes: bool = option(
+        "--keep-clashes",
+        default=False,
+        is_rare=True,
+        group="templates",
+        help="keep clashing residues of --cross-chain-templates, which are left free by default",
+    )
+    overlap: float | None = option(
+        "--clash-overlap",
+        default=None,
+        bounds=(0.0, 4.0),
+        metavar="Å",
+        is_rare=True,
+        group="templates",
+        help="residues of --cross-chain-templates clash if van der Waals spheres overlap by this, as in AlphaPulldown "
+        "(0.9 there), instead of CA atoms within 3.5 Å",
+    )
+    chain_map: Path | None = option(
+        "--template-chains",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="CSV with lines protein,file,chain: chains of --cross-chain-templates for those of the target, as "
+        "AlphaPulldown's description file (default: by sequence)",
+    )
+    min_plddt: float = option(
+        "--template-min-plddt",
+        default=0.0,
+        bounds=(0.0, 100.0),
+        metavar="X",
+        is_rare=True,
+        group="templates",
+        help="leave residues of --cross-chain-templates with a lower pLDDT (B-factor) free (default 0)",
+    )
+    alignments: tuple[Path, ...] = option(
+        "--template-alignment",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    database: Path | None = option(
+        "--template-db",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        group="templates",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
     server: bool = False
-    mmcif_dir: Path | None = None
-    obsolete: Path | None = None
-    max_date: date | None = None
-    max_templates: int = MAX_TEMPLATES
+    mmcif_dir: Path | None = option(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        default=None,
+        parse=Path,
+        metavar="DIR",
+        group="templates",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    max_date: date | None = option(
+        "--max-template-date",
+        "--max_template_date",
+        default=None,
+        parse=parse_date,
+        metavar="DATE",
+        group="templates",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    max_templates: int = option(
+        "--max-templates",
+        default=MAX_TEMPLATES,
+        bounds=(1, MAX_TEMPLATES),
+        metavar="N",
+        is_rare=True,
+        group="templates",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    obsolete: Path | None = option(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
     is_optional: bool = False
-    complexes: tuple[Path, ...] = ()
-    chains: tuple[Path, ...] = ()
-    keep_clashes: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("structures", "complexes", "chains"):
+            if any(not isinstance(one, Path) for one in getattr(self, name)):
+                from fastfold.protein.io.read import read_objects
+
+                object.__setattr__(self, name, read_objects(getattr(self, name)))
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
                 "--template-db needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"
@@ -71,6 +212,21 @@ class TemplateOptions:
             raise ConfigError(
                 "--superpose-chains needs --cross-chain-templates, the complex that the chains are superposed on"
             )
+        for name, is_given in (
+            ("--template-chains", self.chain_map is not None),
+            ("--clash-overlap", self.overlap is not None),
+            ("--template-min-plddt", self.min_plddt != 0),
+        ):
+            if is_given and not self.complexes:
+                raise ConfigError(f"{name} belongs to --cross-chain-templates; give these, or leave it out")
+        if self.overlap is not None and self.keep_clashes:
+            raise ConfigError(
+                "--clash-overlap says which residues clash, and --keep-clashes keeps all; give one"
+            )
+        if self.overlap is not None and not 0 < self.overlap < 4:
+            raise ConfigError(f"--clash-overlap must be between 0 and 4 Å, found {self.overlap:g}")
+        if not 0 <= self.min_plddt <= 100:
+            raise ConfigError(f"--template-min-plddt must be from 0 to 100, found {self.min_plddt:g}")
         if len(self.complexes) > self.max_templates:
             raise ConfigError(
                 f"--cross-chain-templates: {len(self.complexes)} files, but --max-templates is {self.max_templates}"

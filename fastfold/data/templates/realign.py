@@ -18,19 +18,22 @@ def align_pair(first: str, second: str) -> tuple[str, str]:
     return aligned[0], aligned[1]
 
 
-def map_to_sequence(listed: str, actual: str, *, name: str) -> dict[int, int]:
+def map_to_sequence(
+    listed: str, actual: str, *, name: str, min_identity: float = MIN_IDENTITY
+) -> dict[int, int]:
     """Map a listed sequence's residues to the actual sequence.
 
     Args:
         listed: Letters of the hit.
         actual: Letters of the whole chain in its file.
         name: Name of the hit in the message.
+        min_identity: Smallest share of equal residues in the shorter one.
 
     Returns:
         Place in ``actual`` for each aligned residue of ``listed``.
 
     Raises:
-        TemplateSkipped: Fewer than 90% of the shorter one's residues are equal.
+        TemplateSkipped: Fewer of the shorter one's residues are equal.
     """
     mapping: dict[int, int] = {}
     same = mine = theirs = 0
@@ -41,10 +44,10 @@ def map_to_sequence(listed: str, actual: str, *, name: str) -> dict[int, int]:
         mine += a != "-"
         theirs += b != "-"
     share = same / min(len(listed), len(actual))
-    if share < MIN_IDENTITY:
+    if share < min_identity:
         raise TemplateSkipped(
             "other sequence",
             f"the sequence of {name} in its file differs: {share:.0%} of the residues are equal, expected at least "
-            f"{MIN_IDENTITY:.0%}",
+            f"{min_identity:.0%}",
         )
     return mapping

@@ -32,6 +32,7 @@ from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.data.templates.whole.chain_map import ChainMap
 from fastfold.data.templates.whole.complexes import complex_templates, read_whole
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
@@ -62,7 +63,10 @@ class TemplateFinder:
         self.options = options
         self.structures, self._unusable = read_custom_chains(options.structures)
         self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
-        self.complexes = [read_whole(path) for path in options.complexes]
+        self.complexes = [read_whole(path, min_plddt=options.min_plddt) for path in options.complexes]
+        self._chain_map = None if options.chain_map is None else ChainMap(options.chain_map)
+        if self._chain_map is not None:
+            self._chain_map.check(self.complexes)
         self.chains = [chain for path in options.chains for chain in read_whole(path)]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
         self._said: set[str] = set()
@@ -135,6 +139,8 @@ class TemplateFinder:
             self.complexes,
             self.chains,
             keep_clashes=self.options.keep_clashes,
+            overlap=self.options.overlap,
+            chain_map=None if self._chain_map is None else self._chain_map.of_target(target.chains),
         )
         return [first + second for first, second in zip(whole, found, strict=True)]
 

@@ -54,7 +54,9 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     loss = (
         loss + config.chi_weight * angles["chi_loss"] + config.angle_norm_weight * angles["angle_norm_loss"]
     )
-    loss = loss + config.structural_violation_loss_weight * violation_loss(violations, batch)
+    loss = loss + config.structural_violation_loss_weight * violation_loss(
+        violations, batch, config.get("violation")
+    )
     if "chain_center_of_mass" in config:
         found["chain_center_of_mass"] = center_of_mass.of_structure(
             structure, batch, config.chain_center_of_mass

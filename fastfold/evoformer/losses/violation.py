@@ -51,17 +51,24 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
     }
 
 
-def violation_loss(violations: Violations, batch: dict[str, Tensor]) -> Tensor:
-    """Return the violation loss ``[*]`` (section 1.9.11, equations 44 to 46)."""
+def violation_loss(violations: Violations, batch: dict[str, Tensor], config: Any = None) -> Tensor:
+    """Return the violation loss ``[*]`` (section 1.9.11, equations 44 to 46).
+
+    Args:
+        violations: Result of :func:`find_violations`.
+        batch: Has ``atom14_atom_exists [*, N, 14]``.
+        config: Config node ``violation`` of a multimer network: ``angle_weight``, and ``mean_of_clashing_atoms`` for
+            the mean overlap of clashing atoms instead of all atoms (Evans et al. 2021). None for the supplement's loss.
+    """
     between, within = violations["between_residues"], violations["within_residues"]
-    atoms = batch["atom14_atom_exists"].sum((-2, -1))
+    counted = batch["atom14_atom_exists"]
+    if config is not None and config.mean_of_clashing_atoms:
+        counted = torch.maximum(between["clashes_per_atom_clash_mask"], within["per_atom_violations"])
     overlaps = (between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]).sum((-2, -1))
-    return (
-        between["bonds_c_n_loss_mean"]
-        + between["angles_ca_c_n_loss_mean"]
-        + between["angles_c_n_ca_loss_mean"]
-        + overlaps / (1e-6 + atoms)
-    )
+    angles = between["angles_ca_c_n_loss_mean"] + between["angles_c_n_ca_loss_mean"]
+    if config is not None:
+        angles = config.angle_weight * angles
+    return between["bonds_c_n_loss_mean"] + angles + overlaps / (1e-6 + counted.sum((-2, -1)))
 
 
 def violation_metrics(

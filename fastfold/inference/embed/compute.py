@@ -19,7 +19,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat
 from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.folding.features import input_order
-from fastfold.inference.folding.network import OnCycle, represent
+from fastfold.inference.folding.network import OnCycle, Represent, represent
 from fastfold.inference.folding.prediction import TargetFold
 from fastfold.inference.output.file_names import prediction_key, sample_label
 from fastfold.inference.output.recycle_state import RecycleState
@@ -109,6 +109,7 @@ def compute_embedding(
     *,
     seed: int = 0,
     on_cycle: OnCycle | None = None,
+    run: Represent = represent,
     state: RecycleState | None = None,
 ) -> Embedding:
     """Run a network on a target's features, for the representations of ``config.embed``.
@@ -121,6 +122,7 @@ def compute_embedding(
         plan: Plan of the fold; None for no memory limit.
         seed: Seed of the features, and of dropout.
         on_cycle: See :func:`fastfold.inference.folding.network.represent`.
+        run: Computes the representations.
         state: Saves the state after each pass; None to save nothing.
 
     Raises:
@@ -129,7 +131,7 @@ def compute_embedding(
     embed = config.embed or EmbedConfig()
     one = TargetFold(model, sampler, target, config, seed)
     blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
-    found, num_recycles = represent(
+    found, num_recycles = run(
         model,
         one.features,
         replace(one.passes, distogram=embed.needs_distogram),

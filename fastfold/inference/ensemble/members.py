@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.file_names import sample_label
 from fastfold.inference.output.written_scores import residue_numbers
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein
+from fastfold.protein.structure import structure_to_protein
 
 SMALLEST = 3
 """Smallest number of predictions of an ensemble."""

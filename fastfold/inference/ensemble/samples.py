@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.data.features.lines import ComplexLines, complex_lines
 from fastfold.data.msa.clusters import cluster_rows
 from fastfold.data.msa.msa import ChainMsas, Msa
 from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns, take_rows
@@ -35,7 +36,8 @@ class Sample:
         values: Method and values of the sample in JSON's types.
         target: The target.
         alignments: Its alignments per chain before sampling.
-        rows: Rows of the sample; None for all.
+        rows: Rows of the sample, of a complex its lines; None for all.
+        lines: Lines of a complex; None for a single chain.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Sample:
     target: Target = field(repr=False)
     alignments: Sequence[ChainMsas] = field(repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)
+    lines: ComplexLines | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
@@ -63,6 +66,8 @@ class Sample:
     @property
     def drawn(self) -> list[ChainMsas]:
         """Alignments per chain that the network sees, made at each access because many samples wait at once."""
+        if self.rows is not None and self.lines is not None:
+            return self.lines.take(self.rows)
         if self.rows is not None:
             ((own, _),) = self.alignments
             joined = join_alignments(own, unique=self.values["method"] == "depth")
@@ -134,17 +139,27 @@ def draw_samples(
     if method == "columns":
         values = {"method": method, "fraction": float(sampling.fraction)}
         return [Sample(k, seed, values, target, alignments) for k in range(1, number + 1)]
-    if target.is_complex:
+    if target.is_complex and method == "clusters":
         raise InputError(
-            f"--sample {method} takes the rows of one chain; for a complex use --sample columns, --sample dropout, or "
-            "--max-msa with several seeds",
+            "--sample clusters takes the rows of one chain; use --sample depth, columns or dropout for a complex, or "
+            "fold its chains alone",
             record=target.name,
         )
-    draw = _random_rows if method == "depth" else _clusters
+    if target.is_complex:
+        lines = complex_lines(target.chains, alignments)
+        top = lines.number_paired
+        return [
+            Sample(k, seed, {**values, "paired": int((rows < top).sum())}, target, alignments, rows, lines)
+            for k, (values, rows) in enumerate(_random_rows(sampling, lines.number, seed, target), 1)
+        ]
     joined = join_alignments(alignments[0][0], unique=method == "depth")
+    if method == "depth":
+        drawn = _random_rows(sampling, len(joined.sequences) - 1, seed, target)
+    else:
+        drawn = _clusters(sampling, joined, seed, target)
     return [
-        Sample(k, seed, values, target, alignments, np.concatenate([[0], rows]))
-        for k, (values, rows) in enumerate(draw(sampling, joined, seed, target), 1)
+        Sample(k, seed, values, target, alignments, np.concatenate([[0], 1 + rows]))
+        for k, (values, rows) in enumerate(drawn, 1)
     ]
 
 
@@ -163,9 +178,9 @@ def random_columns(rng: Any, length: int, fraction: float) -> np.ndarray:
 
 
 def _random_rows(
-    sampling: Sampling, joined: Msa, seed: int, target: Target
+    sampling: Sampling, available: int, seed: int, target: Target
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    available = len(joined.sequences) - 1
+    """Yield values of each sample, and its rows, counted from 0 below the query."""
     depths = [depth for depth in sampling.depths if depth < available]
     if not depths:
         raise InputError(
@@ -178,7 +193,7 @@ def _random_rows(
         rng = np.random.default_rng([seed, k])
         yield (
             {"method": "depth", "depth": depth},
-            1 + np.sort(rng.choice(available, size=depth, replace=False)),
+            np.sort(rng.choice(available, size=depth, replace=False)),
         )
 
 
@@ -195,4 +210,4 @@ def _clusters(
     largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]
     for label in largest:
         rows = found.rows[label]
-        yield {"method": "clusters", "eps": found.eps, "label": label, "depth": len(rows)}, rows
+        yield {"method": "clusters", "eps": found.eps, "label": label, "depth": len(rows)}, rows - 1

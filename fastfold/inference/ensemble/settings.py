@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import numbers
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import check_options, check_whole, option
 
 SampleMethod = Literal["columns", "clusters", "depth", "dropout"]
 """Methods of sampling: masked columns of the alignment (AFsample2), clusters of its rows (AF_Cluster), random rows, or
 dropout (AFsample)."""
 DEPTHS = (16, 32, 64, 128, 256, 512, 1024, 5120)
 """Default numbers of random rows (del Alamo et al., 2022, doi:10.7554/eLife.75751)."""
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """Parse numbers of rows joined by commas.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    if re.fullmatch(r"\d{1,7}(,\d{1,7})*", text, re.ASCII) is None:
+        raise ConfigError(f"expected numbers of rows such as 16,64,256, found {text[:40]!r}")
+    return tuple(map(int, text.split(",")))
 
 
 @dataclass(frozen=True)
@@ -32,30 +44,45 @@ class Sampling:
         ConfigError: A setting is invalid; names it.
     """
 
-    method: SampleMethod
-    number: int | None = None
-    fraction: float = 0.15
-    depths: tuple[int, ...] = DEPTHS
+    method: SampleMethod = option(
+        "--sample",
+        choices=get_args(SampleMethod),
+        group="sampling",
+        metavar="METHOD",
+        help="predict samples of each target: columns (mask random alignment columns), clusters (of alignment rows, "
+        "needs scikit-learn), depth (random alignment rows) or dropout; see fastfold ensemble",
+    )
+    number: int | None = option(
+        "--samples",
+        default=None,
+        bounds=(1, 100_000),
+        group="sampling",
+        metavar="N",
+        help="samples per network and seed (default: 10; one of each depth; all clusters)",
+    )
+    fraction: float = option(
+        "--sample-fraction",
+        default=0.15,
+        bounds=(0.0, 1.0),
+        group="sampling",
+        metavar="X",
+        help="share of the columns that --sample columns masks (default 0.15)",
+    )
+    depths: tuple[int, ...] = option(
+        "--sample-depths",
+        default=DEPTHS,
+        parse=parse_depths,
+        group="sampling",
+        metavar="LIST",
+        help="numbers of rows for --sample depth (default 16,32,64,128,256,512,1024,5120)",
+    )
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(SampleMethod):
-            raise ConfigError(
-                f"sample must be one of {', '.join(get_args(SampleMethod))}, found {self.method!r}"
-            )
-        if self.number is not None and not _is_whole(self.number, 1, 100_000):
-            raise ConfigError(f"samples must be a whole number from 1 to 100000, found {self.number!r}")
-        is_number = isinstance(self.fraction, numbers.Real) and not isinstance(self.fraction, bool)
-        if not is_number or not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"the share of masked columns must be over 0 and at most 1, found {self.fraction!r}"
-            )
+        check_options(self)
+        if self.fraction == 0:
+            raise ConfigError("the share of masked columns must be over 0 and at most 1, found 0")
         if not isinstance(self.depths, Sequence) or isinstance(self.depths, str) or not self.depths:
             raise ConfigError(f"depths must be a list of numbers of rows, found {self.depths!r}")
         for depth in self.depths:
-            if not _is_whole(depth, 1, 1_000_000):
-                raise ConfigError(f"a depth must be a whole number from 1, found {depth!r}")
+            check_whole("a depth", depth, 1, 1_000_000)
         object.__setattr__(self, "depths", tuple(sorted({int(depth) for depth in self.depths})))
-
-
-def _is_whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= int(value) <= most

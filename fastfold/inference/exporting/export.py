@@ -25,10 +25,9 @@ from fastfold.inference.exporting.network_pass import (
     NetworkPass,
     Tensors,
     UnrolledPasses,
-    example_features,
     first_previous,
     pad_features,
-    unread_features,
+    read_features,
 )
 from fastfold.inference.network_settings import recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
@@ -216,21 +215,16 @@ def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
         raise ConfigError(
             "a network that is divided between processes cannot be exported; load it in one process"
         )
-    if precision_of(model) != "fp32":
+    if precision_of(model) not in ("fp32", "bf16"):
         raise ConfigError(
             f"a network in {precision_of(model)} cannot be exported, because its products are not PyTorch's; load it "
-            "with precision='fp32'"
+            "with precision='fp32' or 'bf16'"
         )
     if next(model.parameters()).device.type != "cpu":
         raise ConfigError("a network on a GPU cannot be exported yet; load it with device='cpu'")
     if num_recycles is not None:
         if isinstance(num_recycles, bool) or not isinstance(num_recycles, int) or num_recycles < 0:
             raise ConfigError(f"num_recycles must be a whole number from 0, found {num_recycles!r}")
-        if recycle_tolerance(model.config) > 0:
-            raise ConfigError(
-                f"{model.name} stops recycling when its structure is stable, which a program cannot: export one pass "
-                "(num_recycles=None), or set model.config.model.recycle_early_stop_tolerance = 0"
-            )
         if model.config.model.heads.structure_module.get("distogram_descent") is not None:
             raise ConfigError(
                 f"{model.name} moves residues after its last pass, which a program cannot: export one pass "
@@ -252,12 +246,12 @@ def _export_class(
     try:
         # Operators whole in the graph are those that record gradients; others are loops over blocks.
         with torch.enable_grad():
-            features = example_features(model, shape)
+            features, unread = read_features(model, shape)
             previous = first_previous(model, shape.residues)
             module: nn.Module = NetworkPass(model)
             arguments: tuple[Tensors, ...] = (features, previous)
             if num_recycles is not None:
-                module = UnrolledPasses(model, num_recycles)
+                module = UnrolledPasses(model, num_recycles, recycle_tolerance(model.config))
                 arguments = ({k: torch.stack([v] * (num_recycles + 1)) for k, v in features.items()},)
             program = torch.export.export(module, arguments, strict=False)
         with torch.no_grad():
@@ -272,7 +266,7 @@ def _export_class(
         "shape": asdict(shape),
         "num_recycles": num_recycles,
         "features": sorted(features),
-        "unread": unread_features(model, shape),
+        "unread": unread,
         "has_exact_length": any(isinstance(part, SequenceConvolution) for part in model.modules()),
         "previous": {name: list(value.shape) for name, value in previous.items()},
     }

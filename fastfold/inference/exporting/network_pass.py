@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.targets import target_from_sequence
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error
-from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.model import AlphaFold, distance_change
 
 Tensors = dict[str, Tensor]
 _SHORT = 16
@@ -55,7 +55,7 @@ class NetworkPass(nn.Module):
         """Return the outputs of a pass.
 
         Args:
-            features: Features of the pass, those of :func:`example_features`.
+            features: Features of the pass, those of :func:`read_features`.
             previous: ``prev_pos [N, 37, 3]`` in Å, ``prev_msa_first_row [N, c_m]`` and ``prev_pair [N, N, c_z]``.
 
         Returns:
@@ -80,21 +80,32 @@ class NetworkPass(nn.Module):
 class UnrolledPasses(nn.Module):
     """All passes of a network, the first from zeros.
 
+    All passes are computed. Those after the one at which the network would stop recycling change nothing.
+
     Args:
         model: The network; it is not changed.
         num_recycles: Passes after the first.
+        tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`, in Å.
     """
 
-    def __init__(self, model: AlphaFold, num_recycles: int) -> None:
+    def __init__(self, model: AlphaFold, num_recycles: int, tolerance: float = 0.0) -> None:
         super().__init__()
-        self.step, self.num_recycles = NetworkPass(model), num_recycles
+        self.step, self.num_recycles, self.tolerance = NetworkPass(model), num_recycles, tolerance
 
     def forward(self, features: Tensors) -> Tensors:
         """Return the outputs of the last pass, from features with a leading axis of passes."""
         found = first_previous(self.step.model, features["aatype"].shape[-1])
+        is_over = is_stable = torch.zeros((), dtype=torch.bool)
         for cycle in range(self.num_recycles + 1):
             previous = {name: found[name] for name in _RECYCLED}
-            found = self.step({name: value[cycle] for name, value in features.items()}, previous)
+            updated = self.step({name: value[cycle] for name, value in features.items()}, previous)
+            if self.tolerance > 0:
+                change = distance_change(previous, updated, features["seq_mask"][cycle])
+                if cycle > 1:
+                    updated = {name: torch.where(is_over, found[name], new) for name, new in updated.items()}
+                # One more pass follows the first stable one.
+                is_over, is_stable = is_stable, is_stable | (change <= self.tolerance)
+            found = updated
         return found
 
 
@@ -103,37 +114,25 @@ def first_previous(model: AlphaFold, residues: int) -> Tensors:
     return model.first_previous({"aatype": torch.zeros(residues, dtype=torch.int32)})
 
 
-def example_features(model: AlphaFold, shape: LengthClass) -> Tensors:
-    """Return features of a class that a network reads, of a short target and padding.
+def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[str]]:
+    """Run a short pass, and return features of a class that a network reads.
 
     Args:
         model: The network.
         shape: The class.
+
+    Returns:
+        Features of a short target with padding, and names of other features that the network reads where a target has
+        them.
     """
-    found, names = _read_features(model, shape)
-    return pad_features({name: found[name] for name in sorted(names & found.keys())}, shape)
-
-
-def unread_features(model: AlphaFold, shape: LengthClass) -> list[str]:
-    """Return features that a network reads where a target has them, and that :func:`example_features` lacks.
-
-    Args:
-        model: The network.
-        shape: A class.
-    """
-    found, names = _read_features(model, shape)
-    return sorted((names | {"initial_positions"}) - found.keys())
-
-
-def _read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, set[str]]:
-    """Return features of a short target, and the names that the network asks for."""
     target = target_from_sequence("A" * min(_SHORT, shape.residues))
     sampler = featurize(target.chains, [([], [])], model.config)
     found = {name: torch.as_tensor(np.asarray(value)) for name, value in sampler.sample(0).items()}
     reads = _Reads(found)
     with torch.enable_grad():  # without gradients empty templates are not read
         model.iterate([reads], first_previous(model, len(target.chains[0].sequence)))  # type: ignore[list-item]
-    return found, reads.names
+    read = pad_features({name: found[name] for name in sorted(reads.names & found.keys())}, shape)
+    return read, sorted((reads.names | {"initial_positions"}) - found.keys())
 
 
 def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:

@@ -1,13 +1,16 @@
-"""Process that draws and relaxes finished predictions while the next target folds."""
+"""Processes that draw and relax finished predictions while the next target folds."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
+import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from fastfold.data.loading.worker_process import PROTOCOL, describe_end, describe_failure, receive, send, work
@@ -15,6 +18,14 @@ from fastfold.errors import FastFoldError
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg")
 """Modules that plots need."""
+RELAXATION = ("fastfold.inference.relax.written",)
+"""Modules that a relaxation needs."""
+MAX_PROCESSES = 4
+"""Largest number of processes that relax."""
+PROCESS_BYTES = 512 << 20
+"""Memory of a process: Python, OpenMM, and the structure that it relaxes."""
+_ATTEMPTS = 2
+_NICENESS = 10
 
 
 class BackgroundWork(NamedTuple):
@@ -35,71 +46,132 @@ class BackgroundWork(NamedTuple):
         return self.function(*self.arguments, **self.options)
 
 
-class Background:
-    """Process that calls functions one after the other, started at once.
-
-    Its errors are raised by the results. If the process cannot start, calls run in a thread of this one.
+def count_processes(targets: int, cores: int, memory: int) -> int:
+    """Return the number of processes that relax targets while others fold.
 
     Args:
-        modules: Modules that it imports while it waits.
+        targets: Number of targets.
+        cores: Cores of this process, which the folds use first.
+        memory: Free bytes of the host, of which relaxation may take an eighth.
+    """
+    return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
+
+
+class Background:
+    """Processes that call functions, with lower priority than folds, started at once.
+
+    Errors of calls are raised by the results. A call whose process ends is repeated once in another one. If no process
+    can start, calls run in threads of this one.
+
+    Args:
+        modules: Modules that each process imports while it waits.
+        processes: Number of processes.
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background")
-        self._thread.submit(self._start)
-        self._thread.submit(self._call, BackgroundWork(_import_all, (tuple(modules),), {}))
+    def __init__(self, modules: Sequence[str] = (), processes: int = 1) -> None:
+        self.processes = processes
+        self._modules = tuple(modules)
+        self._own = threading.local()
+        self._started: list[_Process] = []
+        self._closed = False
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="background")
+        for _ in range(processes):
+            self._threads.submit(self._process)
 
     def submit(self, call: BackgroundWork) -> Future[Any]:
         """Return the future result of a call."""
-        return self._thread.submit(self._call, call)
+        return self._threads.submit(self._call, call)
 
     def close(self) -> None:
-        """End the process at once, and drop calls that have not started."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._process is not None:
-            self._process.kill()
-        self._thread.shutdown()
-        if self._pipe is not None:
-            self._pipe.close()
+        """End the processes at once, and drop calls that have not started."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._started):
+            process.kill()
+        self._threads.shutdown()
+        for process in self._started:
+            process.close()
 
-    def _start(self) -> None:
+    def _call(self, call: BackgroundWork) -> Any:
+        ended = ""
+        for _ in range(_ATTEMPTS):
+            process = self._process()
+            if process is None:
+                return call.run()
+            try:
+                return process.call(call)
+            except _EndedError as error:
+                ended = str(error)
+                self._own.process = None
+                if self._closed:
+                    break
+        raise FastFoldError(f"the process that draws and relaxes ended: {ended}")
+
+    def _process(self) -> _Process | None:
+        """Return the process of this thread, started if needed; None if it cannot start."""
+        found: _Process | None = getattr(self._own, "process", None)
+        if found is None:
+            with contextlib.suppress(EOFError, OSError):
+                found = self._start()
+            self._own.process = found
+        return found
+
+    def _start(self) -> _Process | None:
+        process = _Process()
+        self._started.append(process)
+        if self._closed:
+            process.kill()
+        process.wait_until_ready()
+        with contextlib.suppress(Exception):  # the first call raises it again
+            process.call(BackgroundWork(_prepare, (self._modules,), {}))
+        return process
+
+
+class _EndedError(Exception):
+    """End of a process during a call."""
+
+
+class _Process:
+    """Process that calls functions one after the other."""
+
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
+        self._pipe, theirs = context.Pipe()
+        self._process: Any = context.Process(
             target=work,
             args=(theirs, pickle.dumps(_answer, protocol=PROTOCOL)),
             name="fastfold-background",
             daemon=True,
         )
         try:
-            process.start()
+            self._process.start()
         finally:
             theirs.close()
-        self._process = process
-        receive(ours)  # it is ready
-        self._pipe = ours
 
-    def _call(self, call: BackgroundWork) -> Any:
-        if self._pipe is None:
-            return call.run()
-        process, pipe = self._process, self._pipe
+    def wait_until_ready(self) -> None:
+        receive(self._pipe)
+
+    def call(self, call: BackgroundWork) -> Any:
+        """Return the result of a call, or raise its error."""
         try:
-            send(pipe, (0, call))
-            wait([pipe, process.sentinel])
-            _, answer, failure = receive(pipe)
+            send(self._pipe, (0, call))
+            wait([self._pipe, self._process.sentinel])
+            _, answer, failure = receive(self._pipe)
         except (EOFError, OSError):
-            self._pipe = None
-            raise FastFoldError(
-                f"the process that draws and relaxes ended: {describe_end(process)}"
-            ) from None
+            raise _EndedError(describe_end(self._process)) from None
         if failure is not None:
             raise FastFoldError(failure)
         result, error = answer
         if error is not None:
             raise error
         return result
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.join()
+        self._pipe.close()
 
 
 def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:
@@ -114,6 +186,13 @@ def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _import_all(modules: Sequence[str]) -> None:
+def lower_priority() -> None:
+    """Let folds compute before this process."""
+    with contextlib.suppress(AttributeError, OSError):  # Windows has no priorities of this kind
+        os.nice(_NICENESS)
+
+
+def _prepare(modules: Sequence[str]) -> None:
+    lower_priority()
     for name in modules:
         importlib.import_module(name)

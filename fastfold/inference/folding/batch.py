@@ -6,12 +6,12 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import BatchSize
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
@@ -24,10 +24,6 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import BudgetError
 
-BatchSize = int | Literal["auto"]
-"""Largest number of targets in a pass; ``auto`` batches only lengths at which it is faster."""
-MAX_BATCH = 256
-"""Largest number that can be requested."""
 PADDING = 1.15
 """Largest length in a batch, as a multiple of the smallest."""
 AUTO_BATCH = 8
@@ -74,23 +70,6 @@ class Answer(NamedTuple):
         """The prediction."""
         assert isinstance(self.found, Prediction)
         return self.found
-
-
-def check_batch(batch: Any) -> BatchSize:
-    """Return a batch size from a number or text.
-
-    Raises:
-        ConfigError: It is neither ``auto`` nor a whole number from 1 to :data:`MAX_BATCH`.
-    """
-    if batch == "auto":
-        return "auto"
-    try:
-        number = int(str(batch))
-    except ValueError:
-        number = 0
-    if isinstance(batch, bool) or not 1 <= number <= MAX_BATCH:
-        raise ConfigError(f"batch: expected auto or a number from 1 to {MAX_BATCH}, found {batch!r}")
-    return number
 
 
 def group_by_length(lengths: Sequence[int], batch: BatchSize, device: torch.device) -> list[list[int]]:

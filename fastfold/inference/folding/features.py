@@ -13,7 +13,7 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.protein import chain_name
-from fastfold.protein.structure import ChainStructure
+from fastfold.protein.structure import ChainStructure, Structure
 
 
 def add_settings(
@@ -58,7 +58,7 @@ def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
         return set(range(len(names))) if cyclic else set()
     chosen = [name.strip() for name in cyclic.split(",")]
     if missing := [name for name in chosen if name not in names]:
-        raise ConfigError(f"{target.name}: cyclic: no chain {missing[0]!r}, only {', '.join(names)}")
+        raise ConfigError(f"{target.name}: rings: no chain {missing[0]!r}, only {', '.join(names)}")
     return {names.index(name) for name in chosen}
 
 
@@ -76,11 +76,11 @@ def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
     return np.concatenate(indices).astype(np.int32)
 
 
-def initial_positions(path: Path, target: Target) -> np.ndarray:
+def initial_positions(path: Path | Structure, target: Target) -> np.ndarray:
     """Read the initial atom positions from a structure file, in the target's order.
 
     Args:
-        path: PDB or mmCIF file.
+        path: PDB or mmCIF file, or a structure that was read.
         target: Target with the same sequences.
 
     Returns:
@@ -95,7 +95,7 @@ def initial_positions(path: Path, target: Target) -> np.ndarray:
         raise InputError(
             "expected the target's chains in the initial guess, with equal sequences in the same order; "
             f"{_first_difference(chains, wanted)}",
-            path=path,
+            path=path.name if isinstance(path, Structure) else path,
             record=target.name,
         )
     positions = [chain.positions * chain.mask[..., None] for chain in chains]

@@ -20,7 +20,7 @@ from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.malloc_trim import trim_malloc
+from fastfold.inference.folding.malloc_trim import trim_malloc
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
@@ -29,6 +29,8 @@ from fastfold.kernels.cpu.products import exact_products
 OnCycle = Callable[[int, dict[str, Any]], None]
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Callable with the arguments and results of :func:`run_network`."""
+Represent = Callable[..., tuple[dict[str, Tensor], int]]
+"""Callable with the arguments and results of :func:`represent`."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ def represent(
         state: Saves the state after each pass; None to save nothing.
 
     Returns:
-        Representations ``single``, ``pair``, ``msa_first_row`` and, after the structure module, ``structure_module``,
-        with ``distogram`` and ``distogram_edges`` if asked for; and the number of passes after the first.
+        Representations ``single``, ``pair`` (whole also on shards), ``msa_first_row`` and, after the structure module,
+        ``structure_module``, with ``distogram`` and ``distogram_edges`` if asked for; and the number of passes after
+        the first.
     """
     with prepared_network(model, passes, plan, distogram=False):
         model.policy = replace(model.policy, heads=())
@@ -142,9 +145,11 @@ def represent(
             state=state,
             stop_after_block=stop_after_block,
         )
-        found: dict[str, Tensor] = result["representations"]
+        found: dict[str, Tensor] = dict(result["representations"])
         if passes.distogram:
-            found |= _distogram(model.heads["distogram"](found))
+            head = model.heads["distogram"](found)
+            found |= _distogram({**head, "logits": model.whole_rows(head["logits"])})
+        found["pair"] = model.whole_rows(found["pair"])
         return found, int(result["num_recycles"])
 
 

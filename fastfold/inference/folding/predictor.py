@@ -21,7 +21,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
-from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
+from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -48,6 +48,10 @@ class DistributedRun(Protocol):
     @property
     def run(self) -> RunNetwork:
         """Function that runs a network on all processes."""
+
+    @property
+    def represent(self) -> Represent:
+        """Function that computes representations on all processes."""
 
 
 class TargetPredictor:
@@ -96,6 +100,7 @@ class TargetPredictor:
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self.say, self._is_distributed = device, say, distributed is not None
         self._run = run_network if distributed is None else distributed.run
+        self._represent = represent if distributed is None else distributed.represent
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(self._shows(model) for model in models):
@@ -113,16 +118,16 @@ class TargetPredictor:
             self._guess = initial_positions(guess, target)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
-        if config.cyclic and target.is_cut:
+        if config.ring_names and target.is_cut:
             raise ConfigError(
                 f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
                 "them"
             )
-        if config.cyclic and target.is_complex and not all(model.multimer for model in models):
+        if config.ring_names and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
-        ring_chains(target, config.cyclic)
+        ring_chains(target, config.ring_names)
         self._restraints = [] if config.restraints is None else read_restraints(config.restraints, target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
@@ -250,6 +255,7 @@ class TargetPredictor:
                 self.config,
                 seed=draw_seed,
                 on_cycle=on_cycle,
+                run=self._represent,
                 state=state,
             )
             embedding = self.fit(model).run(by, self.say)
@@ -309,7 +315,7 @@ class TargetPredictor:
             templates=None if templates is None else templates.features,
             join=self.target.is_complex and not model.multimer,
         )
-        add_settings(sampler, self.target, cyclic=self.config.cyclic, guess=self._guess)
+        add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
         return sampler
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:

@@ -7,43 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.queries.read import read_targets
 from fastfold.data.search.colabfold.modes import select_rows
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
-from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import limit_networks, open_networks, suitable
-from fastfold.inference.mutate.mutations import mutant_targets, read_variants
+from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
-from fastfold.inference.runner import Summary, run
-from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.request import InferRequest
+from fastfold.inference.runner import Summary, check_request, run
 from fastfold.inference.target_templates import check_takers, find_templates
 
 
-def run_mutations(
-    inputs: Sequence[Path],
-    output: Path,
-    weights: Sequence[Path] = (),
-    config: InferConfig | None = None,
-    options: RunOptions | None = None,
-    *,
-    mutations: str = "all",
-    positions: str | None = None,
-) -> Summary:
+def run_mutations(request: InferRequest, *, mutations: str = "all", positions: str | None = None) -> Summary:
     """Fold a target and its mutants, and compare them.
 
     All mutants have the wild type's alignments, with the mutant in the query's row, and its templates.
 
     Args:
-        inputs: One file with one target.
-        output: Folder for the results.
-        weights: Weights files or names of published networks; empty for ``mini``.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
+        request: One target, and how it is folded.
         mutations: See :func:`~fastfold.inference.mutate.mutations.read_variants`.
         positions: See :func:`~fastfold.inference.mutate.mutations.read_variants`.
 
@@ -54,20 +40,27 @@ def run_mutations(
         FastFoldError: The run cannot start: not one target, a mutation does not fit it, or see
             :func:`fastfold.inference.runner.run`.
     """
-    config, options = config or InferConfig(), options or RunOptions()
-    _check(config, options)
-    target = _wild_type(inputs, options)
-    variants = read_variants(target, mutations, positions)
-    target, alignments = _prepared(target, output, weights, options)
-    targets = [target, *mutant_targets(target, alignments, variants)]
-    plain = replace(options, engines=(), msa_dir=None, templates=TemplateOptions(), name_prefix=None)
-    summary = run(lambda: (targets, []), output, weights, config, plain)
-    if summary.predictions.get(target.name):
-        write_results(targets, variants, summary.predictions, output)
+    _check(request.config)
+    targets: list[Target] = []
+    variants: list[Variant] = []
+
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read and prepare the targets, on the first of several processes alone."""
+        check_request(request.config, request.options)
+        target = _wild_type(request)
+        variants[:] = read_variants(target, mutations, positions)
+        target, alignments = _prepared(target, request)
+        targets[:] = [target, *mutant_targets(target, alignments, variants)]
+        return list(targets), []
+
+    plain = replace(request.options, engines=(), msa_dir=None, templates=TemplateOptions(), name_prefix=None)
+    summary = run(replace(request, inputs=read, options=plain))
+    if targets and summary.predictions.get(targets[0].name):
+        write_results(targets, variants, summary.predictions, request.output)
     return summary
 
 
-def _check(config: InferConfig, options: RunOptions) -> None:
+def _check(config: InferConfig) -> None:
     if config.initial_guess is not None:
         raise ConfigError(
             "an initial guess has the sequence of one target, and mutants have others; leave it out"
@@ -76,40 +69,31 @@ def _check(config: InferConfig, options: RunOptions) -> None:
         raise ConfigError(
             "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
         )
-    if options.engines and config.parallel is not None:
-        raise ConfigError(
-            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
-        )
 
 
-def _wild_type(inputs: Sequence[Path], options: RunOptions) -> Target:
+def _wild_type(request: InferRequest) -> Target:
     """Read the only target."""
-    targets, errors = read_targets(inputs, complex_=options.complex_)
+    targets, errors = request.read_targets()
     if errors:
         raise errors[0]
     if len(targets) != 1:
         names = ", ".join(target.name for target in targets[:3])
         raise InputError(
-            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or --complex",
-            path=inputs[0],
+            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or --complex"
         )
-    if options.name_prefix is None:
+    if request.options.name_prefix is None:
         return targets[0]
-    return replace(targets[0], name=safe_stem(options.name_prefix))
+    return replace(targets[0], name=safe_stem(request.options.name_prefix))
 
 
-def _prepared(
-    target: Target, output: Path, weights: Sequence[Path], options: RunOptions
-) -> tuple[Target, Sequence[ChainMsas]]:
+def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[ChainMsas]]:
     """Return the wild type with alignments and templates, and the alignments of its whole chains."""
-    msa_dir = options.msa_dir
+    options, msa_dir = request.options, request.options.msa_dir
     if options.engines:
-        msa_dir = msa_dir or output / ALIGNMENTS
+        msa_dir = request.msa_dir
         found = search_targets([target], options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
         if not found.left([target])[0]:
             raise found.left([target])[1][0]
-    if msa_dir is not None and not msa_dir.is_dir():
-        raise InputError("no such folder; give the folder of the alignments", path=msa_dir)
     alignments = target_alignments(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:
@@ -117,7 +101,7 @@ def _prepared(
             if not any(msa.sequences for group in groups for msa in group):
                 warnings.append(f"no alignment of chain {chain.id} in {msa_dir}; only its sequence is used")
     if options.templates.wanted:
-        networks = limit_networks(open_networks(weights or [Path(MINI)]), options.num_models)
+        networks = limit_networks(open_networks(list(request.weights) or [Path(MINI)]), options.num_models)
         check_takers(options.templates, networks)
         rows = select_rows(alignments, options.pair_mode) if target.is_complex else alignments
         finder = TemplateFinder(options.templates)

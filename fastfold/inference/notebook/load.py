@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.written_scores import read_pae, read_scores, residue_numbers
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
 from fastfold.protein.protein import chain_name
+from fastfold.protein.structure import structure_to_protein
 
 
 def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 1) -> dict[str, Any]:

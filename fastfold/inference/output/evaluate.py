@@ -12,11 +12,9 @@ from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
 from fastfold.inference.config import OutputFormat
 from fastfold.inference.output.json_files import lines_json, rounded
-from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure, read_user_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
-from fastfold.protein.protein import Protein
-from fastfold.protein.structure import Structure
+from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
@@ -47,19 +45,6 @@ def find_reference(reference: Path, name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def structure_to_protein(structure: Structure) -> Protein:
-    """Return all chains of an experimental structure; unresolved residues are without atoms."""
-    chains = structure.chains
-    return Protein(
-        atom_positions=np.concatenate([chain.positions for chain in chains]),
-        atom_mask=np.concatenate([chain.mask for chain in chains]),
-        aatype=np.concatenate([rc.sequence_to_aatype(chain.sequence) for chain in chains]),
-        residue_index=np.concatenate([chain.residue_index for chain in chains]),
-        chain_index=np.repeat(np.arange(len(chains)), [len(chain) for chain in chains]),
-        b_factors=np.concatenate([chain.b_factors for chain in chains]),
-    )
 
 
 def compare_target(

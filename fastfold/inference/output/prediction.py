@@ -291,16 +291,22 @@ class Prediction:
         return view_prediction(self, height=height)
 
     def to_biopython(self) -> Any:
-        """Return a ``Bio.PDB`` structure with pLDDT as B-factors."""
-        from fastfold.inference.notebook.convert import to_biopython
+        """Return a ``Bio.PDB`` structure; see :func:`fastfold.protein.objects.write.to_biopython`."""
+        from fastfold.protein.objects.write import to_biopython
 
-        return to_biopython(self)
+        return to_biopython(self, self.name)
 
     def to_biotite(self) -> Any:
-        """Return a Biotite ``AtomArray`` with pLDDT as ``b_factor``; needs the package biotite."""
-        from fastfold.inference.notebook.convert import to_biotite
+        """Return a Biotite ``AtomArray``; see :func:`fastfold.protein.objects.write.to_biotite`."""
+        from fastfold.protein.objects.write import to_biotite
 
         return to_biotite(self)
+
+    def to_mdanalysis(self) -> Any:
+        """Return an MDAnalysis ``Universe``; see :func:`fastfold.protein.objects.write.to_mdanalysis`."""
+        from fastfold.protein.objects.write import to_mdanalysis
+
+        return to_mdanalysis(self)
 
     def scores(self) -> dict[str, Any]:
         """Return the content of the scores file: plain numbers, text and lists.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.inference.alignment_search import ALIGNMENTS
+from fastfold.inference.request import ALIGNMENTS
 
 _ENGINES = {
     "msa server": "colabfold",

@@ -28,13 +28,19 @@ from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.file_names import COLABFOLD_SCORES
 from fastfold.inference.output.json_files import lines_json
-from fastfold.inference.output.plots import confidence_png
+from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
-from fastfold.inference.output.written_scores import read_pae, read_scores, residue_numbers
+from fastfold.inference.output.written_scores import (
+    MAX_SCORES_BYTES,
+    read_pae,
+    read_scores,
+    residue_numbers,
+)
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.protein.labels import residue_ranges
 from fastfold.utils.hashing import file_digest, input_hash
+from fastfold.utils.text_files import read_json_object
 
 CLASH_PENALTY = 100.0
 """Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3."""
@@ -329,6 +335,38 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
         ptm=scores["ptm"],
         iptm=scores["iptm"],
     )
+
+
+def draw_missing_plots(
+    results: TargetResults, record: PredictionRecord, name: str, *, again: bool = False
+) -> dict[str, str | bytes]:
+    """Draw the plots that a written prediction lacks, from its files.
+
+    Args:
+        results: Results of the target.
+        record: The prediction.
+        name: Name of the target.
+        again: True to draw existing ones again.
+
+    Returns:
+        PNG files by their endings.
+
+    Raises:
+        InputError: A file of the prediction is damaged.
+    """
+    pictures: dict[str, str | bytes] = {}
+    if again or ".png" not in record.files:
+        pictures[".png"] = draw_plot(results, record)
+    if "_coverage.json" in record.files and (again or "_coverage.png" not in record.files):
+        path = results.path(record, "_coverage.json")
+        coverage = read_json_object(path, "the coverage of a target", limit=MAX_SCORES_BYTES)
+        pictures["_coverage.png"] = coverage_png(coverage, title=coverage_title(name))
+    return pictures
+
+
+def coverage_title(name: str) -> str:
+    """Return the title of the plot of a target's alignments."""
+    return f"Alignments of {name[:100]}"
 
 
 def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.memory import HostBuffers, disk_buffers
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import host_available_bytes
 
 _SHARERS = ContextVar("processes of this machine that fold", default=1)
 

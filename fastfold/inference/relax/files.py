@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fastfold._version import __version__
 from fastfold.errors import OutputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
@@ -18,6 +17,7 @@ from fastfold.inference.relax.result import RelaxResult
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.labels import author_names
+from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _log = logging.getLogger(__name__)

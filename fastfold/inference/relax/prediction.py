@@ -9,6 +9,7 @@ from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult
+from fastfold.protein.protein import Protein
 
 if TYPE_CHECKING:
     from fastfold.inference.output.prediction import Prediction
@@ -25,6 +26,11 @@ class RelaxedPrediction:
 
     prediction: Prediction
     result: RelaxResult
+
+    @property
+    def protein(self) -> Protein:
+        """Relaxed structure without hydrogens."""
+        return self.result.protein
 
     def record(self) -> dict[str, Any]:
         """Return energies, movement, violations and seconds for the scores file, in JSON's types."""

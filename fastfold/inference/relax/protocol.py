@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from fastfold.inference.relax.result import RelaxResult
 from fastfold.inference.relax.stereo import check_not_mirrored
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
-from fastfold.protein.labels import AuthorNames, default_names
+from fastfold.protein.io.read import named_protein
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
-from fastfold.utils.cores import available_cores
+from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class _Progress:
 
 
 def relax(
-    protein: Protein,
+    structure: Any,
     config: RelaxConfig | None = None,
     *,
     names: AuthorNames | None = None,
@@ -92,9 +93,11 @@ def relax(
     A failed relaxation does not raise: the result has the reason, and names the residues.
 
     Args:
-        protein: The structure. Residues without atoms are left out, and the chain ends next to them.
+        structure: A :class:`fastfold.Protein`, a file, or another structure of
+            :func:`fastfold.protein.io.read.read_structure`. Residues without atoms are left out, and the chain ends
+            next to them.
         config: Settings; AlphaFold's by default.
-        names: Names of chains and residues in messages.
+        names: Names of chains and residues in messages; by default those of ``structure``.
         continuous: True if residues with consecutive numbers are bonded at any distance, as in a prediction. Otherwise
             a chain ends where C and N are more than 2.5 Å apart.
         on_progress: Called every ten seconds with the round, the iterations and the estimated remaining time.
@@ -114,7 +117,8 @@ def relax(
     from fastfold.inference.relax.platforms import choose_platform
     from fastfold.inference.relax.prepare import check_relaxable
 
-    names = names or default_names(protein)
+    protein, own_names = named_protein(structure)
+    names = names or own_names
     breaks = {} if continuous else chain_breaks(protein, names)
     given, protein = protein, open_breaks(protein, breaks)
     check_relaxable(protein, names, breaks)

@@ -14,7 +14,6 @@ import numpy as np
 
 from fastfold.errors import InputError
 from fastfold.inference.config import FolderFormat
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.prediction import prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
@@ -24,6 +23,7 @@ from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import structure_to_protein
 
 
 def relax_written(

@@ -104,10 +104,7 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
         models = gemmi.read_pdb_string(check_size(path, MAX_SCORES_BYTES).read_text("utf-8"))
     except (RuntimeError, UnicodeDecodeError) as error:
         raise ValueError("its film cannot be read") from error
-    frames = [
-        [[atom.pos.x, atom.pos.y, atom.pos.z] for chain in model for one in chain for atom in one]
-        for model in models
-    ]
+    frames = [[atom.pos.tolist() for chain in model for one in chain for atom in one] for model in models]
     chains = [len(chain) for chain in models[0]] if len(models) else []
     if not chains or len({len(frame) for frame in frames}) != 1 or sum(chains) != len(frames[0]):
         raise ValueError("its film has frames of different chains")

@@ -12,20 +12,21 @@ from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.whole.given import Use
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
-from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, limit_networks, open_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
+from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
-from fastfold.inference.score.targets import StructureTargets
+from fastfold.inference.score.targets import StructureTargets, write_objects
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.atomic_files import write_atomic
 
 TABLE = "scores.tsv"
 """Table of scored structures in the results folder, the best first."""
+STRUCTURES = "structures"
+"""Folder of structures in the results folder that were given as objects."""
 TEMPLATE_RECYCLES = 1
 """Recycles of AF2Rank."""
 
@@ -55,11 +56,8 @@ class Protocol:
 
 
 def run_scores(
-    inputs: Sequence[Path],
-    output: Path,
-    weights: Sequence[Path] = (),
-    config: InferConfig | None = None,
-    options: RunOptions | None = None,
+    files: Sequence[Any],
+    request: InferRequest,
     *,
     protocol: Protocol | None = None,
     workers: ScreenOptions | None = None,
@@ -67,11 +65,10 @@ def run_scores(
     """Score structures, and write their table next to the results.
 
     Args:
-        inputs: PDB and mmCIF files, plain or ``.gz``, and folders of them.
-        output: Folder for the results.
-        weights: Weights files or names of published networks; empty for ``mini``.
-        config: Settings of the fold. AF2Rank makes one recycle unless they name another number.
-        options: Options of the run other than the model's.
+        files: PDB and mmCIF files, plain or ``.gz``, folders of them, and objects of
+            :func:`fastfold.protein.io.read.read_structure`, which are written to ``structures`` among the results.
+        request: How they are scored; its own inputs are not read. AF2Rank makes one recycle unless the settings of
+            the fold name another number.
         protocol: How structures are scored.
         workers: Workers of a screen; None for this process.
 
@@ -81,7 +78,7 @@ def run_scores(
     Raises:
         FastFoldError: The run cannot start: no network fits the protocol, or see :func:`fastfold.inference.runner.run`.
     """
-    config, options, protocol = config or InferConfig(), options or RunOptions(), protocol or Protocol()
+    config, options, protocol = request.config, request.options, protocol or Protocol()
     if config.initial_guess is not None:
         raise ConfigError("each structure is its own initial guess; give Protocol(use='initial_guess')")
     if protocol.use == "template":
@@ -89,23 +86,23 @@ def run_scores(
             raise ConfigError("the scored structure is the only template; leave out other templates")
         if config.num_recycles is None:
             config = replace(config, num_recycles=TEMPLATE_RECYCLES)
-    networks = limit_networks(open_networks(weights or [Path(MINI)]), options.num_models)
-    check_networks(networks, protocol)
     searches = options.msa_dir is not None or bool(options.engines)
-    read = StructureTargets(inputs, protocol.use, protocol.shows_targets, searches)
-    targets, errors = read()
-    if options.name_prefix is not None:
-        targets, options = number_targets(targets, options.name_prefix), replace(options, name_prefix=None)
+    prefix, options = options.name_prefix, replace(options, name_prefix=None)
+    targets: list[Target] = []
 
-    def targets_read() -> tuple[list[Target], list[InputError]]:
-        return targets, errors
+    def read() -> tuple[list[Target], list[InputError]]:
+        """Read the structures, on the first of several processes alone."""
+        networks = open_networks(list(request.weights) or [Path(MINI)])
+        check_networks(limit_networks(networks, options.num_models), protocol)
+        structures = write_objects(files, request.output / STRUCTURES)
+        found, errors = StructureTargets(structures, protocol.use, protocol.shows_targets, searches)()
+        targets[:] = found if prefix is None else number_targets(found, prefix)
+        return list(targets), errors
 
-    if workers is None:
-        summary = run(targets_read, output, weights, config, options)
-    else:
-        summary = screen(targets_read, output, weights, config, options, workers)
+    request = replace(request, inputs=read, config=config, options=options)
+    summary = run(request) if workers is None else screen(request, workers)
     if summary.predictions:
-        write_table(targets, summary.predictions, output)
+        write_table(targets, summary.predictions, request.output)
     return summary
 
 

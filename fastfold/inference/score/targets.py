@@ -6,13 +6,50 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fastfold.data.targets import FoundTarget, Target, make_chains, unique_targets
+from fastfold._version import __version__
+from fastfold.data.targets import FoundTarget, Target, make_chains, safe_stem, unique_targets
 from fastfold.data.templates.custom import structures_inside
 from fastfold.data.templates.whole.given import GivenStructure, Use
 from fastfold.errors import InputError
-from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.read import named_protein, read_objects, read_structure, structure_name
 from fastfold.protein.residue_constants import atom_order
+from fastfold.protein.structure import Structure
+from fastfold.utils.atomic_files import write_atomic
+
+
+def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
+    """Write the structures of a list that are objects into a folder, as mmCIF; return the paths of all.
+
+    Args:
+        inputs: Files, folders, and other structures of :func:`fastfold.protein.io.read.read_structure`.
+        folder: Folder of the written files, created if needed.
+
+    Raises:
+        ConfigError: An input is of another type.
+        InputError: An object has no protein.
+        WriteError: A file cannot be written.
+    """
+    paths = []
+    for source in read_objects(inputs):
+        if isinstance(source, Structure):
+            protein, names = named_protein(source)
+            text = to_modelcif(
+                protein,
+                entry_id=source.name,
+                title=f"Structure {source.name[:100]}",
+                software_version=__version__,
+                model_name="given",
+                plddt=None,
+                names=names,
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            source = folder / f"{safe_stem(source.name)}.cif"
+            write_atomic(source, text)
+        paths.append(source)
+    return paths
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from fastfold.errors import FastFoldError
 
-Kind = Literal["search", "fold"]
+Kind = Literal["search", "fold", "finish"]
 Status = Literal["done", "finished", "in_progress", "failed", "lost", "fatal"]
 
 
@@ -24,7 +24,8 @@ class Job:
         id: Unique number.
         name: Name for users.
         kind: Kind of workers that can do it.
-        payload: Input of the worker: a :class:`~fastfold.data.targets.Target` to fold, or sequences to search for.
+        payload: Input of the worker: a :class:`~fastfold.data.targets.Target` to fold, a :class:`FoldedJob` to finish,
+            or sequences to search for.
         cost: Work in arbitrary units; more expensive jobs start first.
         smallest: Smallest sufficient host memory in bytes; 0 if it is unknown or no host memory is used.
         needs: Jobs that must be finished first.
@@ -74,6 +75,18 @@ class JobResult:
     seconds: float = 0.0
     members: tuple[JobResult, ...] = ()
     predictions: tuple[str, ...] = field(default=(), compare=False)
+
+
+class FoldedJob(NamedTuple):
+    """Folded target without plots, whose predictions are not relaxed yet.
+
+    Attributes:
+        target: The target.
+        result: Result of its fold.
+    """
+
+    target: Any
+    result: JobResult
 
 
 @dataclass(frozen=True)

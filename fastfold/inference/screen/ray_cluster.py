@@ -28,7 +28,7 @@ from fastfold.inference.screen.job import (
     Worker,
 )
 from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess, pack_function
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import host_available_bytes
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -8,20 +8,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fastfold.data.queries.read import TargetReader
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
-from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
-from fastfold.inference.config import InferConfig
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
+from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
+from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import (
     Summary,
     check_request,
@@ -31,13 +31,11 @@ from fastfold.inference.runner import (
     with_precision,
 )
 from fastfold.inference.screen.failures import FailuresFile
-from fastfold.inference.screen.job import Job, JobResult
-from fastfold.inference.screen.options import ScreenOptions, TargetLists
+from fastfold.inference.screen.job import FoldedJob, Job, JobResult
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
 from fastfold.inference.screen.search import ChainSearch, EngineSearch
 from fastfold.inference.screen.setup import Setup
-from fastfold.inference.screen.targets import screen_targets
-from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
@@ -46,25 +44,14 @@ MAX_REPORTED = 10_000
 """Targets of the largest screen that ends with a page of its results."""
 
 
-def screen(
-    lists: TargetLists | TargetReader,
-    output: Path,
-    weights: Sequence[Path],
-    config: InferConfig,
-    options: RunOptions,
-    where: ScreenOptions,
-) -> Summary:
-    """Fold all targets of some lists by several workers into a results folder.
+def screen(request: InferRequest, where: ScreenOptions) -> Summary:
+    """Fold all targets of a request by several workers into a results folder.
 
     Existing results are not folded again. A target that fails, or that ends its worker twice, is listed in
     ``failures.tsv``, and the others continue.
 
     Args:
-        lists: Sources of the targets, or a function that reads them.
-        output: Folder for the results, the same on all machines.
-        weights: Weights files; empty for the small network that ships with the package.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
+        request: Targets to fold, and how; the folder for the results is the same on all machines.
         where: Workers and limits.
 
     Returns:
@@ -74,6 +61,7 @@ def screen(
         FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
         WriteError: A result cannot be written; finished results are kept.
     """
+    config, options, weights = request.config, request.options, list(request.weights)
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
@@ -89,7 +77,7 @@ def screen(
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
     if options.engines:
-        msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
+        msa_dir = request.msa_dir.resolve()
         options = replace(options, msa_dir=msa_dir)
         if isinstance(options.engines, Sequence):
             search = EngineSearch(tuple(options.engines), msa_dir)
@@ -100,10 +88,11 @@ def screen(
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
     networks = limit_networks(networks, options.num_models)
+    check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses invalid sources
-    targets, errors = lists() if callable(lists) else screen_targets(lists, complex_=options.complex_)
+    targets, errors = request.read_targets()
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)
     if untrained := untrained_networks(networks, targets):
@@ -129,9 +118,11 @@ def screen(
         report_limits(progress, None if weights else networks[0], targets, options, (chosen,))
         summary = Summary((), (), ())
         if targets:
-            setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
+            setup = Setup(
+                networks, not weights, request.output, config, options, where, search, progress.line
+            )
             summary = _Screen(
-                targets, costs, ResultsFolder(output, warn, options.output_format), progress
+                targets, costs, ResultsFolder(request.output, warn, options.output_format), progress
             ).run(setup)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
@@ -157,7 +148,9 @@ class _Screen:
         try:
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
             ahead = max(rules.ahead, 4 * workers.count)
-            Scheduler(jobs, workers.executor, self._report, replace(rules, ahead=ahead)).run()
+            follow = self._rest if workers.are_finished else _nothing
+            rules = replace(rules, ahead=ahead)
+            Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self._flush()
@@ -176,6 +169,13 @@ class _Screen:
         everything_failed = (*self._failed, *failed)
         return Summary(tuple(self._folded), tuple(self._skipped), everything_failed, self._predictions)
 
+    def _rest(self, job: Job, result: JobResult) -> Job | None:
+        """Return the job that draws and relaxes a folded target; None for other jobs."""
+        if job.kind != "fold" or result.status == "failed":
+            return None
+        number = 2 * len(self._targets) + job.id  # those of groups are smaller
+        return Job(number, job.name, "finish", FoldedJob(job.payload, result), job.cost)
+
     def _report(self, job: Job, result: JobResult) -> None:
         """Report a finished job."""
         for line in result.lines:
@@ -186,7 +186,8 @@ class _Screen:
             return
         number = len(self._folded) + len(self._skipped) + len(self._failed) + 1
         label = f"{number}/{len(self._targets)} {job.name}"
-        target: Target = job.payload
+        folded = job.payload if job.kind == "finish" else FoldedJob(job.payload, JobResult("done"))
+        target: Target = folded.target
         if result.status == "failed":
             self._failed.append((target.name, result.text))
             self._progress.skip(job.cost)
@@ -202,8 +203,14 @@ class _Screen:
             self._progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
         self._folded.append(target.name)
-        self._progress.step(label, f"{result.text}, {clock(result.seconds)}", job.cost)
+        self._progress.step(
+            label, f"{result.text}, {clock(folded.result.seconds + result.seconds)}", job.cost
+        )
 
     def _flush(self) -> None:
         self._table.flush()
         self._failures.flush()
+
+
+def _nothing(job: Job, result: JobResult) -> None:
+    """Follow no job."""

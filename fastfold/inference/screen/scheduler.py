@@ -53,8 +53,9 @@ class Scheduler:
     Args:
         jobs: All jobs.
         executor: Runs the workers.
-        report: Called once for each job with its result.
+        report: Called once for each job with its result, unless another job follows it.
         rules: Settings; None for the defaults.
+        follow: Returns the job that continues a closed one; None if there is none.
         clock: Returns seconds.
     """
 
@@ -65,9 +66,10 @@ class Scheduler:
         report: Callable[[Job, JobResult], None],
         rules: Rules | None = None,
         *,
+        follow: Callable[[Job, JobResult], Job | None] = lambda job, result: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor, self._report, self._clock = executor, report, clock
+        self._executor, self._report, self._follow, self._clock = executor, report, follow, clock
         self._rules = rules or Rules()
         self._open = {job.id: job for job in jobs}
         self._needs = {job.id: {need for need in job.needs if need in self._open} for job in jobs}
@@ -75,7 +77,7 @@ class Scheduler:
         for job in jobs:
             for need in self._needs[job.id]:
                 self._dependents[need].append(job)
-        self._ready: dict[Kind, list[tuple[float, int]]] = {"search": [], "fold": []}
+        self._ready: dict[Kind, list[tuple[float, int]]] = {"search": [], "fold": [], "finish": []}
         self._searched: set[int] = set()
         self._later: list[tuple[float, int]] = []
         self._delays: dict[int, float] = {}
@@ -130,7 +132,7 @@ class Scheduler:
     def _choose(self, worker: Worker) -> Task | None:
         """Choose the most expensive job for which the machine has memory."""
         ready: list[tuple[float, int]] = self._ready[worker.kind]
-        if worker.kind == "search" or worker.memory is None:
+        if worker.kind != "fold" or worker.memory is None:
             return Task(self._open[heapq.heappop(ready)[1]], None) if ready else None
         there = [w for w in self._workers.values() if w.host == worker.host and w.kind == worker.kind]
         taken = [self._running[w.id].memory or 0 for w in there if w.id in self._running]
@@ -213,7 +215,12 @@ class Scheduler:
     def _close(self, job: Job, result: JobResult) -> None:
         """Close a job permanently; dependent jobs may start, or fail."""
         del self._open[job.id]
-        self._report(job, result)
+        following = self._follow(job, result)
+        if following is None:
+            self._report(job, result)
+        else:
+            self._open[following.id] = following
+            self._push(following)
         for dependent in self._dependents.pop(job.id, ()):
             if dependent.id not in self._open:
                 continue

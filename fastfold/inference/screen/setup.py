@@ -13,21 +13,24 @@ import torch
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.background import PROCESS_BYTES, count_processes
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import Network
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import Executor, Job, Worker
 from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Rules
 from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
-from fastfold.inference.screen.worker import FoldWorker
+from fastfold.inference.screen.worker import FinishWorker, FoldWorker
 from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
-from fastfold.inference.target_runner import RunOptions
-from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
+
+_FOLDERS_OF_PLOTTER = 4
+"""Number of workers that fold whose plots one process draws."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class Workers:
         count: Number of workers that fold.
         on_cpu: True if they fold on CPUs, which share their machine's memory.
         text: Description in words.
+        are_finished: True if further workers draw and relax the folded targets.
     """
 
     executor: Executor
     count: int
     on_cpu: bool
     text: str
+    are_finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Setup:
         where: Workers and limits.
         search: Search for alignments; None for no searches.
         say: Called with lines for the user.
-        adapt: Makes the function of a worker from the one that folds a target.
+        adapt: Makes the function of a worker from the one that folds a target, which then draws and relaxes as well;
+            None to send targets, whose plots and relaxation are jobs of further workers.
     """
 
     networks: Sequence[Network]
@@ -71,7 +77,7 @@ class Setup:
     where: ScreenOptions
     search: ChainSearch | None
     say: Callable[[str], None]
-    adapt: Callable[[FoldWorker], Function] = lambda worker: worker
+    adapt: Callable[[FoldWorker], Function] | None = None
 
     def start(self) -> Workers:
         """Start the workers.
@@ -136,9 +142,16 @@ class Setup:
             )
         if limit is not None and limit <= own:
             raise ConfigError(f"--memory-limit: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
-        return Rules(MemoryPlan(own, self.config.budget, None if limit is None else limit - own))
+        # On a cluster, each worker that folds comes with one that draws and relaxes.
+        rest = PROCESS_BYTES if self._has_rest and self.where.ray is not None else 0
+        return Rules(MemoryPlan(own + rest, self.config.budget, None if limit is None else limit - own))
 
-    def _function(self, device: str, threads: int, sharers: int) -> FoldWorker:
+    @property
+    def _has_rest(self) -> bool:
+        """True if further workers draw and relax the folded targets."""
+        return self.adapt is None and (self.config.plots or self.config.relax != "none")
+
+    def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
         weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
         config = replace(
@@ -172,7 +185,11 @@ class Setup:
             threads=threads,
             sharers=sharers,
             search=self.search,
+            leaves_rest=leaves_rest,
         )
+
+    def _adapted(self, function: FoldWorker) -> Function:
+        return function if self.adapt is None else self.adapt(function)
 
     def _local(self, limits: Limits) -> Workers:
         where = self.where
@@ -186,16 +203,42 @@ class Setup:
         count = where.workers or max(1, gpus)
         if gpus and count > gpus:
             raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
-        threads = where.cpus_per_worker or max(1, available_cores() // count)
+        cores = available_cores()
+        threads = where.cpus_per_worker or max(1, cores // count)
         memory = None if gpus else host_available_bytes()
-        workers: list[tuple[Worker, Function]] = []
-        for k in range(count):
-            function = self.adapt(self._function(devices[k % len(devices)], threads, count if gpus else 1))
-            workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), function))
+        finishers = self._count_finishers(count, memory)
+        if memory is not None:
+            memory = max(1, memory - finishers * PROCESS_BYTES)
+        functions = [
+            self._function(
+                devices[k % len(devices)], threads, count if gpus else 1, leaves_rest=finishers > 0
+            )
+            for k in range(count)
+        ]
+        workers = [
+            (Worker(f"fold-{k}", "fold", memory=memory), self._adapted(function))
+            for k, function in enumerate(functions, 1)
+        ]
+        finisher = FinishWorker(functions[0], max(1, cores // max(1, finishers)))
+        workers += [(Worker(f"finish-{k + 1}", "finish"), finisher) for k in range(finishers)]
         if self.search is not None:
             workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
         text = f"{_counted(count, 'worker')} on this machine, on {'GPUs' if gpus else f'CPUs ({threads} for each)'}"
-        return Workers(LocalExecutor(workers, limits), count, not gpus, text)
+        return Workers(LocalExecutor(workers, limits), count, not gpus, text, finishers > 0)
+
+    def _count_finishers(self, count: int, memory: int | None) -> int:
+        """Return the number of workers that draw and relax on this machine.
+
+        Args:
+            count: Number of workers that fold.
+            memory: Free host memory; None if they fold on GPUs.
+        """
+        if not self._has_rest:
+            return 0
+        if self.config.relax == "none":
+            return -(-count // _FOLDERS_OF_PLOTTER)
+        cores = available_cores()
+        return count if memory is None else count_processes(cores, cores, memory)
 
     def _on_ray(self, limits: Limits) -> Workers:
         from fastfold.inference.screen.ray_cluster import Group, RayExecutor, connect
@@ -215,8 +258,12 @@ class Setup:
         if cpus > found.smallest:
             self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
         sharers = -(-gpus // found.machines) if gpus else 1
-        function = self.adapt(self._function("cuda" if gpus else "cpu", cpus, sharers))
-        groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
+        # A worker without a GPU could not relax on one.
+        has_finishers = self._has_rest and not gpus
+        function = self._function("cuda" if gpus else "cpu", cpus, sharers, leaves_rest=has_finishers)
+        groups = [Group("fold", count, self._adapted(function), cpus, 1 if gpus else 0)]
+        if has_finishers:
+            groups.append(Group("finish", count, FinishWorker(function), 0))
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.
             groups.append(Group("search", 1, SearchWorker(self.search), int(found.cpus > count * cpus)))
@@ -224,7 +271,7 @@ class Setup:
             f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
         )
-        return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text)
+        return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text, has_finishers)
 
 
 def _together(members: tuple[Job, ...], folds: int) -> Job:

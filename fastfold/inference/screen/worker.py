@@ -1,4 +1,4 @@
-"""Worker process that keeps the networks loaded and folds one target after the other."""
+"""Worker processes: one keeps the networks loaded and folds targets, another one draws and relaxes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.folding.background import lower_priority
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import JobResult, Status, Task
 from fastfold.inference.screen.search import ChainSearch
-from fastfold.inference.target_runner import FoldedTarget, RunOptions, TargetRunner, TargetWork, conclusion
+from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork, conclusion
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +37,7 @@ class FoldWorker:
         threads: Threads of PyTorch.
         sharers: Workers of its machine, which share the host memory that folds on GPUs use.
         search: Search for the targets' chains; None without a search.
+        leaves_rest: True to leave plots and relaxation to a :class:`FinishWorker`.
     """
 
     output: Path
@@ -44,6 +47,7 @@ class FoldWorker:
     threads: int = 1
     sharers: int = 1
     search: ChainSearch | None = None
+    leaves_rest: bool = False
     _runner: TargetRunner | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
@@ -74,7 +78,8 @@ class FoldWorker:
     ) -> list[JobResult]:
         """Fold targets in shared passes, and return the result of each."""
         runner.progress = replace(runner.progress, stream=said)
-        runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
+        config = replace(self.config, plots=False, relax="none") if self.leaves_rest else self.config
+        runner.config = config if memory is None else replace(config, memory_budget=memory)
         results: dict[int, JobResult] = {}
         works: dict[int, TargetWork] = {}
         for index, target in enumerate(targets):
@@ -83,13 +88,13 @@ class FoldWorker:
                     self.search.publish(target)
                 works[index] = TargetWork(target, target.name, 1.0)
             except Exception as error:
-                results[index] = self._failed(target, error, said)
+                results[index] = _failed(target, error, said)
         with runner.progress:
             for index, found in zip(works, runner.fold_group(list(works.values())), strict=True):
                 try:
                     results[index] = self._ended(runner, targets[index], found)
                 except Exception as error:  # also a bug that one target triggers: the others continue
-                    results[index] = self._failed(targets[index], error, said)
+                    results[index] = _failed(targets[index], error, said)
         return [results[index] for index in range(len(targets))]
 
     def _ended(self, runner: TargetRunner, target: Target, found: FoldedTarget | Exception) -> JobResult:
@@ -98,7 +103,7 @@ class FoldWorker:
             raise found
         if found.in_progress:
             return JobResult("in_progress")
-        if runner.options.reference is not None:
+        if runner.options.reference is not None and not self.leaves_rest:
             runner.compare(found.results, target, target.name, runner.options.reference)
         records = found.results.records()
         if not records:  # with --skip-bad-weights
@@ -106,13 +111,6 @@ class FoldWorker:
             return JobResult("failed", text)
         status: Status = "done" if found.made else "finished"
         return JobResult(status, conclusion(records), predictions=found.predictions)
-
-    def _failed(self, target: Target, error: Exception, said: io.StringIO) -> JobResult:
-        if isinstance(error, WriteError | WeightsError) and not isinstance(error, PlaceError):
-            return JobResult("fatal", str(error))
-        if debugging():
-            said.write("".join(traceback.format_exception(error)))
-        return JobResult("failed", reason(error, target))
 
     def open_networks(self) -> tuple[list[Network], torch.device]:
         """Prepare this process for folds; return the networks, not yet loaded, and the device.
@@ -136,21 +134,82 @@ class FoldWorker:
         skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
         return open_networks(self.weights or (Path(MINI),), skip=skip), device
 
+    def open_runner(self, networks: list[Network], device: torch.device) -> TargetRunner:
+        """Return a runner for the results folder."""
+        from fastfold.data.templates.source import TemplateFinder
+        from fastfold.inference.output.results_folder import ResultsFolder
+        from fastfold.inference.progress import Progress
+
+        return TargetRunner(
+            networks,
+            ResultsFolder(self.output),
+            device,
+            self.config,
+            self.options,
+            Progress(0.0, quiet=True),
+            finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
+            leaves_rest=self.leaves_rest,
+        )
+
     def _opened(self) -> TargetRunner:
         """Return the runner with its networks, opened once."""
         if self._runner is None:
-            from fastfold.data.templates.source import TemplateFinder
-            from fastfold.inference.output.results_folder import ResultsFolder
-            from fastfold.inference.progress import Progress
-
-            networks, device = self.open_networks()
-            self._runner = TargetRunner(
-                networks,
-                ResultsFolder(self.output),
-                device,
-                self.config,
-                self.options,
-                Progress(0.0, quiet=True),
-                finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
-            )
+            self._runner = self.open_runner(*self.open_networks())
         return self._runner
+
+
+@dataclass
+class FinishWorker:
+    """Picklable function that draws and relaxes targets which a :class:`FoldWorker` has folded.
+
+    Attributes:
+        base: The worker that folds.
+        threads: Threads of a relaxation.
+    """
+
+    base: FoldWorker
+    threads: int = 1
+    _runner: TargetRunner | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, number: int, task: Task) -> JobResult:
+        """Finish a target.
+
+        Args:
+            number: Number of the job.
+            task: Task whose payload is a :class:`~fastfold.inference.screen.job.FoldedJob`.
+
+        Returns:
+            Result of fold and finish together, ``fatal`` if no other target could be written either.
+        """
+        target, folded = task.job.payload
+        said = io.StringIO()
+        try:
+            runner = self._opened()
+            runner.progress = replace(runner.progress, stream=said)
+            with runner.progress:
+                made = folded.status == "done"
+                made = runner.finish(target, folded.predictions, made=made) or made
+                if runner.options.reference is not None:
+                    results = runner.folder.target(target)
+                    runner.compare(results, target, target.name, runner.options.reference)
+        except Exception as error:  # also a bug that one target triggers: the others continue
+            return _failed(target, error, said)
+        lines = (*folded.lines, *said.getvalue().splitlines())
+        return replace(folded, status="done" if made else "finished", lines=lines)
+
+    def _opened(self) -> TargetRunner:
+        if self._runner is None:
+            import torch
+
+            lower_priority()
+            torch.set_num_threads(self.threads)
+            self._runner = self.base.open_runner([], torch.device("cpu"))
+        return self._runner
+
+
+def _failed(target: Target, error: Exception, said: io.StringIO) -> JobResult:
+    if isinstance(error, WriteError | WeightsError) and not isinstance(error, PlaceError):
+        return JobResult("fatal", str(error))
+    if debugging():
+        said.write("".join(traceback.format_exception(error)))
+    return JobResult("failed", reason(error, target))

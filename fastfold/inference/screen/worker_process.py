@@ -126,7 +126,7 @@ class WorkerProcess:
             return self._ended()
         start = time.monotonic()
         while True:
-            watched = task.job.kind == "fold" and self._limits != Limits()
+            watched = task.job.kind != "search" and self._limits != Limits()
             if wait([pipe, process.sentinel], _POLL_S if watched else None):
                 try:
                     _, result, failure = receive(pipe)

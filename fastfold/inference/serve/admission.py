@@ -15,8 +15,8 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
+from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.request import JobRequest
-from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import check_takers, takes_templates
 
 

@@ -14,7 +14,7 @@ from fastfold.data.queries.a3m import parse_a3m_query
 from fastfold.data.targets import Target, safe_stem, target_from_sequence, unique_targets
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.request import RunOptions
 from fastfold.utils.atomic_files import write_atomic
 
 Kind = Literal["sequence", "fasta", "a3m"]
@@ -26,7 +26,7 @@ SETTINGS = (
 )
 """Fields of :class:`~fastfold.inference.config.InferConfig` that a request may set: none names a file or a device."""
 RUN_SETTINGS = ("num_models", "pair_mode", "zip_results")
-"""Fields of :class:`~fastfold.inference.target_runner.RunOptions` that a request may set."""
+"""Fields of :class:`~fastfold.inference.request.RunOptions` that a request may set."""
 MAX_SEEDS = 100
 """Largest number of seeds of a job."""
 RESULTS = "results"

@@ -18,6 +18,7 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import about_mini, limit_networks, open_networks
 from fastfold.inference.planning.available_memory import host_memory_bytes
+from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import check_request, with_precision
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.setup import Setup
@@ -28,11 +29,10 @@ from fastfold.inference.serve.options import ServeOptions, is_loopback
 from fastfold.inference.serve.service import Backend, Service
 from fastfold.inference.serve.tokens import read_tokens
 from fastfold.inference.serve.worker import GroupWorker
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.device import choose_device
-from fastfold.utils.host_memory import host_available_bytes
 from fastfold.utils.locks import held
+from fastfold.utils.machine import host_available_bytes
 
 Say = Callable[[str], None]
 _KEEP_ALIVE_S = 5

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from fastfold.errors import ConfigError
+from fastfold.inference import alignment_search
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.queue import JobQueue, QueuedJob
 from fastfold.inference.serve.request import RUN_SETTINGS, SETTINGS, JobRequest, Kind, template_file
-from fastfold.inference.target_runner import RunOptions
 
 MAX_TEXT = 64 << 20
 """Largest number of characters of a target or a template."""
@@ -36,7 +37,7 @@ def _settings_model() -> type[BaseModel]:
     """Make the model of a request's settings from those of a fold and a run, which are all optional."""
     chosen: dict[str, Any] = {}
     for source, names in ((InferConfig, SETTINGS), (RunOptions, RUN_SETTINGS)):
-        hints = get_type_hints(source)
+        hints = get_type_hints(source, localns=vars(alignment_search))  # has names for type checkers alone
         defaults = {field.name: field.default for field in fields(source)}
         for name in names:
             default = defaults[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from fastfold.data.targets import Target
     from fastfold.inference.models import Network
+    from fastfold.inference.runner import Summary
+    from fastfold.inference.target_runner import TargetRunner, TargetWork
 
 _LOCK = ".lock"
 
@@ -42,6 +45,12 @@ class JobFolder(NamedTuple):
     path: Path
 
 
+class _ParsedJob(NamedTuple):
+    path: Path
+    request: JobRequest
+    target: Target
+
+
 @dataclass
 class GroupWorker:
     """Picklable function that folds groups of jobs; the networks are opened with the first group.
@@ -56,7 +65,7 @@ class GroupWorker:
     _opened: tuple[list[Network], torch.device] | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
-        """Fold a group, one job after the other; an empty one only loads the networks.
+        """Fold a group, with short jobs of similar length in shared passes; an empty one only loads the networks.
 
         Args:
             number: Number of the group.
@@ -72,71 +81,112 @@ class GroupWorker:
                 for network in networks:
                     network.load(self.base.config.precision)
                 self._opened = networks, device
-            for job in group:
+            with contextlib.ExitStack() as locks:
                 # The worker of a killed server may end a moment later than its server.
-                with held(FileLock(job.path / _LOCK)):
-                    if not (job.path / ANSWER).exists():
-                        self._fold(job, task.memory)
+                for job in group:
+                    locks.enter_context(held(FileLock(job.path / _LOCK)))
+                self._fold([job for job in group if not (job.path / ANSWER).exists()], task.memory)
         except FastFoldError as error:
             return JobResult("fatal", str(error))
         return JobResult("done")
 
-    def _fold(self, job: JobFolder, memory: int | None) -> None:
-        """Fold a job and write its answer.
+    def _fold(self, group: Sequence[JobFolder], memory: int | None) -> None:
+        """Fold jobs and write their answers.
 
         Raises:
             WriteError, WeightsError: Other jobs would fail too.
         """
-        target = None
-        try:
-            request = JobRequest.read(job.path)
-            target = request.target()
-            answer = self._run(request, target, job.path, memory)
-        except PlaceError as error:
-            answer = {"state": "failed", "text": str(error)}
-        except (WriteError, WeightsError):
-            raise
-        except Exception as error:  # also a bug that one target triggers: the others continue
-            if debugging():
-                traceback.print_exc()
-            text = str(error) if target is None else reason(error, target)
-            answer = {"state": "failed", "text": text}
-        write_answer(job.path, answer)
+        from fastfold.inference.folding.batch import group_by_length
 
-    def _run(self, request: JobRequest, target: Target, folder: Path, memory: int | None) -> dict[str, Any]:
+        assert self._opened is not None
+        parsed: list[_ParsedJob] = []
+        for job in group:
+            with _answering(job.path, None):
+                request = JobRequest.read(job.path)
+                parsed.append(_ParsedJob(job.path, request, request.target()))
+        lengths = [job.target.num_residues for job in parsed]
+        for indices in group_by_length(lengths, "auto", self._opened[1]):
+            self._fold_together([parsed[index] for index in indices], memory)
+
+    def _fold_together(self, group: Sequence[_ParsedJob], memory: int | None) -> None:
+        """Fold jobs in shared passes, and answer each when it ends."""
+        from fastfold.inference.runner import fold_targets
+        from fastfold.inference.target_runner import fold_together
+
+        runs: dict[TargetWork, tuple[_ParsedJob, TargetRunner]] = {}
+        with contextlib.ExitStack() as stack:
+            for job in group:
+                with _answering(job.path, job.target):
+                    runner, work = self._start(job, memory, stack)
+                    runs[work] = job, runner
+            together = [(runner, work) for work, (_, runner) in runs.items()]
+            for work, result in stack.enter_context(contextlib.closing(fold_together(together))):
+                job, runner = runs[work]
+                with _answering(job.path, job.target):
+                    summary = fold_targets(runner, [job.target], [work.cost], [(work, result)])
+                    write_answer(job.path, _answer(job, runner, summary))
+
+    def _start(
+        self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
+    ) -> tuple[TargetRunner, TargetWork]:
+        """Open the results and the progress of a job."""
         from fastfold.data.templates.source import TemplateFinder
         from fastfold.inference.models import limit_networks, suitable
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
-        from fastfold.inference.runner import fold_targets, target_cost
-        from fastfold.inference.target_runner import TargetRunner, conclusion
+        from fastfold.inference.runner import target_cost
+        from fastfold.inference.target_runner import TargetRunner, TargetWork
 
         assert self._opened is not None
-        config = request.config(self.base.config)
+        config = job.request.config(self.base.config)
         if memory is not None:
             config = replace(config, memory_budget=memory)
-        options = request.options(self.base.options, folder)
+        options = job.request.options(self.base.options, job.path)
         networks = limit_networks(self._opened[0], options.num_models)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        cost = target_cost(target, suitable(networks, target), config)
-        results = ResultsFolder(folder / RESULTS)
+        cost = target_cost(job.target, suitable(networks, job.target), config)
+        results = ResultsFolder(job.path / RESULTS)
         # Line by line, so that the server can send each one at once.
-        with (
-            (folder / PROGRESS).open("a", encoding="utf-8", buffering=1) as log,
-            Progress(cost, log) as progress,
-        ):
-            runner = TargetRunner(
-                networks, results, self._opened[1], config, options, progress, finder=finder
-            )
-            summary = fold_targets(runner, [target], [cost])
-        records = results.target(target).records()
-        answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(folder)}
-        if records:
-            best = {name: value for name, value in records[0].scores.items() if name != "model"}
-            answer |= {"text": conclusion(records), "scores": best | {"model": records[0].key}}
-        if summary.failed:  # predictions that were finished before can be fetched
-            answer |= {"state": "failed", "text": summary.failed[0][1]}
-        return answer
+        log = stack.enter_context((job.path / PROGRESS).open("a", encoding="utf-8", buffering=1))
+        progress = stack.enter_context(Progress(cost, log))
+        runner = TargetRunner(networks, results, self._opened[1], config, options, progress, finder=finder)
+        return runner, TargetWork(job.target, f"1/1 {job.target.name}", cost)
+
+
+@contextlib.contextmanager
+def _answering(folder: Path, target: Target | None) -> Iterator[None]:
+    """Write the error of a job as its answer.
+
+    Raises:
+        WriteError, WeightsError: Other jobs would fail too.
+    """
+    try:
+        yield
+    except PlaceError as error:
+        text = str(error)
+    except (WriteError, WeightsError):
+        raise
+    except Exception as error:  # also a bug that one target triggers: the others continue
+        if debugging():
+            traceback.print_exc()
+        text = str(error) if target is None else reason(error, target)
+    else:
+        return
+    write_answer(folder, {"state": "failed", "text": text})
+
+
+def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
+    """Return the answer to a job that was folded."""
+    from fastfold.inference.target_runner import conclusion
+
+    records = runner.folder.target(job.target).records()
+    answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(job.path)}
+    if records:
+        best = {name: value for name, value in records[0].scores.items() if name != "model"}
+        answer |= {"text": conclusion(records), "scores": best | {"model": records[0].key}}
+    if summary.failed:  # predictions that were finished before can be fetched
+        answer |= {"state": "failed", "text": summary.failed[0][1]}
+    return answer
 
 
 def write_answer(folder: Path, answer: dict[str, Any]) -> None:

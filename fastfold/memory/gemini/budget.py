@@ -10,7 +10,7 @@ from fastfold.memory.devices.device import Device
 from fastfold.memory.gemini.chunks import Chunk
 from fastfold.memory.gemini.optimizer.probe import state_bytes, state_count
 from fastfold.memory.planner.schedule import BudgetError
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.machine import host_available_bytes
 
 
 def check_budget(

@@ -106,6 +106,10 @@ class AxialAlphaFold(AlphaFold):
                 result[name] = result[name] | {"logits": rows.join(logits, -3)}
         return result
 
+    def whole_rows(self, pair: Tensor) -> Tensor:
+        """Return all rows ``[*, N, N, c]`` of a tensor of pairs; all ranks have to call it alike."""
+        return Rows(self.shards.group, self.shards.sizes(pair.shape[-2])).join(pair, -3)
+
     def _whole_rows(self, logits: LazyRows) -> LazyRows:
         """Return all rows ``[*, N, N, bins]`` from this rank's, computed and joined on access."""
         residues = logits.shape[-2]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
@@ -95,7 +95,7 @@ class FullySharded:
             check_units(module, alone)
             for unit in (*alone, module):
                 if not isinstance(unit, FSDPModule):
-                    fully_shard(unit, mesh=ranks)
+                    self._shard(unit, ranks)
             self._calls = UnitCalls(module, alone, self._group)
             UnitWeights(module, alone)
             for part in module.modules():
@@ -116,6 +116,15 @@ class FullySharded:
         self._norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), _shard_group(mesh)] for name in self.names}, mesh.group("pp")
         )
+
+    def _shard(self, unit: nn.Module, ranks: DeviceMesh) -> None:
+        try:
+            fully_shard(unit, mesh=ranks)
+        except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+            raise ConfigError(
+                f"zero=3 cannot shard {type(unit).__name__} on rank {self._group.rank} of {self._group.name} "
+                f"({type(error).__name__}: {first_line(error)}): use zero=2"
+            ) from error
 
     @property
     def optimised(self) -> dict[str, nn.Parameter]:

@@ -13,19 +13,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.checkpointing import checkpointable_blocks
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.comparison import detached_copy
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.plan_checks import tied_names
 from fastfold.parallel.planner.calibration import GENERAL
 from fastfold.parallel.planner.cost_model import Cost, step_cost
 from fastfold.parallel.planner.hardware import ACCELERATORS, Rates, rates
 from fastfold.parallel.planner.report import seconds_text
 from fastfold.parallel.planner.trace import Part, Recorder, Region, Trace
-from fastfold.parallel.planner.workload import Workload, divisors
+from fastfold.parallel.planner.workload import Repeat, Workload, divisors
+from fastfold.parallel.stage_comparison import Split
+from fastfold.parallel.tensor_parallel.first_call import without_data
 from fastfold.utils.module_structure import tensors_in
 from fastfold.utils.units import GIB
 
 _ASSUMED_GPU = "h100"
+
+_NO_CUTS = "tp was not tried: layers= says which layers may be cut"
 
 _ALIKE = 1.03
 """Times of a step within this factor count as equal."""
@@ -37,17 +43,28 @@ class Choice:
 
     Attributes:
         plan: The fastest plan that fits.
+        checkpointing: True if the blocks' activations are to be recomputed.
         explanation: Reasons, in a few lines.
     """
 
     plan: ParallelPlan
+    checkpointing: bool
     explanation: str
 
 
 def choose_plan(
-    model: nn.Module, example: Any, ranks: int, *, cuts: Sequence[str] = (), gpu: str | Rates | None = None
+    model: nn.Module,
+    example: Any,
+    ranks: int,
+    *,
+    cuts: Sequence[str] = (),
+    stages: Split | None = None,
+    gpu: str | Rates | None = None,
 ) -> Choice:
-    """Choose the fastest plan of data parallelism, ZeRO and tensor parallelism that fits into memory.
+    """Choose the fastest plan that fits into memory.
+
+    Tried are data parallelism, ZeRO and activation checkpointing, tensor parallelism with ``cuts``, and pipelines with
+    ``stages``. A pipeline's microbatches have one sample.
 
     Args:
         model: Plain module; it is neither changed nor run on data.
@@ -55,6 +72,7 @@ def choose_plan(
             first dimension counts samples.
         ranks: Number of ranks.
         cuts: Paths of the layers that tensor parallelism may cut.
+        stages: Splits the model into pipeline stages, as for :func:`fastfold.parallel.parallelize`.
         gpu: Name or rates of the accelerator; None for the one of this machine.
 
     Raises:
@@ -69,21 +87,33 @@ def choose_plan(
         )
     speeds, origin = (gpu, "") if isinstance(gpu, Rates) else _rates(gpu)
     within = speeds.sheet.per_machine
+    blocks = tuple(checkpointable_blocks(model))
+    piped, notes = _pipelines(model, stages, ranks, blocks)
+    layouts = [(tp, 1) for tp in (divisors(ranks) if cuts else [1])] + [(1, pp) for pp in piped]
+    traces: dict[tuple[int, bool], Trace] = {}
     costs: list[Cost] = []
-    for tp in divisors(ranks) if cuts else [1]:
-        if ParallelPlan(tp=tp).crosses_machines(within) or ranks // tp > samples:
+    for tp, pp in layouts:
+        dp = ranks // tp // pp
+        each = -(-samples // dp)
+        if ParallelPlan(tp=tp).crosses_machines(within) or dp > samples or each < pp:
             continue
-        dp = ranks // tp
-        rows = -(-samples // dp)
-        traced = _traced(model, given, named, samples, rows, cuts if tp > 1 else ())
+        rows = each if pp == 1 else 1
+        if (rows, tp > 1) not in traces:
+            regions = dict.fromkeys((*blocks, *(cuts if tp > 1 else ())))
+            traces[rows, tp > 1] = _traced(model, given, named, samples, rows, tuple(regions))
         layout = ParallelPlan(tp=tp)
-        workload = _workload(model, rows, dp)
-        workload._traces[layout] = _cut(traced, tp)
-        plans = [replace(layout, dp=dp, zero=zero) for zero in (range(4) if dp > 1 else (0,))]
+        workload = _workload(model, rows, dp * each, blocks)
+        workload._traces[layout] = _cut(traces[rows, tp > 1], tp, cuts)
+        zeros = (0,) if dp == 1 else range(4 if pp == 1 else 2)
+        plans = [replace(layout, dp=dp, pp=pp, zero=zero) for zero in zeros]
         inside = within // tp
-        if 1 < inside < dp and dp % inside == 0:
+        if pp == 1 and 1 < inside < dp and dp % inside == 0:
             plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
-        costs += [step_cost(workload, plan, speeds, checkpointing=False) for plan in plans]
+        costs += [
+            step_cost(workload, plan, speeds, checkpointing=again)
+            for plan in plans
+            for again in ((False, True) if blocks else (False,))
+        ]
     if not costs:
         raise ConfigError(
             f"{ranks} ranks cannot share a batch of {samples} samples: take a larger batch or fewer ranks, or give "
@@ -93,25 +123,57 @@ def choose_plan(
     if not fitting:
         least = min(costs, key=lambda cost: cost.total_memory)
         raise ConfigError(
-            f"{type(model).__name__} fits into no plan of {ranks} {speeds.sheet.name}: {_shown(least.plan)} needs "
+            f"{type(model).__name__} fits into no plan of {ranks} {speeds.sheet.name}: {_shown(least)} needs "
             f"{least.total_memory / GIB:,.1f} GiB of {speeds.usable_memory / GIB:,.1f} GiB a GPU. Take more GPUs or a "
-            "smaller batch, give layers= for tensor parallelism, or use activation checkpointing in the model"
+            "smaller batch, or give layers= for tensor parallelism or stages= for a pipeline"
         )
     fastest = min(cost.seconds for cost in fitting)
     # If the model cannot tell times apart, the plan with less sharding wins: it supports more modules.
     fitting.sort(
         key=lambda cost: (
             max(cost.seconds, _ALIKE * fastest),
+            cost.checkpointing,
+            cost.plan.pp,
             cost.plan.tp,
             cost.plan.zero,
             cost.total_memory,
         )
     )
-    return Choice(fitting[0].plan, _explain(fitting, len(costs), speeds, origin, bool(cuts)))
+    notes = [_NO_CUTS if not cuts else f"tp stays within the {within} GPUs of a machine", *notes]
+    if not blocks:
+        notes.append(
+            "checkpointing was not tried: no nn.ModuleList of blocks, or blocks with running statistics"
+        )
+    return Choice(
+        fitting[0].plan, fitting[0].checkpointing, _explain(fitting, len(costs), speeds, origin, notes)
+    )
 
 
-def _workload(model: nn.Module, rows: int, dp: int) -> Workload:
-    """Return a step of one micro-batch, with its traces."""
+def _pipelines(
+    model: nn.Module, stages: Split | None, ranks: int, blocks: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """Return the numbers of stages to try, and notes on axes that are left out."""
+    notes = ["sp was not tried: SequenceParallel.shard() cuts the inputs, so give such a plan by hand"]
+    if stages is None:
+        return [], ["pp was not tried: stages= says how the model is split", *notes]
+    tied = next(iter(tied_names(model)), None)
+    if tied or not blocks:
+        reason = (
+            f"{' and '.join(tied)} are one parameter" if tied else "the model has no nn.ModuleList of blocks"
+        )
+        return [], [f"pp was not tried: {reason}", *notes]
+    plain, found = without_data(model), []
+    for pp in divisors(ranks)[1:]:
+        try:
+            stages(plain, pp)
+            found.append(pp)
+        except ConfigError as error:
+            notes.append(f"pp {pp} was not tried: {error}")
+    return found, notes
+
+
+def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) -> Workload:
+    """Return a step whose micro-batches have ``rows`` samples, with its traces."""
 
     def layouts(_: int) -> Iterator[ParallelPlan]:
         return iter(())
@@ -120,35 +182,31 @@ def _workload(model: nn.Module, rows: int, dp: int) -> Workload:
         name=type(model).__name__,
         build=lambda _: model,
         loss=lambda _: torch.zeros(()),
-        samples=rows * dp,
-        stacks={},
+        samples=samples,
+        stacks={name: Repeat(1) for name in blocks},
         layouts=layouts,
         rows=lambda _: rows,
     )
 
 
-def _explain(fitting: Sequence[Cost], tried: int, speeds: Rates, origin: str, has_cuts: bool) -> str:
+def _explain(fitting: Sequence[Cost], tried: int, speeds: Rates, origin: str, notes: Sequence[str]) -> str:
     best = fitting[0]
     lines = [
-        f"plan: {_shown(best.plan)}, the simplest of the fastest among {len(fitting)} that fit into memory "
+        f"plan: {_shown(best)}, the simplest of the fastest among {len(fitting)} that fit into memory "
         f"({tried} tried)",
         f"  {seconds_text(best.seconds)} a step by the cost model, {best.communication_share:.0%} of it communication; "
         f"{best.total_memory / GIB:.2f} of {speeds.usable_memory / GIB:.0f} GiB a GPU",
     ]
     if len(fitting) > 1:
         second = fitting[1]
-        lines.append(f"  next: {_shown(second.plan)}, {seconds_text(second.seconds)}")
-    lines.append(
-        f"  tp stays within the {speeds.sheet.per_machine} GPUs of a machine"
-        if has_cuts
-        else "  tp was not tried: layers= says which layers may be cut; pp and sp need stages= and sequence="
-    )
-    lines.append(f"  {speeds.calibration}{origin}")
-    return "\n".join(lines)
+        lines.append(f"  next: {_shown(second)}, {seconds_text(second.seconds)}")
+    return "\n".join([*lines, *(f"  {note}" for note in notes), f"  {speeds.calibration}{origin}"])
 
 
-def _shown(plan: ParallelPlan) -> str:
-    return f"{plan}, zero {plan.zero}" if plan.zero else str(plan)
+def _shown(cost: Cost) -> str:
+    plan = cost.plan
+    text = f"{plan}, zero {plan.zero}" if plan.zero else str(plan)
+    return text + (", activation checkpointing" if cost.checkpointing else "")
 
 
 def _rates(gpu: str | None) -> tuple[Rates, str]:
@@ -224,14 +282,14 @@ def _loss(output: Any) -> Tensor:
     return torch.stack([x.float().sum() for x in found]).sum()
 
 
-def _cut(trace: Trace, tp: int) -> Trace:
-    """Return the trace of a rank of a tensor parallel group that cuts all named regions."""
+def _cut(trace: Trace, tp: int, cuts: Sequence[str]) -> Trace:
+    """Return the trace of a rank of a tensor parallel group that cuts some regions."""
     if tp == 1:
         return trace
     regions: dict[str, Region] = {}
     saved = 0.0
     for name, region in trace.regions.items():
-        if not name:
+        if name not in cuts:
             regions[name] = region
             continue
         saved += region.kept * (1 - 1 / tp)

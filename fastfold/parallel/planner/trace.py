@@ -120,6 +120,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._regions: dict[str, Region] = {"": Region()}
         self._inside = ""
+        self._around: list[str] = []
         self._first_nodes: list[int] = []
         self._names: list[str] = []
         self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
@@ -134,10 +135,11 @@ class Recorder(TorchDispatchMode):
         self._parameters |= {x.untyped_storage()._cdata for x in tensors}
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
-        """Record a submodule separately."""
+        """Record a submodule separately; regions inside of others are left out of these."""
         self._regions[name] = Region(parameters=sum(p.numel() for p in module.parameters()))
 
         def enter(_: nn.Module, arguments: Any, named: Any) -> None:
+            self._around.append(self._inside)
             self._mark(name)
             given = {
                 x.untyped_storage()._cdata: x for x in tree_iter((arguments, named)) if isinstance(x, Tensor)
@@ -147,7 +149,7 @@ class Recorder(TorchDispatchMode):
             self._regions[name].entering += sum(_own_bytes(x) for x in given.values())
 
         def leave(*_: Any) -> None:
-            self._mark("")
+            self._mark(self._around.pop())
 
         return [
             module.register_forward_pre_hook(enter, with_kwargs=True),

@@ -69,7 +69,13 @@ class SequenceParallel:
         self._first_call = FirstCall(group, self._lay_out)
         layers = {child for child in module.modules() if isinstance(child, attention)}
         if not layers:
-            raise ConfigError(f"{type(module).__name__} lacks a submodule of {attention}")
+            kinds = attention if isinstance(attention, tuple) else (attention,)
+            raise ConfigError(
+                f"{type(module).__name__} has no submodule of {' or '.join(kind.__name__ for kind in kinds)}: name the "
+                "classes that call attention, or use dp or tp instead of sp"
+            )
+        # A layer around others of these classes calls attention through them.
+        layers = {x for x in layers if not any(part in layers for part in x.modules() if part is not x)}
         if any(hasattr(layer, "sequence") for layer in layers):
             raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
         self.module = exchange_modules(module, lambda part: self._spread(part) if part in layers else part)

@@ -77,29 +77,75 @@ class ParallelAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
-        bias: Tensor | None = None,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
         *,
-        causal: bool = False,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
         row_sizes: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Attend within each sequence.
+    ) -> tuple[Tensor, None]:
+        """Attend within each sequence, with the arguments of ``nn.MultiheadAttention``.
 
         Args:
-            x: ``[batch, L, features]``, this rank's block in the outer layout.
-            bias: Added to the scores; ``[L, L]`` or any shape that broadcasts to ``[batch, heads, L, L]`` of this rank
-                in the inner layout. In a boolean one, False masks a key.
-            causal: True if a position sees only itself and earlier ones.
+            query: ``[batch, L, features]``, this rank's block in the outer layout.
+            key: The same tensor as ``query``, or None.
+            value: The same tensor as ``query``, or None.
+            key_padding_mask: Keys to leave out (True or minus infinity), ``[batch, L]``.
+            need_weights: Expected False, since no rank has the weights of all heads.
+            attn_mask: Keys to leave out (True), or added to the scores, ``[L, L]``.
+            average_attn_weights: Not used.
+            is_causal: True if ``attn_mask`` hides later positions and no others.
             row_sizes: As in :meth:`ParallelLinear.forward`.
 
         Returns:
-            ``[batch, L, features]`` in the outer layout.
+            ``[batch, L, features]`` in the outer layout, and None.
+
+        Raises:
+            ConfigError: Keys or values are others than the queries, weights are asked for, or a mask is missing or has
+                another shape.
         """
-        joint = self.inputs(x, row_sizes)
+        if any(x is not None and x is not query for x in (key, value)):
+            raise ConfigError(
+                "parallel attention expects one tensor as query, key and value: leave it out of layers="
+            )
+        if need_weights:
+            raise ConfigError(
+                "parallel attention returns no weights, since no rank has all heads: call nn.MultiheadAttention "
+                "with need_weights=False"
+            )
+        if is_causal and attn_mask is None:
+            raise ConfigError(
+                "parallel attention expects attn_mask with is_causal, as nn.MultiheadAttention does"
+            )
+        is_causal = is_causal and key_padding_mask is None
+        bias = None if is_causal else _bias(attn_mask, key_padding_mask, query)
+        joint = self.inputs(query, row_sizes)
         # [batch, L, 3 * heads * width] -> 3 x [batch, heads, L, width]
         queries, keys, values = torch.unflatten(joint, -1, (3, -1, self.width)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, is_causal=causal)
-        return self.output(mixed.transpose(1, 2).flatten(2), row_sizes)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, is_causal=is_causal)
+        return self.output(mixed.transpose(1, 2).flatten(2), row_sizes), None
+
+
+def _bias(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return the bias of the scores for PyTorch's masks, in which True hides a key; broadcasts to ``[B, H, L, L]``."""
+    if mask is not None and mask.dim() > 2:
+        raise ConfigError(
+            f"parallel attention expects attn_mask of shape [L, L], found {list(mask.shape)}; leave this layer out of "
+            "layers="
+        )
+    parts = [] if mask is None else [mask]
+    if padding is not None:
+        parts.append(padding[:, None, None, :])
+    total: Tensor | None = None
+    for part in parts:
+        if part.dtype == torch.bool:
+            part = torch.zeros_like(part, dtype=like.dtype).masked_fill(part, -torch.inf)
+        total = part if total is None else total + part
+    return total
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Read structure files: :func:`read_structure` reads the protein chains of a PDB or mmCIF file."""
+"""Read structures: :func:`read_structure` reads the protein chains of a file or of an object of another library."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final
 
 from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.chains import build_chain
 from fastfold.protein.io.mmcif_reader import parse_mmcif
 from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
 from fastfold.protein.io.records import FileRecords
-from fastfold.protein.structure import Structure
+from fastfold.protein.labels import AuthorNames, author_names, default_names
+from fastfold.protein.objects.records import library_of, object_name, object_records
+from fastfold.protein.protein import Protein, chain_name
+from fastfold.protein.structure import ChainStructure, Structure, structure_to_protein
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _log = logging.getLogger(__name__)
@@ -22,8 +29,8 @@ _ENDINGS = re.compile(r"(\.(pdb|ent|cif|mmcif))?(\.gz)?$", re.IGNORECASE)
 _FIRST_LINES = 1000
 
 
-def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) -> Structure:
-    """Read the protein chains of an experimental structure, a PDB or mmCIF file, plain or gzipped.
+def read_structure(source: Any, *, chain_ids: Iterable[str] | None = None) -> Structure:
+    """Read the protein chains of an experimental structure, from a PDB or mmCIF file or an object of another library.
 
     The first model is read and, of alternate locations, each residue's conformer with the highest occupancy.
     Selenomethionine becomes methionine (SE as SD), other modified residues their parents (as stated in the file,
@@ -35,66 +42,177 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
     in that sequence, from 0. Without a sequence, see :func:`~fastfold.protein.io.chains.residue_index_from_numbers`.
 
     Args:
-        path: Path of the file, whose format is detected from its content; only names with suffix ``.gz`` are unpacked.
+        source: Path of the file, plain or gzipped, whose format is detected from its content; only names with suffix
+            ``.gz`` are unpacked. Or an object of :func:`~fastfold.protein.objects.records.object_records`, a
+            :class:`Structure <fastfold.protein.structure.Structure>`, a
+            :class:`Protein <fastfold.protein.protein.Protein>`, or an object with one as ``protein``.
         chain_ids: Chains to read, by the author's names; None for all.
 
     Returns:
         The structure, with its chains in the order of the file.
 
     Raises:
+        ConfigError: ``source`` is of another type.
         InputError: The file is missing, unreadable, truncated, malformed, or in another format; or it lacks a protein
             or a requested chain.
     """
-    text = read_text_bytes(path, limit=_LIMIT).decode("latin-1")
-    records = _parse(text, path)
     wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
+    path = _place(source)
     if wanted is not None and not wanted:
         raise InputError(
             "expected at least one chain in chain_ids; name one, or leave it out for all", path=path
         )
-    warnings = list(records.warnings)
-    chains = []
-    for chain_id, record in records.chains.items():
-        notes: list[str] = []
-        chain = build_chain(record, records.parents, notes)
-        if chain is not None:
-            chains.append(chain)
-            if wanted is None or chain_id in wanted:
-                warnings += notes
-    if not chains:
-        raise InputError(_no_protein(records), path=path)
-    there = [chain.chain_id for chain in chains]
-    if wanted is not None and (absent := sorted(wanted.difference(there))):
+    structure, notes = _read(source)
+    there = [chain.chain_id for chain in structure.chains]
+    if wanted is None:
+        wanted = set(there)
+    if absent := sorted(wanted.difference(there)):
         raise InputError(
             f"lacks the protein chain {', '.join(map(repr, absent))}; its protein chains are "
             f"{', '.join(map(repr, there))}",
             path=path,
         )
-    return Structure(
-        name=structure_name(path),
-        chains=tuple(chain for chain in chains if wanted is None or chain.chain_id in wanted),
+    kept = tuple(chain for chain in structure.chains if chain.chain_id in wanted)
+    more = (note for chain_id in there if chain_id in wanted for note in notes.get(chain_id, ()))
+    return replace(structure, chains=kept, warnings=(*structure.warnings, *more))
+
+
+def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
+    """Return all protein chains of a structure, and warnings about each by its name."""
+    own = getattr(source, "protein", source)
+    if isinstance(own, Structure):
+        return own, {}
+    if isinstance(own, Protein):
+        return _of_protein(own, structure_name(source)), {}
+    if _is_object(source):
+        records = object_records(source)
+    else:
+        records = _parse(read_text_bytes(source, limit=_LIMIT).decode("latin-1"), source)
+    notes: dict[str, list[str]] = {}
+    chains = []
+    for chain_id, record in records.chains.items():
+        about: list[str] = []
+        chain = build_chain(record, records.parents, about)
+        if chain is not None:
+            chains.append(chain)
+            notes[chain_id] = about
+    if not chains:
+        raise InputError(_no_protein(records), path=_place(source))
+    found = Structure(
+        name=structure_name(source),
+        chains=tuple(chains),
         resolution=records.resolution,
         method=records.method,
         release_date=records.release_date,
-        warnings=tuple(warnings),
+        warnings=tuple(records.warnings),
     )
+    return found, notes
 
 
-def read_user_structure(path: PathLike) -> Structure:
+def _of_protein(protein: Protein, name: str) -> Structure:
+    """Return a predicted structure as one that was read."""
+    numbers = list(map(str, protein.residue_index.tolist()))
+    chains = tuple(
+        ChainStructure(
+            chain_id=chain_name(number),
+            sequence=sequence,
+            positions=protein.atom_positions[chain] * protein.atom_mask[chain, :, None],
+            mask=protein.atom_mask[chain],
+            residue_index=protein.residue_index[chain],
+            b_factors=protein.b_factors[chain],
+            author_numbers=tuple(numbers[chain]),
+            residue_names=tuple(rc.resnames[kind] for kind in protein.aatype[chain]),
+        )
+        for number, (chain, sequence) in enumerate(zip(protein.chains, protein.sequences, strict=True))
+    )
+    return Structure(name=name, chains=chains)
+
+
+def read_user_structure(source: Any) -> Structure:
     """Read a structure and log the reader's warnings.
+
+    Args:
+        source: See :func:`read_structure`.
 
     Raises:
         InputError: See :func:`read_structure`.
     """
-    structure = read_structure(path)
+    structure = read_structure(source)
     for warning in structure.warnings:
-        _log.warning("%s: %s", os.fspath(path), warning)
+        _log.warning("%s: %s", os.fspath(_place(source)), warning)
     return structure
 
 
-def structure_name(path: PathLike) -> str:
-    """Return the name of a structure file without its folder and suffixes (for example ``.pdb.gz``)."""
-    return _ENDINGS.sub("", os.path.basename(os.fspath(path)))
+def as_protein(source: Any) -> Protein:
+    """Return the atoms of a structure.
+
+    Args:
+        source: See :func:`read_structure`.
+
+    Raises:
+        ConfigError: See :func:`read_structure`.
+        InputError: See :func:`read_structure`.
+    """
+    return named_protein(source)[0]
+
+
+def named_protein(source: Any) -> tuple[Protein, AuthorNames]:
+    """Return the atoms of a structure, and the names of its chains and residues; see :func:`as_protein`."""
+    own = getattr(source, "protein", source)
+    if isinstance(own, Protein):
+        return own, default_names(own)
+    structure = read_structure(source)
+    protein = structure_to_protein(structure)
+    is_from_file = all(chain.author_numbers for chain in structure.chains)
+    return protein, author_names(structure) if is_from_file else default_names(protein)
+
+
+def structure_name(source: Any) -> str:
+    """Return the name of a structure: that of its file without folder and suffixes (``.pdb.gz``), or of its object."""
+    if not _is_object(source):
+        return _ENDINGS.sub("", os.path.basename(os.fspath(source)))
+    own = getattr(source, "name", None)
+    return own if isinstance(own, str) and library_of(source) is None else object_name(source)
+
+
+def read_objects(sources: Iterable[Any]) -> tuple[Path | Structure, ...]:
+    """Read the structures of a list that are objects, each with a name of its own; paths stay paths.
+
+    Args:
+        sources: See :func:`read_structure`.
+
+    Raises:
+        ConfigError: See :func:`read_structure`.
+        InputError: See :func:`read_structure`.
+    """
+    found: list[Path | Structure] = []
+    names: set[str] = set()
+    for source in sources:
+        if not _is_object(source):
+            found.append(Path(source))
+            continue
+        structure = read_structure(source)
+        numbered = (f"{structure.name}_{number}" for number in count(2))
+        name = next(name for name in (structure.name, *islice(numbered, len(names))) if name not in names)
+        names.add(name)
+        found.append(replace(structure, name=name))
+    return tuple(found)
+
+
+def is_structure(source: Any) -> bool:
+    """Return True if :func:`read_structure` reads an argument: a path, or an object with a structure."""
+    own = getattr(source, "protein", source)
+    is_object = isinstance(own, (Structure, Protein)) or library_of(source) is not None
+    return is_object or not _is_object(source)
+
+
+def _place(source: Any) -> PathLike:
+    """Return the path of a structure in messages, or the name of an object."""
+    return structure_name(source) if _is_object(source) else source
+
+
+def _is_object(source: Any) -> bool:
+    return not isinstance(source, (str, os.PathLike))
 
 
 def _parse(text: str, path: PathLike) -> FileRecords:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import as_protein
 from fastfold.protein.metrics.all_atom import count_clashes, lddt_all_atom
 from fastfold.protein.metrics.lddt import drmsd, lddt
 from fastfold.protein.metrics.superposition import rmsd
 from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, tm_score
-from fastfold.protein.protein import Protein
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,21 @@ def compare_atoms(
     )
 
 
-def compare_structures(prediction: Protein, reference: Protein) -> StructureScores:
+def compare_structures(prediction: Any, reference: Any) -> StructureScores:
     """Match the chains of two structures and compute :func:`compare_atoms`.
 
     Chains are matched in pairs, those with most identical residues first. Ties keep the order of chains, so copies of
     one chain are not permuted. Chains that agree in less than 30% of the shorter one are not matched.
 
+    Args:
+        prediction: A :class:`fastfold.Prediction`, :class:`fastfold.Protein`, a file, or another structure of
+            :func:`fastfold.protein.io.read.read_structure`.
+        reference: The same, usually of an experiment.
+
     Raises:
         InputError: The structures do not share a residue.
     """
+    prediction, reference = as_protein(prediction), as_protein(reference)
     alignments = {}
     for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
         for j, (place, other) in enumerate(zip(reference.chains, reference.sequences, strict=True)):

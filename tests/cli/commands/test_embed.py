@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 from safetensors.numpy import load_file
 
-from fastfold.cli.commands.embed import run_embed
-from fastfold.errors import ConfigError
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import SEQUENCE
 
@@ -68,6 +64,6 @@ def test_a_mistake_is_named_before_the_first_fold(cli: CommandLine, options: lis
     assert not cli.out.exists()
 
 
-def test_an_input_is_needed():
-    with pytest.raises(ConfigError, match="no input given"):
-        run_embed(argparse.Namespace(inputs=[], templates=None, weights=[], databases=None, db=[]))
+def test_an_input_is_needed(cli: CommandLine):
+    done = cli.run("embed", "--out", cli.out)
+    assert (done.code, "no input given" in done.err) == (2, True)

@@ -30,8 +30,9 @@ def test_options_arrive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> No
     assert done.out == f"1 scored; results in {cli.out}\nTable: {cli.out / 'scores.tsv'}\n"
     cli.run("score", "a.pdb", "--workers", "2", "--out", cli.out)
     (first, settings), (_, with_workers) = calls
-    assert first[:2] == ([Path("a.pdb")], cli.out)
-    assert (first[3].seeds, first[3].initial_guess) == ((0, 1), None)
+    files, request = first
+    assert (files, request.output) == ([Path("a.pdb")], cli.out)
+    assert (request.config.seeds, request.config.initial_guess) == ((0, 1), None)
     assert settings == {"protocol": Protocol("initial_guess", True), "workers": None}
     assert with_workers == {"protocol": Protocol(), "workers": ScreenOptions(2)}
     assert "no structure given" in cli.run("score", "--out", cli.out).err
@@ -51,4 +52,5 @@ def test_the_help_shows_the_flag_and_not_the_file() -> None:
     commands = parser.add_subparsers(dest="command")
     score.add_score_command(commands)
     options = parser.parse_args(["score", "a.pdb", "--initial-guess", "--out", "x"])
-    assert (options.by_initial_guess, options.initial_guess, options.command) == (True, None, "score")
+    assert (options.by_initial_guess, options.command) == (True, "score")
+    assert not hasattr(options, "initial_guess")

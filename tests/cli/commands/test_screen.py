@@ -45,8 +45,8 @@ def test_options_arrive_and_the_last_line_counts(cli: CommandLine, asked: list[t
     arguments += ["--shard", "2/8", "--time-limit", "1:30:00", "--memory-limit", "16GiB", "--msa-dir", "msas"]
     done = cli.run("screen", *arguments, "--out", cli.out, "--seeds", "0-2", "--weights", "w.npz")
     assert (done.code, done.out) == (1, f"1 folded, 1 finished before, 1 failed; results in {cli.out}\n")
-    ((lists, out, weights, config, options, where),) = asked
-    assert lists == TargetLists(
+    ((request, where),) = asked
+    assert request.inputs.args[0] == TargetLists(
         inputs=(Path("pairs.csv"),),
         proteins=Path("p.fasta"),
         all_vs_all=Path("a.fasta"),
@@ -55,12 +55,8 @@ def test_options_arrive_and_the_last_line_counts(cli: CommandLine, asked: list[t
         candidates=Path("c.fasta"),
     )
     assert where == ScreenOptions(3, "auto", 2, 5400.0, 16 << 30, Shard(2, 8))
-    assert (out, weights, config.seeds, options.msa_dir) == (
-        cli.out,
-        [Path("w.npz")],
-        (0, 1, 2),
-        Path("msas"),
-    )
+    assert (request.output, request.weights) == (cli.out, [Path("w.npz")])
+    assert (request.config.seeds, request.options.msa_dir) == ((0, 1, 2), Path("msas"))
 
 
 def test_databases_are_named_so_that_every_machine_finds_them(
@@ -70,7 +66,7 @@ def test_databases_are_named_so_that_every_machine_finds_them(
     for name in ("uniref90.fasta", "a=b.fasta"):
         cli.fasta({"P1": "MKTAYIAKQR"}, name)
     cli.run("screen", "x.fasta", "--out", cli.out, "--db", "uniref90.fasta", "m=uniref90.fasta", "a=b.fasta")
-    found = {engine.name: engine.database.path for engine in asked[0][4].engines}
+    found = {engine.name: engine.database.path for engine in asked[0][0].options.engines}
     assert found == {
         "uniref90": cli.folder / "uniref90.fasta",
         "m": cli.folder / "uniref90.fasta",

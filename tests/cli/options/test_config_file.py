@@ -94,17 +94,5 @@ def test_rare_options_are_in_the_full_help_alone(cli: CommandLine, command: str)
     parser = commands.choices[command]  # type: ignore[call-overload,index]
     for action in parser._actions:
         name = max(action.option_strings, key=len, default="")
-        assert (name in short.out) == (action.dest not in help_all.RARE), name
+        assert (name in short.out) == (not help_all.is_rare(action)), name
         assert name in full.out
-
-
-def test_rare_options_exist() -> None:
-    (commands,) = (
-        action for action in _parser()._actions if action.dest == "==SUPPRESS==" and action.choices
-    )
-    known = {
-        action.dest
-        for command in ("infer", "search")
-        for action in commands.choices[command]._actions  # type: ignore[call-overload,index]
-    }
-    assert known >= help_all.RARE

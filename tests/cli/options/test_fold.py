@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from fastfold.cli.commands.embed import add_embed_command
 from fastfold.cli.commands.infer import add_infer_command
+from fastfold.cli.commands.mutate import add_mutate_command
+from fastfold.cli.commands.score import add_score_command
+from fastfold.cli.commands.screen import add_screen_command
 from fastfold.cli.options.fold import infer_config, run_options
 from fastfold.data.search import local
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.config import InferConfig
 from fastfold.inference.ensemble.settings import Sampling
-from fastfold.inference.runner import RunOptions
+from fastfold.inference.request import RunOptions
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "recycles": ("--num-recycles 7", {"num_recycles": 7}),
@@ -29,6 +33,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "seeds": ("--seeds 0-2,9", {"seeds": (0, 1, 2, 9)}),
     "msa": ("--max-msa 16:32", {"max_msa": (16, 32)}),
     "dropout": ("--dropout", {"dropout": True}),
+    "profile": ("--disable-cluster-profile", {"use_cluster_profile": False}),
     "ensemble": ("--num-ensemble 8", {"num_ensemble": 8}),
     "stop": ("--stop-at-score 90", {"stop_at_score": 90.0}),
     "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),
@@ -39,6 +44,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"restraints": Path("r.csv"), "restraint_leave_one_out": True},
     ),
     "ring": ("--cyclic", {"cyclic": True}),
+    "rings": ("--rings B,C", {"rings": "B,C"}),
     "precision": ("--precision bf16", {"precision": "bf16"}),
     "rank": ("--rank ptm", {"rank": "ptm"}),
     "errors": ("--pae yes", {"pae": True}),
@@ -84,6 +90,23 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             )
         },
     ),
+    "complexes": (
+        "--cross-chain-templates a.pdb a.pdb --superpose-chains b.pdb --template-chains c.csv --clash-overlap 0.9 "
+        "--template-min-plddt 50",
+        {
+            "templates": TemplateOptions(
+                complexes=(Path("a.pdb"),) * 2,
+                chains=(Path("b.pdb"),),
+                chain_map=Path("c.csv"),
+                overlap=0.9,
+                min_plddt=50.0,
+            )
+        },
+    ),
+    "kept clashes": (
+        "--cross-chain-templates a.pdb --keep-clashes",
+        {"templates": TemplateOptions(complexes=(Path("a.pdb"),), keep_clashes=True)},
+    ),
     "search": (
         "--db a.fasta bfd=b.fasta --cpu 3 --engine phmmer",
         {"engines": (("a.fasta", "bfd=b.fasta"), HmmerSettings(engine="phmmer"), 3, None)},
@@ -102,7 +125,37 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_every_option_sets_its_own_field(monkeypatch: pytest.MonkeyPatch) -> None:
+STRUCTURES = {
+    *(
+        "stop",
+        "restraints",
+        "restraint steps",
+        "restraint contradictions",
+        "rank",
+        "errors",
+        "no errors",
+        "plots",
+        "relax",
+        "relax some",
+    ),
+    *("relax none", "skipped", "relax all", "representations", "distances", "steps"),
+    *("reference", "archives", "format"),
+}
+"""Options about structures, which embeddings lack."""
+COMMANDS: dict[str, tuple[str, Any, set[str]]] = {
+    "infer": ("x.fasta", add_infer_command, set()),
+    "screen": ("x.fasta", add_screen_command, {"sort", "parallel"}),
+    "score": ("x.pdb", add_score_command, {"sort", "guess"}),
+    "mutate": ("x.fasta --mutations all", add_mutate_command, {"sort"}),
+    "embed": ("x.fasta", add_embed_command, {"sort", *STRUCTURES}),
+}
+"""Inputs of each command, its parser, and the options that it does not share."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_sets_its_own_field(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
         local,
         "LocalSearch",
@@ -111,16 +164,23 @@ def test_every_option_sets_its_own_field(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     )
     parser = argparse.ArgumentParser()
-    add_infer_command(parser.add_subparsers())
+    inputs, add_command, lacking = COMMANDS[command]
+    add_command(parser.add_subparsers())
 
     def settings(flags: str) -> tuple[InferConfig, RunOptions]:
-        options = parser.parse_args(["infer", "x.fasta", "--out", "there", *flags.split()])
+        options = parser.parse_args([command, *inputs.split(), "--out", "there", *flags.split()])
         return infer_config(options), run_options(options)
 
-    for flags, wanted in SETTINGS.values():
-        assert settings(flags) == (InferConfig(**wanted), RunOptions()), flags
-    for flags, wanted in AROUND.values():
-        assert settings(flags) == (InferConfig(), RunOptions(**wanted)), flags
+    for name, (flags, wanted) in SETTINGS.items():
+        if name not in lacking:
+            assert settings(flags) == (InferConfig(**wanted), RunOptions()), flags
+    for name, (flags, wanted) in AROUND.items():
+        if name not in lacking:
+            assert settings(flags) == (InferConfig(), RunOptions(**wanted)), flags
+    for name in sorted(lacking):
+        with pytest.raises(SystemExit):  # unknown, or another option of the same name
+            settings((SETTINGS | AROUND)[name][0])
+    capsys.readouterr()
     for cases, kind in ((SETTINGS, InferConfig), (AROUND, RunOptions)):
         # The command embed has its own options, tested with it.
         tried = {"embed"} & {field.name for field in dataclasses.fields(kind)}

@@ -86,6 +86,25 @@ def test_deterministic_features_follow_the_official_formulas(name: str) -> None:
         np.testing.assert_array_equal(again, features[key], err_msg=key)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_centres_stand_for_their_clusters_without_profiles(deterministic: bool) -> None:
+    """As in ColabFold's network: masked residues and deletions of the centres themselves, and all else as before."""
+    merged, config = load(NAME), load_config(NAME)
+    config.model.embeddings_and_evoformer.masked_msa.replace_fraction = 0.15
+    profiled = sampler_from_merged(merged, config, deterministic=deterministic).sample(0)
+    config.model.embeddings_and_evoformer.use_cluster_profile = False
+    features = sampler_from_merged(merged, config, deterministic=deterministic).sample(0)
+    feat = features["msa_feat"]
+    np.testing.assert_array_equal(feat[..., 25:48], profiled["msa_feat"][..., :23])
+    np.testing.assert_array_equal(feat[..., 48], profiled["msa_feat"][..., 24])
+    assert (feat[..., 25:48].sum(-1) == 1).all()
+    assert deterministic or (feat[..., 47] == 1).any()  # masked
+    assert np.abs(feat[..., 25:] - profiled["msa_feat"][..., 25:]).max() > 0.1
+    np.testing.assert_array_equal(feat[..., :25], profiled["msa_feat"][..., :25])
+    for name in features.keys() - {"msa_feat"}:
+        np.testing.assert_array_equal(features[name], profiled[name], err_msg=name)
+
+
 @pytest.mark.parametrize("name", [NAME, "multimer_homodimer"])
 def test_static_features_are_those_of_the_complex(name: str) -> None:
     merged, config = load(name), load_config(name)
@@ -180,7 +199,7 @@ def test_masking_keeps_to_real_positions(config: Any) -> None:
     assert (draw.msa[draw.masked] == 22).mean() == pytest.approx(0.7, abs=0.03)
     kept = mask & ~draw.masked
     np.testing.assert_array_equal(draw.msa[kept], alignment.msa[draw.clusters][kept])
-    bert_mask = multimer.cycle_features(alignment, draw)["bert_mask"]
+    bert_mask = multimer.cycle_features(alignment, draw, config)["bert_mask"]
     np.testing.assert_array_equal(bert_mask, draw.masked * alignment.bert_mask[draw.clusters])
     assert 0 < bert_mask.sum() < draw.masked.sum()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ml_collections import ConfigDict
 from torch.autograd import gradcheck
 
 from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
@@ -133,6 +134,24 @@ def test_violation_gradient() -> None:
 
     assert loss(positions) > 0
     assert gradcheck(loss, (positions.requires_grad_(),))
+
+
+def test_violations_of_complexes_count_clashing_atoms_and_weigh_angles() -> None:
+    """The mean is over clashing atoms, so that it does not fall with the size of a complex (Evans et al. 2021)."""
+    torch.manual_seed(0)
+    positions = BATCH["atom14_gt_positions"] + 0.2 * torch.randn_like(BATCH["atom14_gt_positions"])
+    found = find_violations(positions, BATCH, STRUCTURE)
+    between, within = found["between_residues"], found["within_residues"]
+    overlap = between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]
+    clashing = (overlap > 0).sum()
+    assert 0 < clashing < BATCH["atom14_atom_exists"].sum()
+    angles = between["angles_ca_c_n_loss_mean"] + between["angles_c_n_ca_loss_mean"]
+    assert angles > 0
+    paper = ConfigDict({"angle_weight": 0.3, "mean_of_clashing_atoms": True})
+    expected = between["bonds_c_n_loss_mean"] + 0.3 * angles + overlap.sum() / clashing
+    torch.testing.assert_close(violation_loss(found, BATCH, paper), expected)
+    official = ConfigDict({"angle_weight": 1.0, "mean_of_clashing_atoms": False})
+    assert violation_loss(found, BATCH, official) == violation_loss(found, BATCH)
 
 
 def test_torsion_gradient_and_periodicity() -> None:

@@ -23,6 +23,7 @@ from fastfold.inference.design.run import design_evaluator
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.targets import TargetStructure, check_flexible, template_features
 from fastfold.inference.design.task import binder, draw_length, hallucination
+from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary
 from fastfold.protein import residue_constants as rc
 
@@ -133,9 +134,9 @@ def test_every_complex_is_folded_with_its_templates(
 
     rings = []
 
-    def run(inputs, output, networks, config, options):  # type: ignore[no-untyped-def]
-        rings.append(config.cyclic)
-        targets, errors = inputs()
+    def run(request: InferRequest) -> Summary:
+        rings.append(request.config.ring_names)
+        targets, errors = request.read_targets()
         assert not errors
         for one in targets:
             read[one.name] = [chain is not None for chain in one.templates]

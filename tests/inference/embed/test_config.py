@@ -49,7 +49,6 @@ def test_defaults_follow_the_layer():
         {"relax": "best"},
         {"stop_at_score": 50.0},
         {"save_distogram": True},
-        {"parallel": "dap=2"},
         {"cuda_graphs": True},
     ],
 )

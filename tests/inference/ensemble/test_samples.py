@@ -94,6 +94,29 @@ def test_copies_of_a_chain_have_the_same_masked_columns():
     assert sorted(sample.files()) == [f"_msa_{c}{kind}.a3m" for c in "ABC" for kind in ("", "_paired")]
 
 
+def test_depth_of_a_complex_keeps_paired_rows_together():
+    target = target_from_sequence(f"{SEQUENCE}:{OTHER}", "T1")
+    alignments = []
+    for sequence in (SEQUENCE, OTHER):
+        names = "".join(
+            f">tr|P{k:05d}|P{k:05d}_S{k}/1-9\n{sequence[:-1]}{letter}\n" for k, letter in enumerate("CDEFW")
+        )
+        alignments.append(([parse_a3m(a3m(sequence, rows=30))], [parse_a3m(f">query\n{sequence}\n{names}")]))
+    samples = drawn(Sampling("depth", number=20, depths=(8,)), target=target, alignments=alignments)
+    seen = set()
+    for sample in samples:
+        (own, paired), (other, other_paired) = sample.drawn
+        lines = list(zip(paired[0].sequences, other_paired[0].sequences, strict=True))
+        assert lines[0] == (SEQUENCE, OTHER)
+        assert all(first[-1] == second[-1] for first, second in lines[1:])
+        assert sample.values["paired"] == len(lines) - 1
+        rows = [row for group in (own, other) for msa in group for row in msa.sequences]
+        assert len(rows) + len(lines) - 1 == 8
+        seen.add((*lines, *rows))
+    assert len(seen) == 20
+    assert len({sample.values["paired"] for sample in samples}) > 1
+
+
 def test_rows_that_are_only_for_pairing_are_no_alignment_of_one_chain():
     with pytest.raises(InputError, match="there is none"):
         draw_samples(Sampling("depth"), TARGET, [([], DEEP[0][0])], 0)
@@ -104,7 +127,13 @@ def test_rows_that_are_only_for_pairing_are_no_alignment_of_one_chain():
     [
         (Sampling("columns"), SEQUENCE, None, "there is none; search for one, or use --sample dropout"),
         (Sampling("depth", depths=(64,)), SEQUENCE, 10, "9 rows besides the query, not more than .* 64"),
-        (Sampling("depth"), f"{SEQUENCE}:{SEQUENCE}", 10, "--sample depth takes the rows of one chain"),
+        (Sampling("depth"), f"{SEQUENCE}:{SEQUENCE}", 10, "9 rows besides the query"),
+        (
+            Sampling("clusters"),
+            f"{SEQUENCE}:{SEQUENCE}",
+            10,
+            "takes the rows of one chain; use --sample depth",
+        ),
         (Sampling("clusters"), SEQUENCE, 4, "no clusters among 3 alignment rows"),
     ],
 )

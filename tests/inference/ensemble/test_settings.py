@@ -14,11 +14,11 @@ from fastfold.inference.ensemble.settings import Sampling
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "rows"}, "sample must be one of columns, clusters, depth, dropout, found 'rows'"),
-        ({"method": "columns", "number": 0}, "samples must be a whole number from 1 to 100000, found 0"),
-        ({"method": "columns", "fraction": 1.5}, "share of masked columns .* found 1.5"),
+        ({"method": "rows"}, "method must be one of columns, clusters, depth, dropout, found 'rows'"),
+        ({"method": "columns", "number": 0}, "number must be from 1 to 100000, found 0"),
+        ({"method": "columns", "fraction": 1.5}, "fraction must be from 0 to 1, found 1.5"),
         ({"method": "depth", "depths": "16"}, "depths must be a list of numbers of rows, found '16'"),
-        ({"method": "depth", "depths": (0,)}, "a depth must be a whole number from 1, found 0"),
+        ({"method": "depth", "depths": (0,)}, "a depth must be from 1 to 1000000, found 0"),
     ],
 )
 def test_a_mistake_is_named(settings: dict[str, Any], message: str):

@@ -19,10 +19,9 @@ from fastfold.inference.exporting.network_pass import (
     LengthClass,
     NetworkPass,
     UnrolledPasses,
-    example_features,
     first_previous,
     pad_features,
-    unread_features,
+    read_features,
 )
 from tests.helpers.networks import folder, oracle_arrays, oracle_config
 
@@ -44,7 +43,7 @@ def recorded(name: str) -> tuple[AlphaFold, list[dict[str, Tensor]]]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_padded_passes_equal_the_network(name: str):
     model, features = recorded(name)
-    names, residues = example_features(model, SHAPES[name]), features[0]["aatype"].shape[-1]
+    (names, _), residues = read_features(model, SHAPES[name]), features[0]["aatype"].shape[-1]
     padded = [pad_features({key: one[key] for key in names}, SHAPES[name]) for one in features]
     assert {key: (value.shape, value.dtype) for key, value in padded[0].items()} == {
         key: (value.shape, value.dtype) for key, value in names.items()
@@ -61,9 +60,25 @@ def test_padded_passes_equal_the_network(name: str):
     assert (found["plddt"][own] - plddt(wanted["predicted_lddt"]["logits"])).abs().max() < 1e-2
 
 
+@pytest.mark.parametrize(("tolerance", "passes"), [(1000.0, 1), (0.01, 3)])
+def test_unrolled_passes_end_where_the_network_stops(tolerance: float, passes: int):
+    """At the pass after the first stable one, which padding does not change."""
+    name = "synthetic_multimer"
+    model, (first, second) = recorded(name)
+    names, _ = read_features(model, SHAPES[name])
+    padded = [pad_features({key: one[key] for key in names}, SHAPES[name]) for one in (first, second)] * 2
+    with torch.no_grad():
+        stacked = {key: torch.stack([one[key] for one in padded]) for key in names}
+        found = UnrolledPasses(model, 3, tolerance)(stacked)
+        wanted = model(lambda cycle, member: (first, second)[cycle % 2], 3, recycle_tolerance=tolerance)
+    assert wanted["num_recycles"] == passes
+    single = wanted["representations"]["single"]
+    assert (found["single"][: len(single)] - single).norm() / single.norm() < 1e-4
+
+
 def test_a_pass_continues_from_the_one_before():
     model, features = recorded("synthetic_monomer")
-    names = example_features(model, SHAPES["synthetic_monomer"])
+    names, _ = read_features(model, SHAPES["synthetic_monomer"])
     step, found = NetworkPass(model), first_previous(model, 28)
     with torch.no_grad():
         for one in features:
@@ -74,7 +89,8 @@ def test_a_pass_continues_from_the_one_before():
 
 
 def test_features_that_a_program_does_not_read_are_named():
-    names = unread_features(AlphaFold(oracle_config("synthetic_multimer")), SHAPES["synthetic_multimer"])
+    model = AlphaFold(oracle_config("synthetic_multimer"))
+    _, names = read_features(model, SHAPES["synthetic_multimer"])
     assert {"initial_positions", "template_frame"} <= set(names)
     program = _Program(lambda *_: {}, ("aatype",), {}, has_exact_length=False, unread=tuple(names))
     network = ExportedNetwork(Path("a.pt2"), SHAPES["synthetic_multimer"], None, False, program)
@@ -86,6 +102,6 @@ def test_features_that_a_program_does_not_read_are_named():
 
 def test_features_beyond_the_class_are_refused():
     model, features = recorded("synthetic_monomer")
-    names = example_features(model, LengthClass(20, 12, 20, 4))
+    names, _ = read_features(model, LengthClass(20, 12, 20, 4))
     with pytest.raises(ValueError, match=r"aatype has shape \[28\], the class \[20\]"):
         pad_features({key: features[0][key] for key in names}, LengthClass(20, 12, 20, 4))

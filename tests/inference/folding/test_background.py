@@ -6,24 +6,29 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from fastfold.errors import FastFoldError, InputError
-from fastfold.inference.folding.background import Background, BackgroundWork
+from fastfold.inference import runner
+from fastfold.inference.config import InferConfig
+from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.folding.background import (
+    MAX_PROCESSES,
+    PLOTS,
+    PROCESS_BYTES,
+    RELAXATION,
+    Background,
+    BackgroundWork,
+    count_processes,
+)
 from fastfold.inference.folding.batch import Request
 from fastfold.inference.folding.schedule import Schedule
 from fastfold.inference.output import plots
 from tests.helpers.command_line import CommandLine
-
-
-def fail(kind: str) -> None:
-    if kind == "input":
-        raise InputError("too long", record="a")
-    if kind == "exit":
-        os._exit(3)
-    raise RuntimeError("bug")
+from tests.inference.folding.functions import die_once, fail, meet
 
 
 def test_calls_run_in_another_process_and_raise_their_errors() -> None:
@@ -36,9 +41,62 @@ def test_calls_run_in_another_process_and_raise_their_errors() -> None:
             background.submit(BackgroundWork(fail, (), {"kind": "bug"})).result()
         with pytest.raises(FastFoldError, match="ended: exit code 3"):
             background.submit(BackgroundWork(fail, ("exit",), {})).result()
-        assert background.submit(BackgroundWork(os.getpid, (), {})).result() == os.getpid()
+        assert background.submit(BackgroundWork(os.getpid, (), {})).result() != os.getpid()
     finally:
         background.close()
+
+
+def test_a_call_whose_process_is_killed_is_repeated_in_another_one(tmp_path: Path) -> None:
+    background = Background()
+    try:
+        assert background.submit(BackgroundWork(die_once, (tmp_path / "mark",), {})).result() == "done"
+    finally:
+        background.close()
+
+
+def test_calls_share_processes_of_lower_priority(tmp_path: Path) -> None:
+    background = Background(processes=2)
+    try:
+        both = [background.submit(BackgroundWork(meet, (tmp_path, name), {})) for name in ("ab", "ba")]
+        assert {one.result() for one in both} == {min(19, os.nice(0) + 10)}
+    finally:
+        background.close()
+
+
+def test_processes_are_as_many_as_targets_cores_and_memory_allow() -> None:
+    assert count_processes(20, 2, 1 << 40) == 2
+    assert count_processes(1, 16, 1 << 40) == 1
+    assert count_processes(20, 16, 1 << 40) == MAX_PROCESSES
+    assert count_processes(20, 16, 16 * PROCESS_BYTES) == 2
+    assert count_processes(20, 16, 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "started"),
+    [
+        ({}, (1, PLOTS)),
+        ({"plots": False}, None),
+        ({"embed": EmbedConfig()}, None),
+        ({"plots": False, "relax": "best"}, (3, RELAXATION)),
+    ],
+)
+def test_processes_start_only_for_plots_and_relaxation(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], started: Any
+) -> None:
+    found: list[Any] = []
+
+    class Started:
+        def __init__(self, modules: Any, processes: int) -> None:
+            found.append((processes, modules))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Background", Started)
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
+    with runner._background(InferConfig(device="cpu", **settings), 3):
+        pass
+    assert found == ([] if started is None else [started])
 
 
 class Inline:

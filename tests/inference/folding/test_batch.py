@@ -14,13 +14,13 @@ import torch
 import fastfold
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.whole.given import GivenStructure
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.folding import batch as batch_module
-from fastfold.inference.folding.batch import Answer, BatchFolder, Request, check_batch, group_by_length
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length
 from fastfold.inference.folding.batch_passes import pad_features
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
@@ -211,13 +211,6 @@ def test_groups_have_similar_lengths_and_keep_the_order_of_targets() -> None:
 def test_padding_is_zero_on_every_axis() -> None:
     samples = [{"x": torch.ones(1, 2)}, {"x": torch.full((2, 1), 2.0)}]
     assert pad_features(samples)["x"].tolist() == [[[1, 1], [0, 0]], [[2, 0], [2, 0]]]
-
-
-@pytest.mark.parametrize("batch", [0, 257, "many", True, 1.5])
-def test_invalid_batches_are_refused(batch: Any) -> None:
-    with pytest.raises(ConfigError, match="expected auto or a number from 1 to 256"):
-        check_batch(batch)
-    assert check_batch("4") == 4
 
 
 def test_predict_many_returns_single_folds_in_order(mini: AlphaFold) -> None:

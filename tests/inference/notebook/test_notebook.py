@@ -12,7 +12,6 @@ import pytest
 import fastfold
 from fastfold import Prediction, load_model, predict, predict_many
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.notebook.convert import to_biotite
 from fastfold.inference.notebook.load import read_prediction
 from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.notebook.view import view_prediction
@@ -84,12 +83,6 @@ def test_structures_become_atom_arrays() -> None:
     alpha = atoms[atoms.atom_name == "CA"]
     assert np.allclose(alpha.coord, prediction.atom_positions[:, 1], atol=1e-3)
     assert np.allclose(alpha.b_factor, prediction.plddt, atol=0.01)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.utils.packages.is_installed", lambda package: False)
-    with pytest.raises(ConfigError, match=r"Prediction\.to_biotite needs the package biotite"):
-        to_biotite(helix_prediction("t", 6))
 
 
 def test_many_predictions_are_a_table(cli: CommandLine) -> None:

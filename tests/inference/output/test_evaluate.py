@@ -10,9 +10,10 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
-from fastfold.inference.output.evaluate import compare_target, find_reference, structure_to_protein
+from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import structure_to_protein
 from tests.helpers.command_line import CommandLine
 
 SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from fastfold.errors import InputError, OutputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.relax import RelaxConfig, relax_file
 from fastfold.inference.relax.files import result_paths
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames, author_names
+from fastfold.protein.structure import structure_to_protein
 from tests.conftest import REPOSITORY
 from tests.helpers.peptides import helix
 

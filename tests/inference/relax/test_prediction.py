@@ -8,9 +8,9 @@ import torch
 
 import fastfold
 from fastfold.data.fasta import read_fasta
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.relax import RelaxConfig, relax_prediction
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import structure_to_protein
 from tests.conftest import REPOSITORY
 
 CPU = RelaxConfig(platform="CPU", threads=1)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.relax import RelaxConfig, minimize, protocol, relax
 from fastfold.inference.relax.violations import violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
-from fastfold.utils.cores import available_cores
+from fastfold.protein.structure import structure_to_protein
+from fastfold.utils.machine import available_cores
 from tests.conftest import require_shared
 from tests.helpers.peptides import helix
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.relax import RelaxConfig, RelaxResult, relax
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein
+from fastfold.protein.structure import structure_to_protein
 from tests.conftest import require_shared
 
 CENTRES = {

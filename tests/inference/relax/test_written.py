@@ -13,7 +13,6 @@ import pytest
 
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError
-from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
 from fastfold.inference.relax import written
 from fastfold.inference.relax.config import RelaxConfig
@@ -21,6 +20,7 @@ from fastfold.inference.relax.result import RelaxResult
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein
+from fastfold.protein.structure import structure_to_protein
 from tests.helpers.results import helix_prediction
 
 pytest.importorskip("openmm", reason="the mmCIF file names its version")

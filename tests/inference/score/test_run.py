@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from Bio.PDB import PDBParser
 
 from fastfold.data.templates.whole.given import GivenStructure
+from fastfold.errors import ConfigError
 from fastfold.inference.score.run import TEMPLATE_RECYCLES
-from fastfold.inference.score.targets import StructureTargets
+from fastfold.inference.score.targets import StructureTargets, write_objects
 from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
 
@@ -55,6 +58,22 @@ def test_structures_are_scored_and_sorted(cli: CommandLine):
     assert cli.run(*arguments).out.startswith("0 scored, 2 finished before")
     write_helix(folder / "b.pdb", 20, noise=2.0)
     assert cli.run(*arguments).out.startswith("1 scored, 1 finished before")
+
+
+def test_objects_are_written_and_scored_as_files(tmp_path: Path) -> None:
+    """With names of their own, and equal bytes each time; files stay where they are."""
+    path = write_helix(tmp_path / "a.pdb", 9)
+    structure = PDBParser(QUIET=True).get_structure("helix", path)
+    inputs = [path, structure, structure, helix_prediction("p", 9)]
+    found = write_objects(inputs, tmp_path / "out")
+    assert [one.name for one in found] == ["a.pdb", "helix.cif", "helix_2.cif", "p.cif"]
+    contents = [one.read_bytes() for one in found]
+    assert [one.read_bytes() for one in write_objects(inputs, tmp_path / "out")] == contents
+    first, second = read_structure(path).chains[0], read_structure(found[1]).chains[0]
+    assert (first.chain_id, first.sequence) == (second.chain_id, second.sequence)
+    np.testing.assert_array_equal(first.positions, second.positions)
+    with pytest.raises(ConfigError, match="found int"):
+        write_objects([3], tmp_path)
 
 
 @pytest.mark.slow

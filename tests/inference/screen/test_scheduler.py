@@ -386,3 +386,36 @@ def test_a_failed_search_fails_each_member_of_a_group_by_name() -> None:
     results = results_of_group(group(5, *members), do, members, [search(-1)])
     assert results[2].text == "target 2: search -1: no database"
     assert results[1].text == "target 1: search -1: no database"
+
+
+def test_a_folded_target_is_finished_by_another_worker_and_reported_once() -> None:
+    lost = {12}
+
+    def do(task: Task) -> JobResult | Gone:
+        if task.job.id in lost:
+            lost.discard(task.job.id)
+            return Gone("", "killed")
+        return JobResult("failed" if task.job.id == 1 else "done", str(task.job.payload))
+
+    def follow(job: Job, result: JobResult) -> Job | None:
+        if job.kind != "fold" or result.status == "failed":
+            return None
+        return Job(10 + job.id, job.name, "finish", "rest", job.cost)
+
+    group = Job(3, "group", "fold", None, 5.0, members=(fold(0, 2), fold(2, 3)))
+    executor = FakeExecutor([*workers(1), Worker("finish-1", "finish")], do)
+    results: dict[int, JobResult] = {}
+    Scheduler(
+        [group, fold(1, 4)],
+        executor,
+        lambda job, result: results.setdefault(job.id, result),
+        Rules(PLAN),
+        follow=follow,
+        clock=lambda: executor.now,
+    ).run()
+    assert {number: (one.status, one.text) for number, one in results.items()} == {
+        1: ("failed", "None"),
+        10: ("done", "rest"),
+        12: ("done", "rest"),
+    }
+    assert [number for _, number in executor.started].count(12) == 2

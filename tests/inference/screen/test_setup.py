@@ -11,9 +11,10 @@ import torch
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen import setup
+from fastfold.inference.screen.job import Worker
 from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.units import GIB
 
 TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b")]
@@ -81,3 +82,32 @@ def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job()
     limited = replace(batched, where=ScreenOptions(time_limit=5.0), say=said.append)
     assert [job.id for job in limited.jobs(targets, [1.0] * 4, on_cpu=False)] == [0, 1, 2, 3]
     assert said == ["warning: not batched: --time-limit and --memory-limit are limits of single targets"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"plots": False}, 0),
+        ({}, 2),
+        ({"relax": "best"}, 4),
+    ],
+)
+def test_workers_that_draw_and_relax_have_their_part_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], expected: int
+) -> None:
+    started: list[list[tuple[Worker, object]]] = []
+    monkeypatch.setattr(setup, "LocalExecutor", lambda workers, limits: started.append(workers))
+    monkeypatch.setattr(setup, "available_cores", lambda: 8)
+    monkeypatch.setattr(setup, "host_available_bytes", lambda: 64 * GIB)
+    wanted = _setup(workers=5)
+    found = replace(wanted, config=replace(wanted.config, **settings)).start()
+    assert found.are_finished == (expected > 0)
+    (workers,) = started
+    assert [worker.kind for worker, _ in workers] == ["fold"] * 5 + ["finish"] * expected
+    assert {worker.memory for worker, _ in workers[:5]} == {64 * GIB - expected * setup.PROCESS_BYTES}
+    assert all(function.leaves_rest == (expected > 0) for _, function in workers[:5])  # type: ignore[attr-defined]
+
+    started.clear()
+    served = replace(wanted, config=replace(wanted.config, **settings), adapt=lambda worker: worker)
+    assert not served.start().are_finished
+    assert len(started[0]) == 5

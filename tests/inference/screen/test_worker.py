@@ -15,10 +15,10 @@ from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
-from fastfold.inference.screen.job import Job, JobResult, Task
+from fastfold.inference.request import RunOptions
+from fastfold.inference.screen.job import FoldedJob, Job, JobResult, Task
 from fastfold.inference.screen.search import ChainQuery
-from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.screen.worker import FinishWorker, FoldWorker
 from tests.helpers.command_line import CommandLine
 from tests.helpers.screens import predictions
 
@@ -166,3 +166,60 @@ def test_targets_of_a_group_share_passes_and_one_fails_alone(
     assert [result.status for result in found.members] == ["done", "failed", "done"]
     assert "broken features" in found.members[1].text
     assert {cli.config(name)["batch"] for name in ("T1", "T2")} == {2}
+
+
+def test_a_finished_fold_has_the_files_of_a_whole_one(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relaxed: list[Path] = []
+
+    def relax(folder: Path, _: str, target: tuple[str, Path], predictions: list[str], *__: object) -> list:
+        assert len(predictions) == 1
+        return relaxed.append(folder) or [("model", "not relaxed", False)]
+
+    monkeypatch.setattr("fastfold.inference.relax.written.relax_in_folder", relax)
+    msa = cli.folder / "msa"
+    msa.mkdir()
+    (msa / "T1.a3m").write_text(">T1\nMKTAYIAKQR\n>b\nMKTAYIAKQK\n")
+    options = RunOptions(quiet=True, msa_dir=msa, zip_results=True)
+    config = replace(CONFIG, plots=True, relax="best")
+    whole = worker(cli, output=cli.folder / "whole", config=config, options=options)
+    parts = worker(cli, output=cli.folder / "parts", config=config, options=options, leaves_rest=True)
+    finisher = pickle.loads(pickle.dumps(FinishWorker(parts)))
+    assert fold(whole).status == "done"
+    folded = fold(parts)
+    assert not list(parts.output.glob("*.png"))
+    job = Job(2, "T1", "finish", FoldedJob(TARGET, folded), 1.0)
+    done = finisher(2, Task(job, None))
+    assert (done.status, done.text) == ("done", folded.text)
+    assert done.lines == ("T1 model: not relaxed",)
+    assert relaxed == [whole.output, parts.output]
+    names = [sorted(path.name for path in one.output.iterdir() if path.is_file()) for one in (whole, parts)]
+    assert names[0] == names[1]
+    assert sum(name.endswith(".png") for name in names[0]) == 2
+    coverage = [next(one.output.glob("*_coverage.png")).read_bytes() for one in (whole, parts)]
+    assert coverage[0] == coverage[1]
+
+    before = {path: path.stat().st_mtime_ns for path in parts.output.iterdir()}
+    again = replace(job, payload=FoldedJob(TARGET, fold(parts)))
+    monkeypatch.setattr("fastfold.inference.relax.written.relax_in_folder", lambda *_: [])
+    assert finisher(2, Task(again, None)).status == "finished"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_fold_that_cannot_be_finished_fails_with_its_reason(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastfold.inference.target_runner import TargetRunner
+
+    parts = worker(cli, config=replace(CONFIG, plots=True), leaves_rest=True)
+    job = Job(2, "T1", "finish", FoldedJob(TARGET, fold(parts)), 1.0)
+    for error, status in ((ValueError("broken"), "failed"), (WriteError("the disk is full"), "fatal")):
+        monkeypatch.setattr(TargetRunner, "finish", lambda *_, error=error, **__: raise_(error))
+        done = FinishWorker(parts)(2, Task(job, None))
+        assert done.status == status
+        assert str(error) in done.text
+
+
+def raise_(error: Exception) -> None:
+    raise error

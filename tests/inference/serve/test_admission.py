@@ -12,9 +12,9 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
+from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.admission import Admission
 from fastfold.inference.serve.request import JobRequest
-from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.units import GIB
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.request import MAX_SEEDS, JobRequest, template_file
-from fastfold.inference.target_runner import RunOptions
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path):

@@ -8,16 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.worker import GroupWorker, JobFolder
-from fastfold.inference.target_runner import RunOptions
 
 SETTINGS = {"num_recycles": 0, "plots": False}
 
@@ -52,6 +53,38 @@ def test_jobs_of_a_group_are_folded_into_their_folders(worker: GroupWorker, tmp_
     assert "x_rank_001_mini_seed_3.cif" in answer(second)["files"]  # type: ignore[operator]
     assert "recycle 0/0" in (first / PROGRESS).read_text()
     assert not Path("unused").exists()
+
+
+def test_short_jobs_of_similar_length_share_passes_and_equal_single_folds(
+    worker: GroupWorker, tmp_path: Path
+):
+    texts = {"a": "MKVLAAGIVG", "bad": "MKVLAAGI1G", "b": "MKVLAAGIVGA", "long": "MKV" * 7}
+    folders = {name: request(tmp_path / name, text) for name, text in texts.items()}
+    assert run(worker, *folders.values()).status == "done"
+    assert {name: answer(folder)["state"] for name, folder in folders.items()} == {
+        name: "failed" if name == "bad" else "done" for name in texts
+    }
+    assert "digit '1'" in str(answer(folders["bad"])["text"])
+    assert {name: shared(folders[name]) for name in ("a", "b", "long")} == {"a": 2, "b": 2, "long": None}
+    for name in ("a", "b"):
+        alone = request(tmp_path / f"{name}-alone", texts[name])
+        assert run(worker, alone).status == "done"
+        assert shared(alone) is None
+        np.testing.assert_allclose(atoms(folders[name]), atoms(alone), atol=2e-3)
+        assert answer(folders[name])["files"] == answer(alone)["files"]
+
+
+def shared(folder: Path) -> int | None:
+    """Number of targets in the passes of a job."""
+    (record,) = (folder / RESULTS).glob("*_config.json")
+    return json.loads(record.read_text()).get("batch")
+
+
+def atoms(folder: Path) -> np.ndarray:
+    """Positions of a job's structure."""
+    (path,) = (folder / RESULTS).glob("*.pdb")
+    lines = [line for line in path.read_text().splitlines() if line.startswith("ATOM")]
+    return np.array([[float(line[start : start + 8]) for start in (30, 38, 46)] for line in lines])
 
 
 def test_a_job_that_was_answered_is_not_folded_again(worker: GroupWorker, tmp_path: Path):

@@ -12,7 +12,7 @@ from torch import nn
 
 from fastfold.errors import ConfigError, OutputError
 from fastfold.memory import BudgetError, Gemini, SimulatedDevice
-from fastfold.utils import host_memory
+from fastfold.utils import machine
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
 
 POLICIES = ["auto", "cpu", "nvme", "cuda"]
@@ -392,8 +392,8 @@ def test_a_limit_of_the_host_s_memory_is_seen_before_training(tmp_path, monkeypa
     (tmp_path / "own").write_text("9:cpu:/\n4:memory:/batch/job_3\n")
     (group / "memory.usage_in_bytes").write_text("1000000\n")
     (group / "memory.stat").write_text("cache 0\ntotal_cache 0\ntotal_shmem 0\n")
-    read = partial(host_memory._group_memory, tmp_path / "own", tmp_path)
-    monkeypatch.setattr(host_memory, "_group_memory", read)
+    read = partial(machine._group_memory, tmp_path / "own", tmp_path)
+    monkeypatch.setattr(machine, "_group_memory", read)
     parameters = sum(p.nbytes for p in build().parameters())
     for left, policy in (
         (3 * parameters, "auto"),

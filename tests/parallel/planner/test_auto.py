@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
-from fastfold.parallel.planner.auto import choose_plan
+from fastfold.parallel.pipeline import split_blocks
+from fastfold.parallel.planner.auto import Choice, choose_plan
 from fastfold.parallel.planner.calibration import GENERAL
 from fastfold.parallel.planner.communication_cost import _exchanged, expected_exchanges
 from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.planner.trace import Recorder
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences
@@ -111,6 +113,77 @@ def test_what_cannot_be_planned_says_why() -> None:
         parallelize(Net(), "auto")
     with pytest.raises(ConfigError, match="found 'fast'"):
         parallelize(Net(), "fast", example=batch)
+
+
+class Listed(nn.Module):
+    """The four blocks in a list, with a norm after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList(Net()), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+def _stages(model: nn.Module, count: int) -> list[nn.Module]:
+    groups = [nn.Sequential(*blocks) for blocks in split_blocks(list(model.blocks), count)]
+    groups[-1].append(model.norm)
+    return groups
+
+
+def test_checkpointing_is_chosen_only_where_activations_do_not_fit() -> None:
+    """A large batch: what the blocks keep is many times their weights."""
+    batch = torch.zeros(64 * 1024, WIDTH)
+    roomy = choose_plan(Listed(), batch, 2, gpu="h100")
+    assert not roomy.checkpointing
+    kept = 4 * 4 * batch.numel() // 2 * 9  # bytes of a rank: of four blocks about nine times the input
+    tight = choose_plan(Listed(), batch, 2, gpu=_with_memory(kept / 2 / GENERAL.memory_share))
+    assert tight.checkpointing
+    assert tight.plan.dp == 2
+    assert tight.explanation.splitlines()[0].startswith("plan: dp 2")
+    assert ", activation checkpointing, the simplest" in tight.explanation
+    with pytest.raises(ConfigError, match="Net fits into no plan"):
+        choose_plan(Net(), batch, 2, gpu=_with_memory(kept / 2 / GENERAL.memory_share))
+
+
+def test_pipelines_are_tried_with_stages_alone() -> None:
+    """Two stages, with and without checkpointing, in addition to four stages of ZeRO; notes say what is not tried."""
+    batch = torch.zeros(2, 64, WIDTH)
+    for stages, tried in ((None, 8), (_stages, 10)):
+        assert f"({tried} tried)" in choose_plan(Listed(), batch, 2, stages=stages, gpu="h100").explanation
+    eight = choose_plan(Listed(), torch.zeros(8, 64, WIDTH), 8, stages=_stages, gpu="h100")
+    assert "pp 8 was not tried: 4 blocks cannot be split into 8 pipeline stages" in eight.explanation
+    assert "sp was not tried" in eight.explanation
+    without = choose_plan(Net(), torch.zeros(8, WIDTH), 8, stages=_stages, gpu="h100")
+    assert "pp was not tried: the model has no nn.ModuleList of blocks" in without.explanation
+    assert "pp was not tried: stages= says" in choose_plan(Net(), batch, 2, gpu="h100").explanation
+
+
+def test_a_checkpointed_plan_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Choice(ParallelPlan(), True, "because")
+    monkeypatch.setattr("fastfold.parallel.planner.auto.choose_plan", lambda *_, **__: chosen)
+    parallel = parallelize(Listed(), "auto", example=torch.zeros(2, WIDTH))
+    assert all("forward" in vars(block) for block in parallel.module.blocks)
+    assert parallel.explanation == "because"
+
+
+def test_regions_inside_of_regions_are_left_out_of_them() -> None:
+    model = Listed()
+    recorder = Recorder(model)
+    recorder.watch("blocks.0", model.blocks[0])
+    recorder.watch("blocks.0.mlp", model.blocks[0].mlp)
+    with recorder:
+        model(torch.zeros(2, WIDTH))
+    regions = recorder.result().regions
+    assert {name: sum(region.forward.operations.values()) for name, region in regions.items()} == {
+        "": sum(regions[""].forward.operations.values()),
+        "blocks.0": 1,
+        "blocks.0.mlp": 3,
+    }
+    assert regions[""].forward.operations
 
 
 @pytest.mark.parametrize("zero", range(4))

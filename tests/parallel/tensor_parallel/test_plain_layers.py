@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.tensor_parallel import (
     ParallelAttention,
@@ -130,6 +130,38 @@ def test_a_layer_that_pytorch_reads_itself_is_refused() -> None:
         ),
     ):
         parallelize(encoder, mesh, layers={"layers.*.self_attn": ParallelAttention.from_plain})
+
+
+def test_attention_is_called_as_the_plain_layer_is() -> None:
+    """With masks in PyTorch's meaning; other keys, weights and masks for each head are refused."""
+    attention = nn.MultiheadAttention(6, 2, batch_first=True).double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    cut = ParallelAttention.from_plain(attention, ParallelMesh(ParallelPlan()))
+    for masks in (
+        {},
+        {"attn_mask": future},
+        {"attn_mask": future, "is_causal": True},
+        {"attn_mask": future, "is_causal": True, "key_padding_mask": padding},
+        {"key_padding_mask": padding},
+        {"attn_mask": torch.randn(5, 5, dtype=torch.float64)},
+    ):
+        expected = attention(x, x, x, need_weights=False, **masks)[0]
+        found, weights = cut(x, x, x, need_weights=False, **masks)
+        assert weights is None
+        torch.testing.assert_close(found, expected)
+    for message, call in {
+        "one tensor as query, key and value": lambda: cut(x, x + 1, x, need_weights=False),
+        "need_weights=False": lambda: cut(x, x, x),
+        "attn_mask with is_causal": lambda: cut(x, x, x, need_weights=False, is_causal=True),
+        "of shape .L, L., found .6, 5, 5.": lambda: cut(
+            x, x, x, need_weights=False, attn_mask=future.expand(6, 5, 5)
+        ),
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            call()
 
 
 def test_a_part_without_its_way_back_is_refused() -> None:

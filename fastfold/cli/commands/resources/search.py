@@ -13,13 +13,13 @@ from fastfold.cli.options.alignment_sources import (
     add_worker_option,
     alignment_engines,
     find_databases_of,
-    positive_number,
 )
-from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.help_all import HelpAll
+from fastfold.cli.options.from_fields import whole_number
+from fastfold.cli.options.help_all import finish_command, mark_rare
 from fastfold.cli.process import orderly_termination
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
+from fastfold.inference.request import InferRequest, RunOptions
 
 if TYPE_CHECKING:
     from fastfold.inference.alignment_search import Engines
@@ -100,7 +100,7 @@ def add_search_command(commands: Any) -> None:
     search.add_argument(
         "-N",
         "--iterations",
-        type=positive_number,
+        type=whole_number(1),
         default=HmmerSettings.iterations,
         metavar="N",
         help="maximum passes of jackhmmer; each searches with the hits that the last one included (default "
@@ -125,7 +125,7 @@ def add_search_command(commands: Any) -> None:
     )
     for number, name in enumerate(("msv_filter", "viterbi_filter", "forward_filter"), 1):
         default = getattr(HmmerSettings, name)
-        search.add_argument(
+        action = search.add_argument(
             f"--F{number}",
             dest=name,
             type=float,
@@ -133,6 +133,7 @@ def add_search_command(commands: Any) -> None:
             metavar="X",
             help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
         )
+        mark_rare(action)
     search.add_argument(
         "--format",
         dest="file_format",
@@ -148,9 +149,7 @@ def add_search_command(commands: Any) -> None:
         "read repeatedly (default: half of the free memory)",
     )
     search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
-    add_config_options(search)
-    search.add_argument("--help-all", action=HelpAll)
-    search.set_defaults(run=run_search)
+    finish_command(search, run_search)
 
 
 def run_search(options: argparse.Namespace) -> int:
@@ -162,7 +161,10 @@ def run_search(options: argparse.Namespace) -> int:
     find_databases_of(options)
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
-    return search_inputs(options, options.out, _engines(options))
+    run = RunOptions(
+        msa_dir=options.out, engines=_engines(options), complex_=options.complex, quiet=options.quiet
+    )
+    return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
 
 
 def _engines(options: argparse.Namespace) -> Engines:
@@ -183,29 +185,27 @@ def _engines(options: argparse.Namespace) -> Engines:
     return alignment_engines(options)
 
 
-def search_inputs(
-    options: argparse.Namespace, out: Path, engines: Engines, *, needed_alone: bool = False
-) -> int:
-    """Search for every target of the inputs; return the exit code.
+def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
+    """Search for the alignments of a request's targets, and print the result; return the exit code.
 
     Args:
-        options: Parsed options; ``inputs``, ``complex`` and ``quiet`` are read.
-        out: Folder for the alignments.
-        engines: Engines of the search.
+        request: The request.
         needed_alone: See :func:`fastfold.inference.alignment_search.search_targets`.
 
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
-    from fastfold.data.queries.read import read_targets
     from fastfold.inference.alignment_search import search_targets
 
-    targets, errors = read_targets(options.inputs, complex_=options.complex)
+    options, out = request.options, request.msa_dir
+    targets, errors = request.read_targets()
     for error in errors:
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            found = search_targets(targets, engines, out, quiet=options.quiet, needed_alone=needed_alone)
+            found = search_targets(
+                targets, options.engines, out, quiet=options.quiet, needed_alone=needed_alone
+            )
         targets, unfound = found.left(targets)
         for error in unfound:
             print(f"error: {error}", file=sys.stderr, flush=True)

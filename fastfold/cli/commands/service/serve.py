@@ -134,8 +134,8 @@ def run_serve(options: argparse.Namespace) -> int:
     )
 
     from fastfold.inference.config import InferConfig
+    from fastfold.inference.request import RunOptions
     from fastfold.inference.serve.server import serve
-    from fastfold.inference.target_runner import RunOptions
 
     def say(line: str) -> None:
         if not options.quiet or line.startswith("error"):

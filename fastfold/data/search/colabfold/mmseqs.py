@@ -21,8 +21,8 @@ from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
 from fastfold.data.search.colabfold.modes import ColabFoldModes
 from fastfold.data.search.colabfold.source import FILE, Chains, Files
 from fastfold.errors import ConfigError
-from fastfold.utils.cores import available_cores
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.machine import available_cores
 
 UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"
 """Names of ColabFold's databases."""

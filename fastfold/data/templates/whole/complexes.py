@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,15 +14,18 @@ from fastfold.data.templates.custom import CustomChain, aligned_residues
 from fastfold.data.templates.entry import EntryChain
 from fastfold.data.templates.features import Template, place_template
 from fastfold.data.templates.outcome import Outcome, TemplateSkipped
+from fastfold.data.templates.realign import map_to_sequence
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
+from fastfold.data.templates.whole.clashes import clashing_residues, overlapping_residues
+from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike
 
-CLASH_DISTANCE = 3.5
-"""Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked."""
+_log = logging.getLogger(__name__)
 
 _BACKBONE = [rc.atom_order[atom] for atom in ("N", "CA", "C", "O")]
 _FEWEST = 3
@@ -40,20 +44,31 @@ class _Placed:
     remark: str = ""
 
 
-def read_whole(path: PathLike) -> list[CustomChain]:
+def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[CustomChain]:
     """Read all protein chains of a structure.
 
     Args:
-        path: mmCIF or PDB file, plain or ``.gz``.
+        path: mmCIF or PDB file, plain or ``.gz``, or a structure that was read.
+        min_plddt: Leave out residues with an atom of a smaller B-factor, which is the pLDDT of predictions.
 
     Raises:
-        InputError: The file cannot be read or has no protein.
+        InputError: The file cannot be read or has no protein, or no residue is left.
     """
     structure, name = read_user_structure(path), structure_name(path)
-    return [
-        CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, one.positions, one.mask))
-        for one in structure.chains
-    ]
+    chains, count = [], 0
+    for one in structure.chains:
+        kept = np.all((one.b_factors >= min_plddt) | (one.mask == 0), axis=-1, keepdims=True)
+        count += int((~kept).sum())
+        mask, positions = one.mask * kept, one.positions * kept[..., None]
+        chains.append(CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, positions, mask)))
+    if count and not any(one.chain.mask.any() for one in chains):
+        raise InputError(
+            f"all residues have a pLDDT (B-factor) under {min_plddt:g}; give a smaller --template-min-plddt",
+            record=name,
+        )
+    if count:
+        _log.warning("%s: %d residues of pLDDT under %g are left free", name, count, min_plddt)
+    return chains
 
 
 def complex_templates(
@@ -63,6 +78,8 @@ def complex_templates(
     chains: Sequence[CustomChain] = (),
     *,
     keep_clashes: bool = False,
+    overlap: float | None = None,
+    chain_map: Mapping[str, Mapping[int, str]] | None = None,
 ) -> list[ChainTemplates]:
     """Make templates that span the chains of a target.
 
@@ -75,6 +92,9 @@ def complex_templates(
         complexes: Chains of each structure; the n-th gives the n-th template of every chain.
         chains: Chains that replace those of the complexes, superposed on them.
         keep_clashes: Keep residues whose CA atoms are within 3.5 Å of another residue's; both are left free otherwise.
+        overlap: Smallest overlap in Å of van der Waals spheres that clash instead (:func:`overlapping_residues`).
+        chain_map: By name of a structure, its chain for indices of the target's chains; other structures are assigned
+            by sequence.
 
     Returns:
         Templates of each chain of the target.
@@ -88,15 +108,18 @@ def complex_templates(
                 one.name, "it aligns with no chain of the target that another one does not replace"
             )
     for frame, structure in enumerate(complexes, start=1):
-        placed = _assign(sequences, profiles, structure)
         name = structure[0].file
+        if chain_map is not None and name in chain_map:
+            placed = _assign_as_given(sequences, profiles, structure, chain_map[name])
+        else:
+            placed = _assign(sequences, profiles, structure)
         for index, other in replacing.items():
             if index in placed:
                 placed[index] = _superposed(other, placed[index])
             else:
                 found[index] += _left_out(other.one.name, f"{name} lacks the chain to superpose it on")
         if not keep_clashes:
-            placed = _without_clashes(placed)
+            placed = _without_clashes(placed, overlap)
         for index, sequence in enumerate(sequences):
             found[index] += _template(placed.get(index), len(sequence), frame, name)
     return found
@@ -131,6 +154,24 @@ def _assign(
     return assigned
 
 
+def _assign_as_given(
+    sequences: Sequence[str],
+    profiles: Sequence[Msa],
+    chains: Sequence[CustomChain],
+    given: Mapping[int, str],
+) -> dict[int, _Placed]:
+    """Assign the chains that a user names; unlike sequences are aligned by Kalign."""
+    by_id = {one.chain_id: one for one in chains}
+    assigned = {}
+    for index, chain_id in given.items():
+        one = by_id[chain_id]
+        (places,) = align_to_profile(profiles[index], [one.chain.sequence])
+        if not places:
+            places = map_to_sequence(sequences[index], one.chain.sequence, name=one.name, min_identity=0.0)
+        assigned[index] = _Placed(one, places, "assigned as given")
+    return assigned
+
+
 def _places(places: dict[int, int], query: str, one: CustomChain) -> Places | None:
     try:
         return aligned_residues(places, query, one)
@@ -162,10 +203,11 @@ def _points(positions: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(positions.reshape(-1, 3).astype(np.float64))
 
 
-def _without_clashes(placed: Mapping[int, _Placed]) -> dict[int, _Placed]:
+def _without_clashes(placed: Mapping[int, _Placed], overlap: float | None) -> dict[int, _Placed]:
     """Remove both residues of each clash within and between the chains."""
     order = sorted(placed)
-    free = clashing_residues([placed[index].one.chain for index in order])
+    chains = [placed[index].one.chain for index in order]
+    free = clashing_residues(chains) if overlap is None else overlapping_residues(chains, overlap)
     found = {}
     for index, clashes in zip(order, free, strict=True):
         one = placed[index]
@@ -176,27 +218,6 @@ def _without_clashes(placed: Mapping[int, _Placed]) -> dict[int, _Placed]:
         )
         found[index] = replace(one, places=places, remark=remark)
     return found
-
-
-def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
-    """Return the residues of each chain whose CA atom is within 3.5 Å of another residue's, in any chain.
-
-    Args:
-        chains: Chains of one structure.
-
-    Returns:
-        Per chain, ``[N]`` bool.
-    """
-    ca = rc.atom_order["CA"]
-    points = np.concatenate([chain.positions[:, ca] for chain in chains]).astype(np.float64)
-    known = np.concatenate([chain.mask[:, ca] for chain in chains]) > 0
-    clashes = np.zeros(len(points), bool)
-    for i in np.flatnonzero(known):  # in rows, because large complexes have many pairs
-        near = np.linalg.norm(points - points[i], axis=-1) <= CLASH_DISTANCE
-        near[i] = False
-        clashes[i] = (near & known).any()
-    borders = np.cumsum([len(chain.sequence) for chain in chains])[:-1]
-    return np.split(clashes, borders)
 
 
 def _template(placed: _Placed | None, length: int, frame: int, name: str) -> ChainTemplates:

@@ -15,8 +15,8 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.design.results.table import Design
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import open_networks
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import run as run_infer
-from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import takes_templates
 
 
@@ -57,9 +57,9 @@ def fold_designs(
 
     failed: list[tuple[str, str]] = []
     for rings in dict.fromkeys(task.rings for task in tasks.values()):
-        config = replace(config, cyclic=rings)
-        summary = run_infer(
-            partial(read, rings), path.parent, networks, config, RunOptions(overwrite=overwrite)
-        )
+        kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
+        settings = replace(config, **kept)
+        options = RunOptions(overwrite=overwrite)
+        summary = run_infer(InferRequest(partial(read, rings), path.parent, networks, settings, options))
         failed += summary.failed
     return failed

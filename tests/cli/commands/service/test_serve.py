@@ -14,11 +14,11 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from fastfold.inference.config import InferConfig
+from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve import Client
 from fastfold.inference.serve.options import ServeOptions
 from fastfold.inference.serve.server import run_server, serve
-from fastfold.inference.target_runner import RunOptions
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import fork_command
 

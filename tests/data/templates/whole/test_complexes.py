@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from fastfold.data.templates.custom import CustomChain
 from fastfold.data.templates.entry import EntryChain
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
-from fastfold.data.templates.whole.complexes import clashing_residues, complex_templates, read_whole
-from fastfold.errors import ConfigError
+from fastfold.data.templates.whole.chain_map import ChainMap
+from fastfold.data.templates.whole.clashes import clashing_residues, overlapping_residues
+from fastfold.data.templates.whole.complexes import complex_templates, read_whole
+from fastfold.errors import ConfigError, InputError
 from fastfold.protein import residue_constants as rc
+from tests.helpers.small_sets import pdb_text
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -100,6 +104,77 @@ def test_clashing_residues_are_those_of_af_unmasked() -> None:
     assert kept == published["kept"]
 
 
+@pytest.mark.parametrize("run", PUBLISHED["overlaps"]["runs"])
+def test_overlapping_residues_are_those_of_alphapulldown(run: dict) -> None:
+    """Neighbours in a chain may overlap, others may not, and atoms that can bond by hydrogen a little more."""
+    published = PUBLISHED["overlaps"]
+    atoms = [rc.atom_order[name] for name in published["atoms"]]
+    chains = []
+    for points in published["positions"]:
+        positions, mask = np.zeros((len(points), 37, 3), np.float32), np.zeros((len(points), 37), np.float32)
+        positions[:, atoms], mask[:, atoms] = points, 1.0
+        chains.append(EntryChain("C" * len(points), positions, mask))
+    found = [np.flatnonzero(one).tolist() for one in overlapping_residues(chains, run["overlap"])]
+    assert found == run["clashing"]
+
+
+def test_a_user_assigns_the_chains(tmp_path: Path) -> None:
+    """Against their sequences, for copies one after the other, in one file of several."""
+    path = tmp_path / "map.csv"
+    path.write_text("# protein,file,chain\nP1, x.cif ,60\nP1,x.cif,0\n\n")
+    file = [chain("x", OTHER, 0.0), chain("x", QUERY, 30.0), chain("x", HOMOLOGUE, 60.0)]
+    other = [chain("y", QUERY, 0.0), chain("y", OTHER, 30.0)]
+    target = target_from_sequence(f"{QUERY}:{QUERY}:{OTHER}")
+    chains = [replace(one, record=name) for one, name in zip(target.chains, ("P1", "P1", "P2"), strict=True)]
+    chain_map = ChainMap(path)
+    chain_map.check([file, other])
+    sequences = [one.sequence for one in chains]
+    found = complex_templates(
+        sequences, [alone(one) for one in sequences], [file, other], chain_map=chain_map.of_target(chains)
+    )
+    assert [[one.name for one in each.templates] for each in found] == [
+        ["x_60", "y_0"],
+        ["x_0", "y"],
+        ["x", "y_30"],
+    ]
+    assert found[1].templates[0].mask.any()
+    assert found[0].outcomes[0].message == "assigned as given"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A,x.cif\n", "expected protein,file,chain such as .* found 'A,x.cif'"),
+        ("", "has no rows"),
+        ("A,z.cif,0\n", "z is not among --cross-chain-templates: x"),
+        ("A,x.cif,7\n", "x lacks a protein chain 7; its chains are 0, 30"),
+        ("C,x.cif,0\n", "C is not a chain of the target; its chains are A, B"),
+        ("A,x.cif,0\nA,x.cif,30\n", "A has 1 chains, and this row of x is one more"),
+    ],
+)
+def test_a_map_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "map.csv"
+    path.write_text(text)
+
+    def assign() -> None:
+        chain_map = ChainMap(path)
+        chain_map.check([[chain("x", QUERY, 0.0), chain("x", OTHER, 30.0)]])
+        chain_map.of_target(target_from_sequence(f"{QUERY}:{OTHER}").chains)
+
+    with pytest.raises(InputError, match=message):
+        assign()
+
+
+def test_residues_of_low_plddt_are_left_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "model.pdb"
+    path.write_text(pdb_text({"A": QUERY[:5]}, b_factors={k: 40.0 + 10 * k for k in range(1, 6)}))
+    (one,) = read_whole(path, min_plddt=65.0)
+    assert one.chain.mask.any(-1).tolist() == [False, False, True, True, True]
+    assert "2 residues of pLDDT under 65 are left free" in caplog.text
+    with pytest.raises(InputError, match="all residues have a pLDDT"):
+        read_whole(path, min_plddt=95.0)
+
+
 def test_clashes_are_left_free() -> None:
     """Gaps without atoms, in both chains; all other residues stay."""
     file = [chain("x", QUERY), chain("x", OTHER, 40.0)]
@@ -136,6 +211,12 @@ def test_a_run_puts_complexes_before_other_templates(tmp_path: Path) -> None:
     [
         ({"complexes": (Path("a"),) * 5}, "5 files, but --max-templates is 4"),
         ({"chains": (Path("a"),)}, "--superpose-chains needs --cross-chain-templates"),
+        ({"chain_map": Path("a")}, "--template-chains belongs to --cross-chain-templates"),
+        ({"overlap": 0.9}, "--clash-overlap belongs to"),
+        ({"min_plddt": 50.0}, "--template-min-plddt belongs to"),
+        ({"complexes": (Path("a"),), "overlap": 0.9, "keep_clashes": True}, "give one"),
+        ({"complexes": (Path("a"),), "overlap": 0.0}, "must be between 0 and 4"),
+        ({"complexes": (Path("a"),), "min_plddt": 101.0}, "must be from 0 to 100"),
     ],
 )
 def test_contradictions_are_refused(changes: dict, message: str) -> None:

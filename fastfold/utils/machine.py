@@ -1,4 +1,4 @@
-"""Free memory of this machine, or of the part of it that this process may use."""
+"""Free memory and cores of this machine, or of the part of it that this process may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from pathlib import Path
 
 from fastfold.errors import ConfigError
 from fastfold.utils.packages import is_installed
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use, at least one."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def host_available_bytes() -> int:

@@ -1,7 +1,8 @@
-"""What the system and its limits leave of the host's memory."""
+"""What the system and its limits leave of the host's memory and cores."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.utils import host_memory
-from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils import machine
+from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
 
 
@@ -30,7 +31,7 @@ class TestControlGroups:
         (folder / "memory.stat").write_text(f"anon {used - files}\nfile {files + 9}\nshmem 9\n")
 
     def left(self, groups: Path) -> list[int]:
-        return host_memory._group_memory(groups / "own", groups)
+        return machine._group_memory(groups / "own", groups)
 
     def test_every_group_on_the_way_up_counts_and_file_pages_are_free(self, groups: Path):
         self.limit(groups / "slurm" / "job_7", str(8 * GIB), 3 * GIB, GIB)
@@ -59,12 +60,12 @@ class TestControlGroups:
     def test_what_cannot_be_read_limits_nothing(self, groups: Path, own: str):
         (groups / "own").write_text(own)
         assert self.left(groups) == []
-        assert host_memory._group_memory(groups / "none", groups) == []
+        assert machine._group_memory(groups / "none", groups) == []
 
     def test_the_smallest_limit_decides(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(host_memory, "_group_memory", lambda: [5, 7])
+        monkeypatch.setattr(machine, "_group_memory", lambda: [5, 7])
         assert host_available_bytes() == 5
-        monkeypatch.setattr(host_memory, "_group_memory", lambda: [-1])
+        monkeypatch.setattr(machine, "_group_memory", lambda: [-1])
         assert host_available_bytes() == 0
 
 
@@ -82,6 +83,23 @@ def test_a_system_without_meminfo_and_sysconf_asks_psutil(monkeypatch: pytest.Mo
     stand_in = Psutil("psutil")
     stand_in.__spec__ = ModuleSpec("psutil", None)
     monkeypatch.setitem(sys.modules, "psutil", stand_in)
-    monkeypatch.setattr(host_memory, "open", no_file, raising=False)
-    monkeypatch.delattr(host_memory.os, "sysconf", raising=False)
-    assert host_memory._system_memory() == 5 * GIB
+    monkeypatch.setattr(machine, "open", no_file, raising=False)
+    monkeypatch.delattr(machine.os, "sysconf", raising=False)
+    assert machine._system_memory() == 5 * GIB
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_cores_are_those_that_this_process_may_use() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert available_cores() == len(before)
+
+
+def test_without_a_mask_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cores() == 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastfold.inference import malloc_trim
+from fastfold.inference.folding import malloc_trim
+from fastfold.inference.folding.malloc_trim import trim_malloc
 from fastfold.inference.folding.network import NetworkPasses, prepared_network
-from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.planning.planner import Planner
 from tests.helpers.networks import oracle_config, oracle_features, random_model
 

@@ -1,0 +1,95 @@
+"""Options of the command line that are written beside the fields that they set."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fastfold.cli.options.help_all import mark_rare
+from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import Option, options_of
+
+
+def add_field_options(groups: Mapping[str, Any], kind: type, *, without: Collection[str] = ()) -> None:
+    """Add the options of a dataclass to a command.
+
+    Options have no defaults: without one the field keeps its own.
+
+    Args:
+        groups: Parser or group of the help by name; fields of other groups are left out.
+        kind: The dataclass.
+        without: Names of fields without an option in this command.
+    """
+    for field, option in options_of(kind):
+        if option.group in groups and field.name not in without:
+            action = groups[option.group].add_argument(*option.names, **_settings(option, field.default))
+            if option.is_rare:
+                mark_rare(action)
+
+
+def field_values(options: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """Return the values of a dataclass's fields that the command line gives.
+
+    Args:
+        options: Parsed options.
+        kind: The dataclass.
+    """
+    values = {}
+    for field, option in options_of(kind):
+        value = getattr(options, option.attribute, None)
+        if isinstance(field.default, bool):
+            value = not field.default if value else None
+        elif isinstance(option.choices, Mapping) and value is not None:
+            value = option.choices[value]
+        if isinstance(value, list):
+            value = tuple(value)
+        if value is not None:
+            values[field.name] = value
+    return values
+
+
+def whole_number(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return an argument type: a whole number from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the function with errors of argparse."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _settings(option: Option, default: Any) -> dict[str, Any]:
+    """Return the arguments of ``add_argument``."""
+    settings: dict[str, Any] = {"help": option.help}
+    if isinstance(default, bool):
+        return {**settings, "action": "store_true", "dest": option.attribute}
+    if option.bounds is not None:
+        least, most = option.bounds
+        is_whole = isinstance(least, int) and isinstance(most, int)
+        settings["type"] = whole_number(least, most) if is_whole else float  # type: ignore[arg-type]
+    elif option.parse is not None:
+        settings["type"] = _argument_type(option.parse)
+    if option.choices is not None:
+        settings["choices"] = tuple(option.choices)
+    if option.nargs is not None:
+        settings["nargs"] = option.nargs
+        settings |= {"action": "extend"} if option.nargs in ("+", "*") else {}
+    if option.bare is not None:
+        settings["const"] = option.bare
+    if option.metavar is not None:
+        settings["metavar"] = option.metavar
+    return settings

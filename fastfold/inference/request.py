@@ -1,0 +1,170 @@
+"""``InferRequest``: targets to fold, and the options of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from fastfold.data.search.colabfold.modes import PairMode
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.inference.config import BatchSize, InferConfig, OutputFormat, check_batch
+from fastfold.utils.option_fields import check_options, option
+
+if TYPE_CHECKING:
+    from fastfold.data.queries.read import TargetReader
+    from fastfold.data.targets import Target
+    from fastfold.errors import InputError
+    from fastfold.inference.alignment_search import Engines
+
+ALIGNMENTS = "alignments"
+"""Folder for searched alignments within the results."""
+Order = Literal["input", "length", "depth"]
+"""Orders of targets: as they are given, short ones first, or those with few alignment rows first."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run other than the model's.
+
+    Attributes:
+        msa_dir: Folder of alignments; None to fold from the sequences alone.
+        pair_mode: Alignment rows of a complex.
+        engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
+        templates: Sources of templates.
+        complex_: True if each file is one complex.
+        num_models: Largest number of networks for a target, in the order of the weights; None for all.
+        name_prefix: Prefix of the targets' names, before a running number; None for the records' names.
+        zip_results: Pack the files of each target into an archive as well.
+        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
+        skip_bad_weights: Leave out invalid weights files instead of ending the run.
+        overwrite: Fold everything again, and remove earlier results of the targets.
+        batch: Largest number of targets of similar length in a pass; ``auto`` where it is faster.
+        sort: Order of the targets.
+        quiet: Show only warnings and errors.
+        output_format: Style of file names and scores files.
+
+    Raises:
+        ConfigError: An option has the wrong type or an invalid value; names it.
+    """
+
+    msa_dir: Path | None = option(
+        "--msa-dir",
+        default=None,
+        parse=Path,
+        group="alignments",
+        metavar="DIR",
+        help="folder of alignments, found by record id",
+    )
+    pair_mode: PairMode = "unpaired_paired"
+    engines: Engines = ()
+    templates: TemplateOptions = field(default_factory=TemplateOptions)
+    complex_: bool = option(
+        "--complex", default=False, group="targets", help="all records of a file are one complex"
+    )
+    num_models: int | None = option(
+        "--num-models",
+        default=None,
+        bounds=(1, 1000),
+        group="networks",
+        metavar="N",
+        help="fold by the first N networks of --weights only (default: all)",
+    )
+    name_prefix: str | None = option(
+        "--jobname-prefix",
+        default=None,
+        group="output",
+        metavar="TEXT",
+        is_rare=True,
+        help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
+    )
+    zip_results: bool = option(
+        "--zip",
+        default=False,
+        group="structures",
+        help="pack the files of each target into <id>.result.zip, too",
+    )
+    reference: Path | None = option(
+        "--reference",
+        default=None,
+        parse=Path,
+        group="reference",
+        metavar="PATH",
+        help="experimental structure to compare with, or a folder of files named like the targets",
+    )
+    skip_bad_weights: bool = option(
+        "--skip-bad-weights",
+        default=False,
+        group="output",
+        is_rare=True,
+        help="leave out weights files that cannot be used",
+    )
+    overwrite: bool = option(
+        "--overwrite",
+        "--overwrite-existing-results",
+        default=False,
+        group="output",
+        help="fold finished targets again, and remove their other predictions in DIR",
+    )
+    batch: BatchSize = option(
+        "--batch",
+        default=1,
+        parse=check_batch,
+        group="machine",
+        metavar="N",
+        help="fold up to N targets of similar length in one pass, for short targets; auto: where it is faster "
+        "(default 1)",
+    )
+    sort: Order = option(
+        "--sort",
+        "--sort-queries-by",
+        default="input",
+        choices=get_args(Order),
+        group="order",
+        help="length: short targets first; depth: those with few alignment rows first",
+    )
+    quiet: bool = option("--quiet", default=False, group="output", help="print only warnings and errors")
+    output_format: OutputFormat = option(
+        "--output-format",
+        default="fastfold",
+        choices=get_args(OutputFormat),
+        group="structures",
+        help="colabfold: name files like ColabFold, with its scores files, and make a folder per target like "
+        "AlphaFold, for programs that read these (default fastfold)",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """Targets to fold, and how.
+
+    Attributes:
+        inputs: Files of sequences, or a function that reads the targets.
+        output: Folder for the results.
+        weights: Weights files or names of published networks; empty for the small network that ships with the package.
+        config: Settings of the fold.
+        options: Options of the run other than the model's.
+    """
+
+    inputs: Sequence[Path] | TargetReader
+    output: Path
+    weights: Sequence[Path] = ()
+    config: InferConfig = field(default_factory=InferConfig)
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def read_targets(self) -> tuple[list[Target], list[InputError]]:
+        """Read the targets; return them, and the errors of others."""
+        if callable(self.inputs):
+            return self.inputs()
+        from fastfold.data.queries.read import read_targets  # NumPy is slow to import
+
+        return read_targets(self.inputs, complex_=self.options.complex_)
+
+    @property
+    def msa_dir(self) -> Path:
+        """Folder of the alignments that are searched for."""
+        return self.options.msa_dir or self.output / ALIGNMENTS

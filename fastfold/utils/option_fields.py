@@ -1,0 +1,123 @@
+"""Dataclass fields that are options of the command line as well, each written once."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import ConfigError
+
+_KEY = "option"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """Option of the command line that sets a field.
+
+    Attributes:
+        names: Its names; the first one names the attribute of the parsed options.
+        help: Its line in the help.
+        group: Group of the help that lists it.
+        metavar: Name of its value in the help.
+        parse: Function from the text to a value; None for text.
+        bounds: Smallest and largest number, whole numbers if both are.
+        choices: Possible values, or values by their texts.
+        bare: Value of the option without a text.
+        nargs: Number of texts as argparse takes it: a ``+`` or ``*`` option may be repeated.
+        is_rare: True if ``--help`` leaves it out.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    group: str = ""
+    metavar: str | None = None
+    parse: Callable[[str], Any] | None = None
+    bounds: tuple[float, float] | None = None
+    choices: Sequence[str] | Mapping[str, Any] | None = None
+    bare: str | None = None
+    nargs: str | None = None
+    is_rare: bool = False
+
+    @property
+    def attribute(self) -> str:
+        """Name of the attribute of the parsed options."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+
+def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> Any:
+    """Return a dataclass field with its option of the command line.
+
+    Args:
+        names: Names of the option.
+        default: Default of the field. With False the option is a switch, with True a switch that turns it off.
+        help: Its line in the help.
+        settings: Further attributes of :class:`Option`.
+    """
+    return field(default=default, metadata={_KEY: Option(names=names, help=help, **settings)})
+
+
+def options_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
+    """Yield the fields of a dataclass that are options, in their order."""
+    for one in dataclasses.fields(kind):
+        if _KEY in one.metadata:
+            yield one, one.metadata[_KEY]
+
+
+def check_options(settings: Any) -> None:
+    """Check the values of a frozen dataclass by its options; make paths of the texts of files.
+
+    None is a value of the fields that have it as default.
+
+    Args:
+        settings: Instance of the dataclass.
+
+    Raises:
+        ConfigError: A value has the wrong type, or is none of the possible ones; names the field.
+    """
+    for one, choice in options_of(type(settings)):
+        value = getattr(settings, one.name)
+        if value is None and one.default is None:
+            continue
+        if choice.bounds is not None:
+            _check_number(one.name, value, *choice.bounds)
+        elif choice.choices is not None:
+            _check_choice(one.name, value, choice.choices)
+        elif isinstance(one.default, bool):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{one.name} must be True or False, found {value!r}")
+        elif choice.parse is Path and choice.nargs is None:
+            if not isinstance(value, (str, Path)):
+                raise ConfigError(f"{one.name} must be a path, found {value!r}")
+            object.__setattr__(settings, one.name, Path(value))
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> None:
+    """Check a whole number.
+
+    Raises:
+        ConfigError: The value is another number, or none; names it.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ConfigError(f"{name} must be a whole number, found {value!r}")
+    if not least <= int(value) <= most:
+        raise ConfigError(f"{name} must be from {least} to {most}, found {value}")
+
+
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(least, int) and isinstance(most, int):
+        check_whole(name, value, least, most)
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name} must be a number, found {value!r}")
+    if not least <= float(value) <= most:
+        raise ConfigError(f"{name} must be from {least:g} to {most:g}, found {value}")
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str] | Mapping[str, Any]) -> None:
+    values = list(choices.values()) if isinstance(choices, Mapping) else list(choices)
+    if not any(value is one or (isinstance(value, str) and value == one) for one in values):
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, values))}, found {value!r}")

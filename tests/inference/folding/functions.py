@@ -1,0 +1,35 @@
+"""Calls of background processes in tests, in a module that is imported quickly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from fastfold.errors import InputError
+
+
+def fail(kind: str) -> None:
+    if kind == "input":
+        raise InputError("too long", record="a")
+    if kind == "exit":
+        os._exit(3)
+    raise RuntimeError("bug")
+
+
+def die_once(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def meet(folder: Path, names: str) -> int:
+    """Wait for a call of another process, and return the niceness."""
+    (folder / names[0]).touch()
+    end = time.monotonic() + 30
+    while not (folder / names[1]).exists():
+        assert time.monotonic() < end, "the other call waits for this one"
+        time.sleep(0.01)
+    return os.nice(0)
