@@ -119,7 +119,7 @@ def predict(
         device: Device of a network given by a path or name; None for CUDA if available.
         settings: Further fields of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
             ``use_cluster_profile``, ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``restraints``,
-            ``cyclic``, ``cuda_graphs``, ``save_representations``, ``save_recycles``.
+            ``cyclic``, ``rings``, ``cuda_graphs``, ``save_representations``, ``save_recycles``.
 
     Returns:
         The prediction; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.

@@ -115,6 +115,8 @@ class InferConfig:
         restraint_steps: Largest number of gradient steps towards them.
         restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
         cyclic: Treat each chain as a ring, with a bond between last and first residue.
+        rings: Names of the chains that are rings, such as ``B`` or ``A,C``, by their order in the target; None for
+            those of ``cyclic``.
         embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
             None to fold.
         relax: Predictions of a target that are relaxed.
@@ -330,6 +332,14 @@ class InferConfig:
         is_rare=True,
         help="each chain is a ring (cyclic peptides)",
     )
+    rings: str | None = option(
+        "--rings",
+        default=None,
+        group="sampling",
+        metavar="A,C",
+        is_rare=True,
+        help="these chains are rings, by their order in the target (default: none, or all with --cyclic)",
+    )
     embed: EmbedConfig | None = None
     relax: RelaxWhich = option(
         "--relax",
@@ -384,6 +394,10 @@ class InferConfig:
             except ConfigError as error:
                 raise ConfigError(f"initial_guess: {error}") from None
             object.__setattr__(self, "initial_guess", guess)
+        if self.rings is not None and (self.cyclic or not isinstance(self.rings, str)):
+            raise ConfigError(
+                f"rings must be names of chains such as A,C, without cyclic, found {self.rings!r}"
+            )
         if self.restraint_leave_one_out and self.restraints is None:
             raise ConfigError("restraint_leave_one_out needs restraints")
         if self.restraints is not None:
@@ -435,6 +449,11 @@ class InferConfig:
                 raise ConfigError("BioEmu reads one embedding of a sequence: give one seed, without sample")
             if self.num_recycles is None:
                 object.__setattr__(self, "num_recycles", 0)
+
+    @property
+    def ring_names(self) -> bool | str:
+        """Chains that are rings: all, none, or their names."""
+        return self.cyclic if self.rings is None else self.rings
 
     @property
     def budget(self) -> int | None:

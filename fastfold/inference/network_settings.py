@@ -99,7 +99,7 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
         **changed,
         "precision": config.precision,
         "dropout": config.dropout,
-        "cyclic": config.cyclic,
+        "cyclic": config.ring_names,
         "initial_guess": None if config.initial_guess is None else config.initial_guess.name,
         **(
             {}

@@ -13,6 +13,7 @@ import fastfold
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.relative_position import ring_offset
+from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.features import initial_positions
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
@@ -265,7 +266,16 @@ class TestSettingsOfTheNetwork:
         with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):
             positions(model, f"{SEQUENCE}:{OTHER}", cyclic=True)
         pair = f"{SEQUENCE}:{OTHER}"
-        assert not np.array_equal(positions(multimer, pair), positions(multimer, pair, cyclic=True))
+        rings = [positions(multimer, pair), positions(multimer, pair, cyclic=True)]
+        rings += [positions(multimer, pair, rings=names) for names in ("B", "A,B")]
+        assert not np.array_equal(rings[0], rings[1])
+        assert not np.array_equal(rings[0], rings[2])
+        assert not np.array_equal(rings[1], rings[2])
+        np.testing.assert_array_equal(rings[1], rings[3])
+        with pytest.raises(ConfigError, match="no chain 'C', only A, B"):
+            positions(multimer, pair, rings="C")
+        with pytest.raises(ConfigError, match="without cyclic"):
+            InferConfig(rings="A", cyclic=True)
 
 
 class TestPredictMany:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
@@ -28,8 +29,8 @@ Design protein sequences by gradients of an AlphaFold network, as ColabDesign an
   partial STRUCTURE    everything around a --motif, whose structure and residues stay
   binder STRUCTURE     a chain of --length residues that binds the given ones at --hotspots
 
-Each seed gives one design. All designs are folded again from their sequences alone, and DIR gets the files and the page
-of fastfold infer, and
+Each seed gives one design. All designs are folded again from their sequences, with templates of a binder's given chains
+alone, and DIR gets the files and the page of fastfold infer, and
 
   designs.fasta, designs.tsv     sequences; their table, best fold first, with figures of the folds and failed filters
   trajectories/<name>.jsonl      figures of each step; .png plots them
@@ -39,9 +40,10 @@ The same command continues a design that was stopped.
 """
 
 _EPILOG = """\
-losses (--loss NAME=WEIGHT): con, i_con, plddt, pae, i_pae, exp_res, helix, rg, NC, clashes, seq_ent, and with a given
-  structure dgram_cce, fape, rmsd. By default hallucinate has con=1 (oligomers: i_con=1), fixbb dgram_cce=1, partial
-  dgram_cce=1 con=1, binder i_con=1 plddt=0.1.
+losses (--loss NAME=WEIGHT): con, i_con, plddt, pae, i_pae, exp_res, helix, rg, NC, clashes, seq_ent, with a given
+  structure dgram_cce, fape, rmsd, and with --avoid, --composition and --charge those of these names.
+  Defaults: hallucinate con=1 (oligomers: i_con=1), fixbb dgram_cce=1, partial dgram_cce=1 con=1, binder i_con=1
+  plddt=0.1.
 
 examples:
   fastfold design hallucinate --length 60 --out designs
@@ -237,6 +239,7 @@ def add_design_command(commands: Any) -> None:
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
+    add_config_options(parser)
     parser.set_defaults(run=run_design)
 
 
@@ -304,7 +307,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
         "hallucinate": ("length", "copies", "cyclic"),
         "fixbb": ("chains", "keep"),
         "partial": ("chains", "motif"),
-        "binder": ("length", "chains", "hotspots", "flexible", "also_target", "avoid"),
+        "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
     }[protocol]
     defaults: dict[str, Any] = {
         "length": None,
@@ -340,6 +343,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
             _structure(options),
             chains=chains,
             hotspots=options.hotspots,
+            cyclic=options.cyclic,
             flexible=options.flexible,
             others=[TargetStructure.parse(text) for text in options.also_target],
             avoided=[TargetStructure.parse(text) for text in options.avoid],

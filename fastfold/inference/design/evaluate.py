@@ -266,7 +266,7 @@ class Evaluator:
             templates = task.template_features
         config = apply_settings(InferConfig(), model.config)
         sampler = featurize(task.target.chains, alignments, config, templates=templates)
-        add_settings(sampler, task.target, cyclic=task.cyclic, guess=None)
+        add_settings(sampler, task.target, cyclic=task.rings, guess=None)
         order = torch.from_numpy(input_order(sampler))
         sampled = {key: torch.as_tensor(np.asarray(x)) for key, x in sampler.sample(0, 0).items()}
         for key, value in sampled.items():

@@ -129,8 +129,7 @@ def run_designs(
     folded = [design for design in designs if not design.is_given_up]
     write_atomic(output / SEQUENCES, "".join(design.records for design in folded))
     if folded:
-        summary = fold_designs(folded, output / SEQUENCES, folding, infer, overwrite=overwrite)
-        for target, why in summary.failed:
+        for target, why in fold_designs(folded, output / SEQUENCES, folding, infer, overwrite=overwrite):
             say(f"error: {target}: {why}")
     rows = design_rows(designs, output, names, chosen, config.limits)
     write_atomic(output / TABLE, table_text(rows))

@@ -20,6 +20,7 @@ from fastfold.inference.design.residues import residue_places
 from fastfold.inference.design.targets import Flexible, TargetStructure, check_flexible, template_features
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.protein import chain_name
 from fastfold.protein.structure import ChainStructure
 
 CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
@@ -107,13 +108,22 @@ class DesignTask:
         """Residues of the first designed chain, kept ones included, ``[L]``."""
         return np.flatnonzero(self.chain == self.chain[np.argmax(self.source >= 0)])
 
+    @property
+    def rings(self) -> bool | str:
+        """Chains that are rings: all, none, or their names (``cyclic`` of ``InferConfig``)."""
+        designed = np.unique(self.chain[self.source >= 0])
+        if not self.cyclic or len(designed) == len(self.target.chains):
+            return self.cyclic
+        return ",".join(chain_name(int(number)) for number in designed)
+
     @cached_property
     def offset(self) -> Tensor:
         """Separation of residues in the sequence, ``[N, N]``; large between chains, the shorter way in rings."""
         apart = self.place[:, None] - self.place[None]
         if self.cyclic:
             length = np.bincount(self.chain)[self.chain][:, None]
-            apart = (apart + length // 2) % length - length // 2
+            is_ring = np.isin(self.chain, self.chain[self.source >= 0])[:, None]
+            apart = np.where(is_ring, (apart + length // 2) % length - length // 2, apart)
         same = self.chain[:, None] == self.chain[None]
         return torch.from_numpy(np.where(same, apart, 10**6))
 
@@ -289,12 +299,10 @@ def binder(
 
     Raises:
         InputError: The file, a chain or a residue cannot be used.
-        ConfigError: The length is out of range, or a ring is asked for, which given chains cannot be.
+        ConfigError: The length is out of range.
     """
     if length < 5:
         raise ConfigError(f"expected a binder of 5 residues or more, found {length}")
-    if cyclic:
-        raise ConfigError("a cyclic binder is not supported: the setting makes rings of all chains")
     check_flexible(flexible)
     read = list(read_user_structure(path).chains)
     given = [one for one in read if one.chain_id in chains] if chains else read
@@ -312,14 +320,17 @@ def binder(
         {"plddt": 0.1, "i_con": 1.0},
         hotspots=touched,
         templates=[*[path] * len(given), None],
+        cyclic=cyclic,
         flexible=flexible,
-        others=[_binder_of(one, length, flexible) for one in others],
-        avoided=[_binder_of(one, length, flexible) for one in avoided],
+        others=[_binder_of(one, length, flexible, cyclic) for one in others],
+        avoided=[_binder_of(one, length, flexible, cyclic) for one in avoided],
     )
 
 
-def _binder_of(given: TargetStructure, length: int, flexible: Flexible) -> DesignTask:
-    return binder(given.path, length, chains=given.chains, hotspots=given.hotspots, flexible=flexible)
+def _binder_of(given: TargetStructure, length: int, flexible: Flexible, cyclic: bool) -> DesignTask:
+    return binder(
+        given.path, length, chains=given.chains, hotspots=given.hotspots, flexible=flexible, cyclic=cyclic
+    )
 
 
 def _one_chain(path: Path, name: str | None) -> ChainStructure:

@@ -10,22 +10,30 @@ import numpy as np
 from fastfold.data.features.joining import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.protein import chain_name
 from fastfold.protein.structure import ChainStructure, Structure
 
 
-def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
+def add_settings(
+    sampler: FeatureSampler, target: Target, *, cyclic: bool | str, guess: np.ndarray | None
+) -> None:
     """Add the features of some settings, in the residue order of the features.
 
     ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess, and ``residue_index [N]``
     of the whole proteins for parts of them.
+
+    Raises:
+        ConfigError: A ring is a chain that the target lacks.
     """
     order = input_order(sampler)
     added = {}
     if cyclic:
         lengths = [len(chain.sequence) for chain in target.chains]
-        added["ring_length"] = np.repeat(lengths, lengths).astype(np.int32)
+        rings = ring_chains(target, cyclic)
+        sizes = [length if number in rings else 0 for number, length in enumerate(lengths)]
+        added["ring_length"] = np.repeat(sizes, lengths).astype(np.int32)
     if guess is not None:
         added["initial_positions"] = guess
     if target.is_cut:
@@ -33,6 +41,25 @@ def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess
     for key, value in added.items():
         sampler.static[key] = np.empty_like(value)
         sampler.static[key][order] = value
+
+
+def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
+    """Return the numbers of the chains that are rings.
+
+    Args:
+        target: The target.
+        cyclic: True for all, False for none, or names such as ``A,C``.
+
+    Raises:
+        ConfigError: The target lacks a chain.
+    """
+    names = [chain_name(number) for number in range(len(target.chains))]
+    if isinstance(cyclic, bool):
+        return set(range(len(names))) if cyclic else set()
+    chosen = [name.strip() for name in cyclic.split(",")]
+    if missing := [name for name in chosen if name not in names]:
+        raise ConfigError(f"{target.name}: rings: no chain {missing[0]!r}, only {', '.join(names)}")
+    return {names.index(name) for name in chosen}
 
 
 def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:

@@ -20,7 +20,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
-from fastfold.inference.folding.features import add_settings, initial_positions
+from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
 from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
@@ -118,15 +118,16 @@ class TargetPredictor:
             self._guess = initial_positions(guess, target)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
-        if config.cyclic and target.is_cut:
+        if config.ring_names and target.is_cut:
             raise ConfigError(
                 f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
                 "them"
             )
-        if config.cyclic and target.is_complex and not all(model.multimer for model in models):
+        if config.ring_names and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
+        ring_chains(target, config.ring_names)
         self._restraints = [] if config.restraints is None else read_restraints(config.restraints, target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
@@ -314,7 +315,7 @@ class TargetPredictor:
             templates=None if templates is None else templates.features,
             join=self.target.is_complex and not model.multimer,
         )
-        add_settings(sampler, self.target, cyclic=self.config.cyclic, guess=self._guess)
+        add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
         return sampler
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:

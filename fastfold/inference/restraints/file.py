@@ -28,6 +28,10 @@ DSS and BS3: Merkley et al., 2014 (doi:10.1002/pro.2458), 26 to 30 Å. The other
 _CONTACT = 8.0
 _OURS = ("chain1", "residue1", "chain2", "residue2")
 _CHAI = ("chainA", "res_idxA", "chainB", "res_idxB", "connection_type")
+_OPTIONAL = ("min", "max", "weight", "group", "crosslinker")
+_XIVIEW = {"protein1": "chain1", "abspos1": "residue1", "protein2": "chain2", "abspos2": "residue2"}
+"""Columns of xiVIEW's cross-link tables, in lower case, by ours."""
+
 _MAX_BYTES = 2**24
 
 
@@ -59,8 +63,10 @@ def read_restraints(path: Path, target: Target) -> list[Restraint]:
 
     Args:
         path: CSV with the columns ``chain1, residue1, chain2, residue2`` and ``max``, ``min`` or ``crosslinker``;
-            ``weight`` and ``group`` are optional. Or CSV of Chai, or YAML of Boltz with ``constraints``.
-            Chains are A, B and so on in the order of the target, residues are counted from 1 in each.
+            ``weight`` and ``group`` are optional. Or the same with the columns ``Protein1, AbsPos1`` (or ``SeqPos1``),
+            ``Protein2, AbsPos2`` of cross-link tables, whose other columns are ignored. Or CSV of Chai, or YAML of
+            Boltz with ``constraints``. Chains are A, B and so on in the order of the target, and residues are counted
+            from 1 in each.
         target: The target.
 
     Returns:
@@ -86,11 +92,13 @@ def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
     dialect = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
     rows = csv.DictReader(io.StringIO(text), delimiter=dialect)
     columns = [name.strip() for name in rows.fieldnames or []]
+    columns = _translated(columns, path)
+    others = {name for name in columns if name.startswith("other ")}
     rows.fieldnames = columns
     if set(_CHAI) <= set(columns):
         read: Callable[[Mapping[str, str], Target], list[Restraint]] = _chai_row
     elif set(_OURS) <= set(columns):
-        unknown = set(columns) - {*_OURS, "min", "max", "weight", "group", "crosslinker"}
+        unknown = set(columns) - {*_OURS, *_OPTIONAL, *others}
         if unknown:
             raise InputError(f"has an unknown column {sorted(unknown)[0]!r}", path=path)
         read = _own_row
@@ -101,6 +109,23 @@ def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
             path=path,
         )
     return _collect(path, ((f"line {rows.line_num}", row) for row in rows), lambda row: read(row, target))
+
+
+def _translated(columns: Sequence[str], path: Path) -> list[str]:
+    """Return our names for the columns of a cross-link table; other columns get names that are ignored."""
+    places = {name.lower() for name in columns}
+    spelling = (
+        _XIVIEW if "abspos1" in places else {key.replace("abs", "seq"): x for key, x in _XIVIEW.items()}
+    )
+    named = [spelling.get(name.lower(), name.lower()) for name in columns]
+    if set(_OURS) <= set(columns) or not set(_OURS) <= set(named):
+        return list(columns)
+    if not {"max", "min", "crosslinker"} & set(named):
+        raise InputError(
+            "has cross-links without a distance; add a column crosslinker with names such as DSS, or max",
+            path=path,
+        )
+    return [name if name in (*_OURS, *_OPTIONAL) else f"other {i}" for i, name in enumerate(named)]
 
 
 def _collect(

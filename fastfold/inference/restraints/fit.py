@@ -283,7 +283,7 @@ class _Fit:
         return steps
 
     def contradictions(self, steps: int) -> list[LeftOut]:
-        """Leave out each group in turn, and return what then holds; the bias is left as it was.
+        """Leave out each group in turn, return what then holds, and restore the bias.
 
         Every trial takes further steps from the fitted bias. The groups that one contradicts hold in its trial, and not
         in one with the same number of steps and all groups.

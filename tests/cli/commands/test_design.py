@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fastfold.cli.commands.design import PROTOCOLS
 from fastfold.inference.design.run import SEQUENCES, TABLE
@@ -124,6 +125,35 @@ def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "lengths"),
+    [
+        (("fixbb", "GIVEN", "--keep", "A2-4", "--loss", "fape=1", "rmsd=0.1"), [12]),
+        (("partial", "GIVEN", "--motif", "A3-6"), [12]),
+        (("hallucinate", "--length", "10", "--cyclic"), [10]),
+        (("hallucinate", "--length", "10", "--copies", "2", "--loss", "pae=0.1", "i_pae=0.1"), [10, 10]),
+        (("binder", "GIVEN", "--length", "6", "--cyclic"), [12, 6]),
+    ],
+)
+def test_every_protocol_runs_to_its_end(
+    cli: CommandLine, arguments: tuple[str, ...], lengths: list[int]
+) -> None:
+    given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    words = [str(given) if word == "GIVEN" else word for word in arguments]
+    weights = "model_1_multimer_v3" if len(lengths) > 1 else "model_1_ptm"
+    done = design(cli, *words, "--steps", "1,1,1", weights=weights)
+    assert done.code == 0, done.err
+    (row,) = table(cli)
+    chains = row["sequence"].split(":")
+    assert [len(chain) for chain in chains] == lengths
+    if "--copies" in arguments:
+        assert chains[0] == chains[1]
+    settings = json.loads(next(cli.out.glob("*_config.json")).read_text())["settings"]
+    rings = {("hallucinate", True): True, ("binder", True): "B"}
+    assert settings["cyclic"] == rings.get((arguments[0], "--cyclic" in arguments), False)
+
+
+@pytest.mark.slow
 def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
     filters = cli.folder / "filters.yaml"
@@ -191,6 +221,15 @@ def test_wrong_use_is_explained(cli: CommandLine, arguments: tuple[str, ...], me
     assert done.code == (1 if "missing.pdb" in arguments else 2)
     assert message in done.err
     assert not cli.names()
+
+
+def test_options_are_read_from_a_file(cli: CommandLine) -> None:
+    config = cli.folder / "design.yaml"
+    config.write_text("length: 20\nloss: [con=0.5, plddt=1]\ncharge: [-3, 0]\n")
+    done = cli.run("design", "hallucinate", "--out", cli.out, "--config", config, "--print-config")
+    assert done.code == 0
+    wanted = {"length": "20", "loss": ["con=0.5", "plddt=1"], "charge": [-3.0, 0.0]}
+    assert yaml.safe_load(done.out).items() >= wanted.items()
 
 
 def test_the_help_names_every_protocol(cli: CommandLine) -> None:

@@ -44,6 +44,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"restraints": Path("r.csv"), "restraint_leave_one_out": True},
     ),
     "ring": ("--cyclic", {"cyclic": True}),
+    "rings": ("--rings B,C", {"rings": "B,C"}),
     "precision": ("--precision bf16", {"precision": "bf16"}),
     "rank": ("--rank ptm", {"rank": "ptm"}),
     "errors": ("--pae yes", {"pae": True}),

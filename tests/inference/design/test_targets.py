@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.losses.design import Outputs, avoid_loss
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.joint import JointEvaluator
 from fastfold.inference.design.optimise import DesignConfig, DesignState
@@ -124,13 +125,17 @@ def test_every_complex_is_folded_with_its_templates(
         chains=["A"],
         others=[TargetStructure(backbone, ("B",))],
         avoided=[TargetStructure(backbone)],
+        cyclic=True,
     )
     design = Design("d", task, "ACDEFG", None)  # type: ignore[arg-type]
     assert [len(one) for one in design.sequences] == [14, 6]
     (tmp_path / "d.fasta").write_text(design.records)
     read: dict[str, list[bool]] = {}
 
+    rings = []
+
     def run(request: InferRequest) -> Summary:
+        rings.append(request.config.ring_names)
         targets, errors = request.read_targets()
         assert not errors
         for one in targets:
@@ -139,7 +144,9 @@ def test_every_complex_is_folded_with_its_templates(
         return Summary((), (), ())
 
     monkeypatch.setattr("fastfold.inference.design.results.refold.run_infer", run)
-    fold_designs([design], tmp_path / "d.fasta", [], None, overwrite=False)  # type: ignore[arg-type]
+    monkeypatch.setattr("fastfold.inference.design.results.refold.takes_templates", lambda *settings: True)
+    fold_designs([design], tmp_path / "d.fasta", [], InferConfig(), overwrite=False)
+    assert rings == ["B", "C"]
     assert read == {"d": [True, False], "d_target_2": [True, False], "d_off_1": [True, True, False]}
 
 

@@ -69,6 +69,13 @@ def test_a_binder_follows_the_given_chains(backbone: Path) -> None:
     assert one.letters("ACDEFGH")[1] == "ACDEFGH"
 
 
+def test_only_the_designed_chain_of_a_binder_is_a_ring(backbone: Path) -> None:
+    task = binder(backbone, 8, cyclic=True)
+    assert (task.rings, binder(backbone, 8).rings, hallucination(12, cyclic=True).rings) == ("C", False, True)
+    assert task.offset[24, 31].item() == 1
+    assert task.offset[0, 13].item() == -13
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -97,5 +104,3 @@ def test_unusable_tasks_are_refused(backbone: Path) -> None:
         hallucination(3)
     with pytest.raises(ConfigError, match="5 residues or more"):
         binder(backbone, 2)
-    with pytest.raises(ConfigError, match="cyclic binder"):
-        binder(backbone, 8, cyclic=True)

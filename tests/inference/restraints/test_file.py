@@ -35,6 +35,13 @@ def test_crosslinkers_have_their_limits(tmp_path: Path) -> None:
     assert [one.high for one in found] == [CROSSLINKERS["DSS"], CROSSLINKERS["EDC"]]
 
 
+def test_crosslink_tables_of_xiview(tmp_path: Path) -> None:
+    text = "PepSeq1,Protein1,SeqPos1,Protein2,SeqPos2,Score,Crosslinker\nMK,A,2,B,9,11.5,DSSO\n"
+    assert read_restraints(write(tmp_path, text), TARGET) == [Restraint(1, 18, 0.0, 30.0, 1.0, "", "line 2")]
+    with pytest.raises(InputError, match="cross-links without a distance; add a column crosslinker"):
+        read_restraints(write(tmp_path, "Protein1,AbsPos1,Protein2,AbsPos2,Score\nA,2,B,9,1\n"), TARGET)
+
+
 def test_chais_table(tmp_path: Path) -> None:
     text = (
         "restraint_id,chainA,res_idxA,chainB,res_idxB,connection_type,confidence,min_distance_angstrom,"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
+from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.results.table import Design
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.models import open_networks
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.runner import Summary
 from fastfold.inference.runner import run as run_infer
+from fastfold.inference.target_templates import takes_templates
 
 
 def fold_designs(
@@ -23,25 +27,39 @@ def fold_designs(
     config: InferConfig,
     *,
     overwrite: bool,
-) -> Summary:
+) -> list[tuple[str, str]]:
     """Fold designs from a FASTA file into its folder.
 
     Args:
         designs: The designs.
         path: File of their records.
-        networks: Networks that fold.
+        networks: Networks that fold; templates are left out if none of them takes any.
         config: Settings of the folds.
         overwrite: True to fold everything again.
+
+    Returns:
+        Name and reason of each fold that failed.
 
     Raises:
         WriteError: A result cannot be written.
     """
+    opened = open_networks(list(networks) or [Path(MINI)])
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
-    def read() -> tuple[list[Target], list[InputError]]:
-        targets, errors = read_targets([path])
-        return [
-            replace(target, templates=tasks[target.record].template_features) for target in targets
-        ], errors
+    def with_templates(target: Target, task: DesignTask) -> Target:
+        takers = [one for one in opened if takes_templates(one.info.config, target)]
+        return replace(target, templates=task.template_features) if takers else target
 
-    return run_infer(InferRequest(read, path.parent, networks, config, RunOptions(overwrite=overwrite)))
+    def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
+        targets, errors = read_targets([path])
+        chosen = [target for target in targets if tasks[target.record].rings == rings]
+        return [with_templates(target, tasks[target.record]) for target in chosen], errors
+
+    failed: list[tuple[str, str]] = []
+    for rings in dict.fromkeys(task.rings for task in tasks.values()):
+        kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
+        settings = replace(config, **kept)
+        options = RunOptions(overwrite=overwrite)
+        summary = run_infer(InferRequest(partial(read, rings), path.parent, networks, settings, options))
+        failed += summary.failed
+    return failed

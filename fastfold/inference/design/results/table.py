@@ -81,7 +81,9 @@ def design_rows(
     filters: Sequence[Filter] = (),
     limits: Limits | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row per design: those that pass all filters first, then by the pLDDT of the best fold.
+    """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
+
+    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains.
 
     Args:
         designs: The designs.
@@ -94,7 +96,13 @@ def design_rows(
     for one in find_predictions(output):
         folds.setdefault(one.scores["name"], []).append(one)
     rows = [_row(design, folds, networks, filters, limits) for design in designs]
-    return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -float(row.get("plddt", 0.0))))
+    return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
+
+
+def _confidence(row: Mapping[str, Any]) -> float:
+    if row.get("iptm") and row.get("ptm"):
+        return 80 * float(row["iptm"]) + 20 * float(row["ptm"])
+    return float(row.get("plddt") or 0.0)
 
 
 def _row(
