@@ -31,7 +31,6 @@ prepare_environment()  # must precede the import of PyTorch
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from fastfold.inference.malloc_trim import keep_freed_memory  # noqa: E402
 
 from fastfold.data.features.pipeline import featurize  # noqa: E402
 from fastfold.data.msa.msa import parse_a3m  # noqa: E402
@@ -40,6 +39,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
+from fastfold.inference.folding.malloc_trim import keep_freed_memory  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
