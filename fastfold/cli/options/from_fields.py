@@ -1,4 +1,4 @@
-"""Options of the command line that are written beside the fields that they set."""
+"""Options of the command line that are written next to the fields that they set."""
 
 from __future__ import annotations
 
