@@ -409,10 +409,6 @@ class InferConfig:
                     raise ConfigError(f"restraints and {name} exclude each other: {why}")
             if self.precision in ("int8", "bf16-products"):
                 raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
-        alone = ("dropout", "save_representations", "save_distogram")
-        asked = next((name for name in alone if getattr(self, name)), None)
-        if self.parallel is not None and asked is not None:
-            raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
         if self.embed is not None:
             self._check_embed()
         if self.cuda_graphs:

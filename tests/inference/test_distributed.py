@@ -88,7 +88,7 @@ def _pair(cli: CommandLine, *arguments: object, out: Path) -> list[tuple[int, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["columns", "depth", "score", "mutate", "embed"])
+@pytest.mark.parametrize("command", ["columns", "depth", "dropout", "score", "mutate", "embed"])
 def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine, command: str) -> None:
     """The second process prints nothing; structures, tables and arrays are equal within float32's sums."""
     fasta, msas = cli.fasta({"T1": SEQUENCE}), cli.folder / "msas"
@@ -111,6 +111,7 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
     else:
         arguments = ["infer", fasta, *quick, "--sample", command, "--samples", "2"]
         arguments += ["--sample-depths", "4,8"] * (command == "depth")
+        arguments += ["--save-representations", "--save-distogram"]
     alone, together = cli.folder / "alone", cli.folder / "together"
     assert cli.run(*arguments, "--device", "cpu", "--weights", cli.weights(), "--out", alone).code == 0
     (code, _, errors), (other, silent, quiet) = _pair(cli, *arguments, out=together)
@@ -131,6 +132,13 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
                 assert np.allclose(
                     values.astype(np.float32), others[key].astype(np.float32), atol=2e-3, rtol=2e-3
                 )
+        elif name.endswith(".npz"):
+            with np.load(first) as arrays, np.load(second) as others:
+                assert arrays.files == others.files
+                for key in arrays.files:
+                    assert np.allclose(
+                        arrays[key].astype(np.float32), others[key].astype(np.float32), atol=2e-3, rtol=2e-3
+                    )
         elif name in ("scores.tsv", "mutations.tsv"):
             for one, two in zip(_cells(first), _cells(second), strict=True):
                 assert one == two or float(one) == pytest.approx(float(two), abs=0.02)
@@ -146,20 +154,11 @@ def _cells(table: Path) -> list[str]:
     return [cell for line in table.read_text().splitlines() for cell in line.split("\t")]
 
 
-@pytest.mark.parametrize(
-    ("command", "more", "message"),
-    [
-        ("infer", ("--sample", "dropout"), "dropout needs one process per fold"),
-        ("score", ("--workers", "2"), "fastfold screen folds each target in one process"),
-    ],
-)
-def test_several_processes_are_refused_in_one_line(
-    cli: CommandLine, command: str, more: tuple, message: str
-) -> None:
+def test_workers_and_several_processes_exclude_each_other(cli: CommandLine) -> None:
     fasta = cli.fasta({"T1": SEQUENCE})
-    done = cli.run(command, fasta, "--out", cli.out, "--parallel", "dap=2", *more)
+    done = cli.run("score", fasta, "--out", cli.out, "--parallel", "dap=2", "--workers", "2")
     assert done.code == 2
-    assert message in done.err.splitlines()[-1]
+    assert "fastfold screen folds each target in one process" in done.err.splitlines()[-1]
 
 
 def test_the_small_network_is_refused_before_the_first_fold(cli: CommandLine) -> None:
@@ -229,12 +228,16 @@ def _out_of_memory(arguments: list[str]) -> int:
     return main(arguments)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_where_the_memory_of_a_process_ends_all_go_on_in_smaller_pieces(cli: CommandLine, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "more"), [(0, ()), (2, ()), pytest.param(2, ("--dropout",), marks=pytest.mark.slow)], ids=str
+)
+def test_where_the_memory_of_a_process_ends_all_go_on_in_smaller_pieces(
+    cli: CommandLine, rank: int, more: tuple[str, ...]
+) -> None:
     """Whichever it is, where they were; the structures are those of one process, of the next target too."""
     fasta = cli.fasta({"T1": SEQUENCE, "T2": SEQUENCE[:-1]})
-    assert cli.infer(fasta, "--num-recycles", "1").code == 0
-    arguments = ["infer", *QUICK, "--parallel", "dap=3", "--device", "cpu", "--weights", cli.weights()]
+    assert cli.infer(fasta, "--num-recycles", "1", *more).code == 0
+    arguments = ["infer", *QUICK, "--parallel", "dap=3", "--device", "cpu", "--weights", cli.weights(), *more]
     arguments += ["--num-recycles", "1", "--checkpoint-after", "0"]
     texts = [str(argument) for argument in [*arguments, "--out", cli.folder / "together", fasta]]
     started = [

@@ -97,6 +97,9 @@ def run_network(
             state=state,
             run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
         )
+        if passes.representations:
+            pair = model.whole_rows(result["representations"]["pair"])
+            result["representations"] = {**result["representations"], "pair": pair}
         return network_results(result, passes)
 
 
@@ -170,8 +173,9 @@ def prepared_network(
     else:
         plan.apply(model)
     head, heads = model.heads["distogram"], model.policy.heads
-    if distogram and heads is not None and isinstance(head, DistogramHead) and head.has_columns:
-        # In blocks of rows; with sharded columns the logits would have to be gathered whole.
+    is_kept = isinstance(head, DistogramHead) and (head.has_columns or passes.distogram)
+    if distogram and heads is not None and is_kept:
+        # In blocks of rows; with sharded columns the logits are gathered whole, for files alone.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()

@@ -81,7 +81,7 @@ class RecycleState:
 
     def of_rank(self) -> Callable[[int, Gather], RecycleState]:
         """Return a picklable function that makes the state of another process from its rank."""
-        return partial(_of_rank, self._path, self._given, self._after)
+        return partial(_of_rank, self._path, self._given, self._after, self._random)
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
         """Load the next pass, the last pass, and the recycled tensors; return None if nothing is saved.
@@ -163,9 +163,9 @@ class RecycleState:
             return {}
 
 
-def _of_rank(path: Path, key: str, after: float, rank: int, gather: Gather) -> RecycleState:
+def _of_rank(path: Path, key: str, after: float, random: bool, rank: int, gather: Gather) -> RecycleState:
     own = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
-    return RecycleState(own, key, after=after, say=lambda line: None, gather=gather)
+    return RecycleState(own, key, after=after, say=lambda line: None, gather=gather, random=random)
 
 
 def _generators(previous: Features) -> Features:

@@ -30,5 +30,3 @@ def test_a_method_is_enough():
     config = InferConfig(sample="dropout")  # type: ignore[arg-type]
     assert config.sample == Sampling("dropout")
     assert config.dropout
-    with pytest.raises(ConfigError, match="dropout needs one process per fold"):
-        InferConfig(sample="dropout", parallel="dap=2")  # type: ignore[arg-type]
