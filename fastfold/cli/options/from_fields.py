@@ -14,7 +14,7 @@ from fastfold.utils.option_fields import Option, options_of
 def add_field_options(groups: Mapping[str, Any], kind: type, *, without: Collection[str] = ()) -> None:
     """Add the options of a dataclass to a command.
 
-    Options have no defaults: without one the field keeps its own.
+    Without an option, its field keeps its default.
 
     Args:
         groups: Parser or group of the help by name; fields of other groups are left out.

@@ -39,7 +39,7 @@ _FIXED_CPU = 400 << 20
 _ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
 """Positions of a block of attention on a GPU, and bytes of each in its backward pass, by those of an element.
 
-The cost of the operator counts what goes through memory, not what is there at a time."""
+The cost of the operator counts the bytes that are read and written, not those that exist at the same time."""
 
 _GAPS = 0.01
 """Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold."""
@@ -139,7 +139,7 @@ class GradientPlanner:
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
         fixed = self.fixed + plan.parts["parameters"]
         room = max(0.0, budget - fixed)
-        # Block inputs take what the rest leaves on the device, and the host.
+        # Block inputs take the remaining memory of the device, and the host.
         times = min(room / (plan.peak - fixed), (room + self.host_memory) / (whole.peak - fixed))
         return int(self.residues * math.sqrt(times))
 
