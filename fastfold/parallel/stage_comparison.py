@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -80,7 +81,7 @@ class StageComparison:
             found: list[str] = []
             for number, stage in enumerate(stages):
                 place = f"stage {number} of {len(stages)} of the pipeline"
-                found, result = prints.of_stage(place, lambda s=stage, x=passed: s(*x, **named))
+                found, result = prints.of_stage(place, partial(stage, *passed, **named))
                 passed = result if isinstance(result, tuple | list) else (result,)
                 if number + 1 < len(stages) and not all(isinstance(x, Tensor) for x in passed):
                     kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in passed))
