@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +28,22 @@ def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
     """
     with _Detached():
         return copy.deepcopy(tree, memo)
+
+
+def fake(x: Tensor) -> Tensor:
+    """Return a tensor on the host of the same shape, strides and dtype; without data inside a ``FakeTensorMode``."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Copy a module with parameters and buffers without data."""
+    memo: dict[int, Any] = {}
+    with mode:
+        for p in model.parameters():
+            memo.setdefault(id(p), nn.Parameter(fake(p.detach()), p.requires_grad))
+        for x in model.buffers():
+            memo.setdefault(id(x), fake(x))
+    return detached_copy(model, memo)
 
 
 class _Detached(TorchFunctionMode):

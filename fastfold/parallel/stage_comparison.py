@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.comparison import detached_copy
+from fastfold.parallel.comparison import fake, fake_copy
 from fastfold.parallel.tensor_parallel.first_call import without_data
 from fastfold.utils.module_structure import tensors_in
 
@@ -67,18 +68,12 @@ class StageComparison:
         if model is None or not _takes(model, args, everywhere):
             return
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            memo: dict[int, Any] = {}
-            for p in model.parameters():
-                memo.setdefault(id(p), nn.Parameter(_bare(p), p.requires_grad))
-            for x in model.buffers():
-                memo.setdefault(id(x), _bare(x))
-        plain = detached_copy(model, memo)
+        plain = fake_copy(model, mode)
         stages = list(self._split(plain, self._ranks))
         names = {id(x): name for name, x in (*plain.named_parameters(), *plain.named_buffers())}
         with mode:
-            given = tree_map(lambda x: _bare(x) if isinstance(x, Tensor) else x, tuple(args))
-            named = tree_map(lambda x: _bare(x) if isinstance(x, Tensor) else x, dict(everywhere))
+            given = tree_map(lambda x: fake(x) if isinstance(x, Tensor) else x, tuple(args))
+            named = tree_map(lambda x: fake(x) if isinstance(x, Tensor) else x, dict(everywhere))
             expected = _Fingerprints(names, (given, named)).of_call(
                 type(model).__name__, lambda: plain(*given, **named)
             )
@@ -86,7 +81,7 @@ class StageComparison:
             found: list[str] = []
             for number, stage in enumerate(stages):
                 place = f"stage {number} of {len(stages)} of the pipeline"
-                found, result = prints.of_stage(place, lambda s=stage, x=passed: s(*x, **named))
+                found, result = prints.of_stage(place, partial(stage, *passed, **named))
                 passed = result if isinstance(result, tuple | list) else (result,)
                 if number + 1 < len(stages) and not all(isinstance(x, Tensor) for x in passed):
                     kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in passed))
@@ -106,10 +101,6 @@ def _takes(model: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> b
     except TypeError:
         return False
     return True
-
-
-def _bare(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
 
 class _Fingerprints(TorchDispatchMode):

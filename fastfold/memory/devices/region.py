@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 
 class Region:
@@ -19,7 +19,7 @@ class Region:
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
         # First and last byte of each part, with a reference to its tensor.
-        self._parts: list[tuple[int, int, weakref.ref[Tensor]]] = []
+        self._parts: list[tuple[int, int, TensorWeakRef]] = []
 
     def used(self) -> list[tuple[int, int]]:
         """Return the parts that are in use, in order."""
@@ -39,7 +39,7 @@ class Region:
         """Return flat memory from byte ``start`` on, in use while the returned tensor lives."""
         stop = start + elements * dtype.itemsize
         part = self.memory[start:stop].view(dtype)
-        self._parts.append((start, stop, weakref.ref(part)))
+        self._parts.append((start, stop, TensorWeakRef(part)))
         return part
 
 

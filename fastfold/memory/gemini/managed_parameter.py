@@ -123,7 +123,7 @@ class ManagedParameter(nn.Parameter):
         is_term = torch.is_grad_enabled() and self.requires_grad and not self._place.readable
         is_change = _IN_PLACE.fullmatch(name) is not None or "out" in (kwargs or {})
         if is_term and not is_change and func not in _NOT_OF_VALUES:
-            return _Copy.apply(self, self._place)  # type: ignore[no-any-return]
+            return _Copy.apply(self, self._place)
         self._refuse(func, args)
         return self
 

@@ -1,6 +1,6 @@
 """Differentiable collectives over a group of ranks, with uneven shards and with overlap.
 
-Every collective has an asynchronous form, ``<name>_async``, which returns an
+Collectives that move shards have an asynchronous form, ``<name>_async``, which returns an
 :class:`~fastfold.parallel.comm.async_ops.AsyncResult`. The communication runs between the call and its ``wait``, while
 other work is done. The backward pass overlaps in the same way.
 
@@ -243,13 +243,6 @@ def all_to_all(
     ).wait()
 
 
-def all_reduce_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
-    """Start :func:`all_reduce`."""
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(x, lambda t: async_ops.start_all_reduce(t, group), completed)
-
-
 def all_reduce(x: Tensor, group: Group) -> Tensor:
     """Sum over the ranks; the gradient passes unchanged (Megatron's *g*).
 
@@ -260,13 +253,6 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
         return x
     result: Tensor = _Sum.apply(x, group)
     return result
-
-
-def all_reduce_gradient_async(x: Tensor, group: Group) -> AsyncResult[Tensor]:
-    """Start :func:`all_reduce_gradient`; only its gradient communicates."""
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(x, completed, lambda gradient: async_ops.start_all_reduce(gradient, group))
 
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:

@@ -59,13 +59,6 @@ class CommunicationLog:
         """Bytes sent by this rank in total."""
         return sum(entry.sent for entry in self.entries)
 
-    def by_op(self) -> dict[str, float]:
-        """Return the bytes sent by this rank for each kind of collective."""
-        totals: dict[str, float] = {}
-        for entry in self.entries:
-            totals[entry.op] = totals.get(entry.op, 0.0) + entry.sent
-        return totals
-
 
 class Reporter:
     """Registry of open logs to which the groups of one mesh report their messages."""

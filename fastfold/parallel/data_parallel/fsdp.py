@@ -27,7 +27,7 @@ from fastfold.parallel.data_parallel.kept_gradients import (
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
 from fastfold.parallel.data_parallel.unit_hooks import UnitCalls, UnitWeights
-from fastfold.parallel.data_parallel.units import Units, check_units, gathered_alone, listed_modules
+from fastfold.parallel.data_parallel.units import check_units, gathered_alone, listed_modules
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import tensors_in
 
@@ -72,8 +72,6 @@ class FullySharded:
         module: Sharded in place.
         mesh: The ranks.
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
-        units: The parts of the module that are gathered one at a time (see :func:`gathered_alone`). All other
-            parameters are gathered with the module.
     """
 
     stage = 3
@@ -83,7 +81,6 @@ class FullySharded:
         module: nn.Module,
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
-        units: Units = listed_modules,
     ) -> None:
         self.agreement: StepAgreement | None = None
         self.mesh = mesh
@@ -91,7 +88,7 @@ class FullySharded:
         self._calls: UnitCalls | None = None
         if self._group.process_group is not None:
             ranks = _shard_mesh(mesh)
-            alone = gathered_alone(module, units(module))
+            alone = gathered_alone(module, listed_modules(module))
             check_units(module, alone)
             for unit in (*alone, module):
                 if not isinstance(unit, FSDPModule):

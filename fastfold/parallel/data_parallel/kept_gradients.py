@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from fastfold.parallel.data_parallel.sharded_norm import local
 
-Kept = dict[str, tuple[weakref.ref[Tensor], int]]
+Kept = dict[str, tuple[TensorWeakRef, int]]
 """A gradient and its version, by name."""
 
 BEFORE_REDUCTION = (
@@ -31,11 +31,11 @@ def changed_message(name: str) -> str:
 def keep_gradients(parameters: Mapping[str, nn.Parameter]) -> Kept:
     """Record the present gradients of parameters."""
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return {name: (weakref.ref(gradient), local(gradient)._version) for name, gradient in found.items()}
+    return {name: (TensorWeakRef(gradient), local(gradient)._version) for name, gradient in found.items()}
 
 
 @torch.no_grad()
-def is_kept(gradient: Tensor | None, kept: tuple[weakref.ref[Tensor], int] | None) -> bool:
+def is_kept(gradient: Tensor | None, kept: tuple[TensorWeakRef, int] | None) -> bool:
     """Return True if a gradient is the recorded one, unchanged."""
     if gradient is None or kept is None:
         return gradient is None and kept is None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
 from fastfold.errors import ConfigError
-
-Units = Callable[[nn.Module], Sequence[nn.Module]]
 
 
 def listed_modules(module: nn.Module) -> list[nn.Module]:

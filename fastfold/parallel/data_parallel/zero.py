@@ -7,13 +7,13 @@ Between the two a caller may clip each sample's gradient, or add up several.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
@@ -72,7 +72,7 @@ class Replicated:
         self._used = [False] * len(self._values)
         self._finished: Kept | None = None
         self._aside: dict[str, Tensor] = {}
-        self._left: list[weakref.ref[Tensor]] = []
+        self._left: list[TensorWeakRef] = []
         self._early: dict[bool, EarlyReduction | None] = {}
         self._under_way: EarlyReduction | None = None
         self._over_data = False  # True if take_sample() sums over ranks with other samples too
@@ -142,7 +142,7 @@ class Replicated:
     def accept_gradients(self) -> None:
         """Accept the present gradients of :attr:`optimised` as those of the step."""
         self._finished = keep_gradients(self.optimised)
-        self._left = [weakref.ref(p.grad) for p in self._values if p.grad is not None]
+        self._left = [TensorWeakRef(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:
         """Clear the gradients of the parameters and of this rank's share of them."""

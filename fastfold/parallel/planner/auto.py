@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.checkpointing import checkpointable_blocks
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.comparison import detached_copy
+from fastfold.parallel.comparison import fake, fake_copy
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.plan_checks import tied_names
 from fastfold.parallel.planner.calibration import GENERAL
@@ -230,27 +230,18 @@ def _traced(
 ) -> Trace:
     """Trace a forward and backward pass of some samples, on tensors without data."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memo: dict[int, Any] = {}
-
-    def bare(x: Tensor) -> Tensor:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
     def part(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        return bare(x[:rows] if x.dim() and len(x) == samples else x)
+        return fake(x[:rows] if x.dim() and len(x) == samples else x)
 
     autocast = torch.autocast(
         "cpu",
         dtype=torch.bfloat16,
         enabled=torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
     )
-    with mode:
-        for p in model.parameters():
-            memo.setdefault(id(p), nn.Parameter(bare(p.detach()), p.requires_grad))
-        for x in model.buffers():
-            memo.setdefault(id(x), bare(x))
-    copied = detached_copy(model, memo).train()
+    copied = fake_copy(model, mode).train()
     with mode:
         arguments, keywords = tree_map(part, given), tree_map(part, named)
         recorder = Recorder(copied)

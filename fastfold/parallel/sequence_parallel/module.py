@@ -26,8 +26,8 @@ class SequenceParallel:
 
     Operators on single positions need no change; others are refused at the first call. In the named modules, calls of
     ``torch.nn.functional.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` become ring or all-to-all
-    attention over the ranks, also when activation checkpointing repeats them. Tables of learned positions are read
-    from the beginning of the part.
+    attention over the ranks, also when activation checkpointing repeats them; ``torch.compile`` leaves these modules
+    out. Tables of learned positions are read from the beginning of the part.
 
     A named module that calls neither, because its attention is written by hand, would see only its own part: it is
     refused when it runs. Masks are for own queries and all keys ``[..., own, all]``, or for own keys ``[..., 1,
@@ -153,6 +153,7 @@ class SequenceParallel:
 def _parallel_variant(layer: Any) -> Any:
     """Return a variant of a class with attention over the ranks; copies keep it, unlike a wrapped method."""
 
+    @torch.compiler.disable(reason="attention over the ranks sends messages, which cannot be traced")
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.sequence.is_whole:
             return layer.forward(self, *args, **kwargs)

@@ -102,9 +102,12 @@ def test_gradients_are_sums_that_come_and_go_by_shards(alone: bool, world: Any) 
     assert not any(x.any() for x in nothing)
 
 
-def test_whole_tensors_become_shards_like_the_parameters_and_whole_again(world: Any) -> None:
+def test_whole_tensors_become_shards_like_the_parameters_and_whole_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = _Net()
-    sharded = FullySharded(net, world, {}, units=lambda module: [])
+    monkeypatch.setattr("fastfold.parallel.data_parallel.fsdp.listed_modules", lambda module: [])
+    sharded = FullySharded(net, world, {})
     assert not isinstance(net.blocks[0], FSDPModule)
     values = {name: torch.full(p.shape, 3.0, dtype=p.dtype) for name, p in sharded.parameters.items()}
     parts = sharded.part(values)

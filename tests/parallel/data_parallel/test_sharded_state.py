@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import TensorWeakRef
 
 from fastfold.parallel import Parallel, ParallelOptimizer, ParallelPlan
 from fastfold.parallel.data_parallel import sharded_state
@@ -48,7 +48,7 @@ class _Watched:
     """Sees to it that plain tensors are let go before the next are made."""
 
     def __init__(self) -> None:
-        self.alive: list[weakref.ref[Tensor]] = []
+        self.alive: list[TensorWeakRef] = []
         self.most = 0
 
     def plain(self, original: Any, state: FullStateDict, values: dict[str, Tensor], **options: bool) -> Any:
@@ -56,7 +56,7 @@ class _Watched:
         assert not any(kept() is not None for kept in self.alive)
         found = original(state, values, **options)
         made = [x for x in found.values() if x.numel() >= LEAST and x.data_ptr() not in given]
-        self.alive = [weakref.ref(x) for x in made]
+        self.alive = [TensorWeakRef(x) for x in made]
         self.most = max(self.most, sum(x.numel() for x in found.values()))
         return found
 
@@ -112,7 +112,7 @@ def _state(plan: ParallelPlan, expected: dict[str, Tensor]) -> dict[str, Tensor]
     return found
 
 
-def _gone(references: list[weakref.ref[Tensor]]) -> None:
+def _gone(references: list[TensorWeakRef]) -> None:
     """A thread of the process group may let its last message go a moment late."""
     end = time.monotonic() + 10
     while any(kept() is not None for kept in references):
@@ -123,7 +123,7 @@ def _gone(references: list[weakref.ref[Tensor]]) -> None:
 def _check_rank_zero(parallel: Parallel) -> None:
     """The whole model on rank 0 alone; no rank keeps what it was made of."""
     expected = parallel.state_dict()
-    alive: list[weakref.ref[Tensor]] = []
+    alive: list[TensorWeakRef] = []
     original = FullStateDict.one_by_one
 
     def watched(state: FullStateDict, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -135,7 +135,7 @@ def _check_rank_zero(parallel: Parallel) -> None:
             if each is None:
                 return
             if each[1].data_ptr() not in parts:
-                alive.append(weakref.ref(each[1]))
+                alive.append(TensorWeakRef(each[1]))
             yield each
             del each
 
