@@ -172,7 +172,8 @@ def run(
             if targets:
                 device = where if distributed is None else distributed.context.device
                 kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
-                folder = ResultsFolder(output, partial(progress.line, important=True), kind)
+                warn = partial(progress.line, important=True)
+                folder = ResultsFolder(output, warn, kind, options.folder_per_target)
                 open_log(progress, folder, f"{len(targets):,} targets on {device}")
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder

@@ -16,7 +16,7 @@ from fastfold.data.search.colabfold.modes import PairMode, select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
-from fastfold.errors import WeightsError
+from fastfold.errors import ConfigError, WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
@@ -77,6 +77,7 @@ class RunOptions:
         sort: ``length`` to fold short targets first, ``depth`` those with few alignment rows, ``input`` to keep their
             order.
         output_format: Style of file names and scores files.
+        folder_per_target: Write the files of each target into a folder of its name.
         quiet: Show only warnings and errors.
     """
 
@@ -95,6 +96,14 @@ class RunOptions:
     sort: str = "input"
     quiet: bool = False
     output_format: OutputFormat = "fastfold"
+    folder_per_target: bool = False
+
+    def __post_init__(self) -> None:
+        if self.folder_per_target and self.output_format == "colabfold":
+            raise ConfigError(
+                "--folder-per-target and --output-format colabfold exclude each other, because that format has "
+                "AlphaFold's folders"
+            )
 
 
 @dataclass(frozen=True)
@@ -301,7 +310,7 @@ class TargetRunner:
             write_bioemu(results)
         if self.options.zip_results and (done or not archive_path(results).is_file()):
             write_result_archive(results)
-        self._conclude(results.records() if done else [], label)
+        self._conclude(results.records() if done else [], label, results.folder)
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
@@ -333,13 +342,13 @@ class TargetRunner:
         record = yield from self._predict(prepared, results, job, cost)
         return record, True
 
-    def _conclude(self, records: Sequence[PredictionRecord], label: str) -> None:
-        """Report the result of a target; without records, that it was finished before."""
+    def _conclude(self, records: Sequence[PredictionRecord], label: str, records_folder: Path) -> None:
+        """Report the result of a target in its folder; without records, that it was finished before."""
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
         what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
-        self.progress.line(f"{label}: {what} in {self.folder.path}")
+        self.progress.line(f"{label}: {what} in {records_folder}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
@@ -502,7 +511,7 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        found = compare_target(self.folder.path, results.stem, path, self.folder.style)
+        found = compare_target(results.folder, results.stem, path, self.folder.style)
         best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "

@@ -316,6 +316,9 @@ def _add_structure_output(group: Any) -> None:
         help="colabfold: name files like ColabFold, with its scores files, and make a folder per target like "
         "AlphaFold, for programs that read these (default fastfold)",
     )
+    group.add_argument(
+        "--folder-per-target", action="store_true", help="write the files of each target into DIR/<id>"
+    )
     group.add_argument("--no-plots", action="store_true", help="write no plots")
     group.add_argument(
         "--skip-output", metavar="LIST", help="leave out kinds of files, joined by commas: plots, pae_json"
@@ -365,6 +368,7 @@ _NO_STRUCTURES = {
     "rank": InferConfig.rank,
     "pae": "auto",
     "output_format": "fastfold",
+    "folder_per_target": False,
     "no_plots": True,
     "skip_output": None,
     "zip_results": False,
@@ -597,6 +601,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         sort=options.sort,
         quiet=options.quiet,
         output_format=options.output_format,
+        folder_per_target=options.folder_per_target,
     )
 
 

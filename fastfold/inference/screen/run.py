@@ -133,7 +133,7 @@ def screen(
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
-            folder = ResultsFolder(output, warn, options.output_format)
+            folder = ResultsFolder(output, warn, options.output_format, options.folder_per_target)
             open_log(progress, folder, f"{len(targets):,} targets")
             summary = _Screen(targets, costs, folder, progress, errors).run(setup)
     summary = replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))

@@ -95,6 +95,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "overwrite": ("--overwrite", {"overwrite": True}),
     "sort": ("--sort length", {"sort": "length"}),
     "quiet": ("--quiet", {"quiet": True}),
+    "folders": ("--folder-per-target", {"folder_per_target": True}),
     "format": ("--output-format colabfold", {"output_format": "colabfold"}),
 }
 
