@@ -28,7 +28,7 @@ exclude_patterns = ["package_index.md"]  # shown only by the package index
 html_theme = "furo"
 html_title = f"FastFold {version}"
 html_copy_source = False
-html_search_scorer = "search_scorer.js"
+html_search_scorer = str(Path(__file__).parent / "search_scorer.js")
 
 # Anchors for headings, so that Markdown pages can link to sections of each other.
 myst_heading_anchors = 3

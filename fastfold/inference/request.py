@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from fastfold.data.search.colabfold.modes import PairMode
 from fastfold.data.templates.options import TemplateOptions
+from fastfold.errors import ConfigError
 from fastfold.inference.config import BatchSize, InferConfig, OutputFormat, check_batch
 from fastfold.utils.option_fields import check_options, option
 
@@ -44,6 +45,7 @@ class RunOptions:
         sort: Order of the targets.
         quiet: Show only warnings and errors.
         output_format: Style of file names and scores files.
+        folder_per_target: Write the files of each target into a folder of its name.
 
     Raises:
         ConfigError: An option has the wrong type or an invalid value; names it.
@@ -134,8 +136,20 @@ class RunOptions:
         "AlphaFold, for programs that read these (default fastfold)",
     )
 
+    folder_per_target: bool = option(
+        "--folder-per-target",
+        default=False,
+        group="structures",
+        help="write the files of each target into DIR/<id>",
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
+        if self.folder_per_target and self.output_format == "colabfold":
+            raise ConfigError(
+                "--folder-per-target and --output-format colabfold exclude each other, because that format has "
+                "AlphaFold's folders"
+            )
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         summary = Summary((), (), ())
         if targets:
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
-            folder = ResultsFolder(job.request.output, partial(progress.line, important=True), kind)
+            warn = partial(progress.line, important=True)
+            folder = ResultsFolder(job.request.output, warn, kind, options.folder_per_target)
             open_log(progress, folder, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
                 job.networks, folder, device, config, options, progress, distributed, job.finder

@@ -259,7 +259,7 @@ class TargetRunner:
             results.rank(self.ranking)
         if not self.leaves_rest:
             done = (yield from self._finish(results, label, made=done)) or done
-        self._conclude(results.records() if done else [], label)
+        self._conclude(results.records() if done else [], label, results.folder)
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
@@ -334,13 +334,13 @@ class TargetRunner:
         record = yield from self._predict(prepared, results, job, cost)
         return record, True
 
-    def _conclude(self, records: Sequence[PredictionRecord], label: str) -> None:
-        """Report the result of a target; without records, that it was finished before."""
+    def _conclude(self, records: Sequence[PredictionRecord], label: str, records_folder: Path) -> None:
+        """Report the result of a target in its folder; without records, that it was finished before."""
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
         what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
-        self.progress.line(f"{label}: {what} in {self.folder.path}")
+        self.progress.line(f"{label}: {what} in {records_folder}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
@@ -505,7 +505,7 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        found = compare_target(self.folder.path, results.stem, path, self.folder.style)
+        found = compare_target(results.folder, results.stem, path, self.folder.style)
         best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "

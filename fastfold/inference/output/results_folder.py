@@ -79,9 +79,10 @@ class ResultsFolder:
         path: The folder; it and its parents are created if needed. Leftovers of killed processes are removed.
         say: Called with lines for the user.
         output_format: Style of the file names; None for the folder's own, and FastFold's in a new folder.
+        per_target: True for a folder within it for the files of each target; None for the folder's own layout.
 
     Raises:
-        WriteError: The folder is not writable, or its files have names of another style.
+        WriteError: The folder is not writable, or its files have names of another style or another layout.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ResultsFolder:
         path: str | os.PathLike[str],
         say: Callable[[str], None] = lambda _: None,
         output_format: FolderFormat | None = None,
+        per_target: bool | None = None,
     ) -> None:
         self.path, self.say = prepare_output_directory(path), say
         if (self.path / STATE).is_symlink():
@@ -96,29 +98,42 @@ class ResultsFolder:
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
-        self.output_format: FolderFormat = self._agreed_format(output_format)
+        self.output_format, self.per_target = self._agreed_format(output_format, per_target)
 
     @property
     def style(self) -> OutputFormat:
         """Style of the files of predictions."""
         return "colabfold" if self.output_format == "colabfold" else "fastfold"
 
-    def _agreed_format(self, wanted: FolderFormat | None) -> FolderFormat:
-        """Return the style of file names here; a folder without targets takes the requested one."""
+    def _agreed_format(
+        self, wanted: FolderFormat | None, per_target: bool | None
+    ) -> tuple[FolderFormat, bool]:
+        """Return style of file names and layout here; a folder without targets takes the requested ones."""
         path = self.state / "format.json"
         with self.locked():
-            known: Any = (_read_json(path) or {}).get("output_format", "fastfold")
+            written = _read_json(path) or {}
+            known: Any = written.get("output_format", "fastfold")
+            has_folders = written.get("per_target") is True
             if known not in get_args(FolderFormat):
                 raise WriteError(f"{path}: unknown format {known!r:.40}; use another output folder")
-            if wanted is None or wanted == known:
-                return known
+            wanted = known if wanted is None else wanted
+            per_target = has_folders if per_target is None else per_target
+            if (wanted, per_target) == (known, has_folders):
+                return wanted, per_target
             if any(self.state.glob("*/target.json")):
                 remedy = "give another --out"
+                if per_target != has_folders:
+                    layout = "a folder per target" if has_folders else "no folder per target"
+                    with_option = "with" if has_folders else "without"
+                    raise WriteError(
+                        f"{self.path} holds results with {layout}; {remedy}, or run {with_option} --folder-per-target"
+                    )
                 if "embeddings" not in (known, wanted):
                     remedy += f", or --output-format {known}"
                 raise WriteError(f"{self.path} holds results in the format {known}; {remedy}")
-            write_atomic(path, json.dumps({"output_format": wanted}) + "\n")
-            return wanted
+            agreed = {"output_format": wanted, **({"per_target": True} if per_target else {})}
+            write_atomic(path, json.dumps(agreed) + "\n")
+            return wanted, per_target
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -194,9 +209,14 @@ class TargetResults:
             sized = all(_has_size(self.path(record, end), size) for end, (size, _) in record.files.items())
             return record if sized and all(self._whole(record, ending) for ending in record.files) else None
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the target's files."""
+        return self.parent.path / self.stem if self.parent.per_target else self.parent.path
+
     def path(self, record: PredictionRecord, ending: str) -> Path:
         """Return the path of a prediction's file."""
-        return self.parent.path / self.name(record, ending)
+        return self.folder / self.name(record, ending)
 
     def name(self, record: PredictionRecord, ending: str) -> str:
         """Return the name of a prediction's file (:func:`fastfold.inference.output.file_names.file_name`)."""
@@ -270,7 +290,7 @@ class TargetResults:
 
     def shared(self, ending: str) -> Path:
         """Return the path of a file of all predictions together: ``<stem>_coverage.json`` for example."""
-        return self.parent.path / f"{self.stem}{ending}"
+        return self.folder / f"{self.stem}{ending}"
 
     def write_shared(self, files: Mapping[str, str | bytes]) -> dict[str, Path]:
         """Write files of all predictions together, in place of earlier ones; return their paths by ending.
@@ -282,6 +302,7 @@ class TargetResults:
             WriteError: A file cannot be written.
         """
         with self.parent.locked():
+            self._prepare_folder()
             for ending, content in files.items():
                 write_atomic(self.shared(ending), content)
         return {ending: self.shared(ending) for ending in files}
@@ -329,6 +350,7 @@ class TargetResults:
             record = _read_record(folder / "record.json")
             if record is None or folder.is_symlink():  # foreign: a finished prediction always has a record
                 continue
+            self._prepare_folder()
             place = _read_record(self.state / f"{record.id}.json")
             record = replace(record, rank=place.rank if place else record.rank or len(self.records()) + 1)
             for ending in record.files:
@@ -357,8 +379,8 @@ class TargetResults:
             return
         if not old.exists():
             pattern = self._any_rank(record.key, ending)
-            names = [entry.name for entry in os.scandir(self.parent.path) if pattern.fullmatch(entry.name)]
-            old = self.parent.path / min(names, default=old.name)
+            names = [name for name in self._names() if pattern.fullmatch(name)]
+            old = self.folder / min(names, default=old.name)
         with contextlib.suppress(FileNotFoundError):  # removed by the user: it is folded again when requested
             self._replace(old, new)
 
@@ -368,11 +390,20 @@ class TargetResults:
         if self.parent.output_format == "embeddings":
             pattern = re.compile(re.escape(f"{self.stem}_{name}") + r"\..*")
         taken = any(record.key == name for record in self.records())
-        names = [entry.name for entry in os.scandir(self.parent.path)]
+        names = self._names()
         if self.parent.output_format == "colabfold":
             names = [fastfold_name(one) for one in names]
         taken = taken or any(map(pattern.fullmatch, names))
         return f"{name}_{prediction[:8]}" if taken else name
+
+    def _names(self) -> list[str]:
+        """Return the names in the folder of the target's files."""
+        return [entry.name for entry in os.scandir(self.folder)] if self.folder.is_dir() else []
+
+    def _prepare_folder(self) -> None:
+        """Create the folder of the target's files, if it has one."""
+        if self.parent.per_target:
+            prepare_output_directory(self.folder)
 
     def _any_rank(self, key: str, ending: str) -> re.Pattern[str]:
         """Return a pattern of the names of a prediction's file at any rank."""

@@ -29,7 +29,7 @@ def used_methods(directory: Path) -> set[str]:
         InputError: The folder has no settings file.
     """
     found: set[str] = set()
-    for config in _objects(directory.glob("*_config*.json")):
+    for config in _objects(_in_folders(directory, "*_config*.json")):
         weights = config.get("weights")
         name = str(weights.get("model", "")) if isinstance(weights, dict) else ""
         found |= {"alphafold", "multimer"} if "multimer" in name else {"alphafold"}
@@ -47,9 +47,15 @@ def used_methods(directory: Path) -> set[str]:
             settings = entry.get("settings") if isinstance(entry, dict) else None
             engine = settings.get("engine") if isinstance(settings, dict) else None
             found |= {_ENGINES[engine]} if engine in _ENGINES else set()
-    if any(directory.glob("*_relaxed*")):
+    if any(_in_folders(directory, "*_relaxed*")):
         found.add("openmm")
     return found
+
+
+def _in_folders(directory: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files of a pattern in a folder, and in the folders of targets in it."""
+    yield from directory.glob(pattern)
+    yield from directory.glob(f"*/{pattern}")
 
 
 def _objects(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ Files are untrusted: damaged and foreign ones are left out, with a line about th
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -72,6 +73,8 @@ def find_predictions(
     """
     names = _regular_files(directory, say)
     paths = {fastfold_name(name): directory / name for name in names}
+    for folder in _target_folders(directory):
+        paths |= {name: folder / name for name in _regular_files(folder, say)}
     names, own = list(paths), set(paths)
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
     files = _files_by_stem(paths, stems)
@@ -95,6 +98,13 @@ def find_predictions(
             rank = int(match["rank"]) if match else None
             found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
     return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
+
+
+def _target_folders(directory: Path) -> list[Path]:
+    """Return the folders of single targets in a folder: each has scores files that begin with its name."""
+    folders = (Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False))
+    shown = (folder for folder in folders if _is_text(folder.name) and not folder.name.startswith("."))
+    return sorted(f for f in shown if any(f.glob(f"{glob.escape(f.name)}_*{SCORES}")))
 
 
 def _regular_files(directory: Path, say: Callable[[str], None]) -> list[str]:

@@ -113,7 +113,7 @@ def write_report(
             rows = rows_of(prediction, say)
             interfaces += rows
             if where is None or any(map(where, rows)):
-                detail = pack_json(_detail(prediction, say, with_settings=is_small))
+                detail = pack_json(_detail(prediction, folder, say, with_settings=is_small))
                 row = _row(prediction, rows) | mutants.get(prediction.target, {})
                 entries.append((prediction, row, detail))
     if not entries:
@@ -305,9 +305,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def _detail(
-    prediction: FoundPrediction, say: Callable[[str], None], *, with_settings: bool
+    prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
 ) -> dict[str, Any]:
-    """Return the details of a prediction for the page."""
+    """Return the details of a prediction for the page of a folder."""
     scores = prediction.scores
     found = {
         "name": scores["name"],
@@ -319,7 +319,10 @@ def _detail(
         "templates": _finite(scores.get("templates")),
         "restraints": None,
         "reference": _reference(prediction, say),
-        "files": sorted(path.name for path in (*prediction.files.values(), *_archive(prediction))),
+        "files": sorted(
+            path.relative_to(folder).as_posix()
+            for path in (*prediction.files.values(), *_archive(prediction, folder))
+        ),
         "config": None,
         "coverage": None,
     }
@@ -338,9 +341,8 @@ def _detail(
     return found
 
 
-def _archive(prediction: FoundPrediction) -> list[Path]:
-    """Return the archive of the prediction's target, if there is one."""
-    folder = next(iter(prediction.files.values())).parent
+def _archive(prediction: FoundPrediction, folder: Path) -> list[Path]:
+    """Return the archive of the prediction's target, if the folder has one."""
     path = folder / f"{prediction.target}{ENDING}"
     return [path] if path.is_file() and not path.is_symlink() else []
 

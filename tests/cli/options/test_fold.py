@@ -121,6 +121,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "overwrite": ("--overwrite", {"overwrite": True}),
     "sort": ("--sort length", {"sort": "length"}),
     "quiet": ("--quiet", {"quiet": True}),
+    "folders": ("--folder-per-target", {"folder_per_target": True}),
     "format": ("--output-format colabfold", {"output_format": "colabfold"}),
 }
 
@@ -131,6 +132,7 @@ STRUCTURES = {
         "restraints",
         "restraint steps",
         "restraint contradictions",
+        "folders",
         "rank",
         "errors",
         "no errors",

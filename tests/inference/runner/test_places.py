@@ -5,16 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fastfold
 from fastfold.errors import PlaceError, WriteError
 from fastfold.inference.output import results_folder
+from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.used_methods import used_methods
+from fastfold.inference.report.discover import find_predictions
 from fastfold.utils.atomic_files import output_error
 from tests.helpers.command_line import CommandLine, Outcome
-from tests.inference.runner.inputs import OTHER, SEQUENCE
+from tests.inference.runner.inputs import OTHER, SEQUENCE, a3m
 
 SCREEN = pytest.param("screen", marks=pytest.mark.slow)
 
@@ -109,3 +114,44 @@ def test_a_disk_that_takes_nothing_ends_the_run(
     done = fold(cli, "infer")
     assert done.code == 1
     assert "The run ends here; finished results are kept, not finished: T1, T2" in done.err
+
+
+def test_each_target_has_a_folder_on_request(cli: CommandLine) -> None:
+    """The page, the tables, later runs and Python find the files there."""
+    fasta, weights = cli.fasta({"one": SEQUENCE, "two": OTHER}), [cli.weights()]
+    (cli.folder / "msas").mkdir()
+    (cli.folder / "msas" / "one.a3m").write_text(a3m(SEQUENCE, rows=3))
+    arguments = (fasta, "--msa-dir", cli.folder / "msas", "--folder-per-target", "--zip")
+    done = cli.infer(*arguments, weights=weights)
+    assert done.code == 0, done.err
+    assert f"in {cli.out / 'one'}" in done.err
+    assert cli.names() == ["one", "one.result.zip", "two", "two.result.zip"]
+    inside = {path.name for path in (cli.out / "one").iterdir()}
+    assert {"one_coverage.json", "one_rank_001_model_1_ptm_seed_0.cif"} <= inside
+    assert all(name.startswith("one_") for name in inside)
+    assert len(read_summary(cli.out / "summary.tsv")) == 2
+    found = {one.target: one for one in find_predictions(cli.out)}
+    assert set(found) == {"one", "two"}
+    assert found["one"].files["_coverage.json"] == cli.out / "one" / "one_coverage.json"
+    assert fastfold.Prediction.load(cli.out, "two").sequences == (OTHER,)
+    assert used_methods(cli.out) == {"alphafold"}
+    again = cli.infer(*arguments, weights=weights)
+    assert again.out.startswith("0 folded, 2 finished before")
+    (cli.folder / "known").mkdir()
+    shutil.copy(found["one"].files[".cif"], cli.folder / "known" / "one.cif")
+    more = cli.infer(*arguments, "--seed", "1", "--reference", cli.folder / "known", weights=weights)
+    assert more.out.startswith("2 folded"), more.err
+    assert {path.name for path in (cli.out / "two").glob("*.cif")} == {
+        f"two_rank_00{rank}_model_1_ptm_seed_{seed}.cif"
+        for rank, seed in enumerate(
+            (line["seed"] for line in read_summary(cli.out / "summary.tsv") if line["target"] == "two"), 1
+        )
+    }
+    assert (cli.out / "one" / "one_reference.json").is_file()
+    other = cli.infer(fasta, weights=weights)
+    assert other.code == 1
+    assert (
+        "results with a folder per target; give another --out, or run with --folder-per-target" in other.err
+    )
+    wrong = cli.infer(fasta, "--folder-per-target", "--output-format", "colabfold", weights=weights)
+    assert (wrong.code, "exclude each other" in wrong.err) == (2, True)

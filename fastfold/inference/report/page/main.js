@@ -381,7 +381,8 @@ function drawPairs({ interfaces }) {
 }
 
 function drawFiles({ files }) {
-  const links = files.map((name) => make('a', name, { href: encodeURIComponent(name), download: name }));
+  const place = (name) => name.split('/').map(encodeURIComponent).join('/');
+  const links = files.map((name) => make('a', name, { href: place(name), download: name.split('/').pop() }));
   byId('files').replaceChildren(make('h3', 'Files'), ...links);
 }
 
