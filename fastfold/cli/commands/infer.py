@@ -12,7 +12,12 @@ from fastfold.cli.options.alignment_sources import alignment_engines
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll
-from fastfold.cli.process import announce, orderly_termination, silence_stdout
+from fastfold.cli.process import (
+    announce,
+    imports_without_collection,
+    orderly_termination,
+    silence_stdout,
+)
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,7 +133,8 @@ def run_infer(options: argparse.Namespace) -> int:
         return search_inputs(options, folder, alignment_engines(options), needed_alone=True)
 
     announce(options)
-    from fastfold.inference.runner import run
+    with imports_without_collection():
+        from fastfold.inference.runner import run
 
     config, around = infer_config(options), run_options(options)
     with orderly_termination():

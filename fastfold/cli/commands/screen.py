@@ -12,7 +12,7 @@ from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.fold import add_fold_options, complete_options, infer_config, run_options
 from fastfold.cli.options.help_all import HelpAll
 from fastfold.cli.options.workers import add_worker_group, worker_options
-from fastfold.cli.process import announce, orderly_termination
+from fastfold.cli.process import announce, imports_without_collection, orderly_termination
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
@@ -87,9 +87,9 @@ def run_screen(options: argparse.Namespace) -> int:
     complete_options(options)
     options.db = [absolute_database(database) for database in options.db]
     announce(options)
-
-    from fastfold.inference.screen.options import TargetLists
-    from fastfold.inference.screen.run import screen
+    with imports_without_collection():
+        from fastfold.inference.screen.options import TargetLists
+        from fastfold.inference.screen.run import screen
 
     lists = TargetLists(
         inputs=tuple(options.inputs),
