@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -63,6 +64,22 @@ def announce(options: argparse.Namespace) -> None:
     line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):
         print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def imports_without_collection() -> Iterator[None]:
+    """Import modules inside without garbage collection, and leave their objects out of later ones.
+
+    Modules live until the end, so that searches for garbage among them are in vain.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def silence_stdout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.cli import main
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import imports_without_collection, orderly_termination
 from tests.conftest import REPOSITORY
 from tests.helpers.results import helix_prediction
 
@@ -25,6 +26,26 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_modules_are_imported_without_garbage_collection_and_left_out_of_later_ones() -> None:
+    class Module:
+        pass
+
+    gc.unfreeze()
+    try:
+        with imports_without_collection():
+            assert not gc.isenabled()
+            made = Module()
+        assert gc.isenabled()
+        assert not any(one is made for one in gc.get_objects())
+        gc.disable()
+        with imports_without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastfold.cli.commands.resources.search import search_alone
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import announce, orderly_termination, silence_stdout
+from fastfold.cli.process import announce, imports_without_collection, orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def run_infer(options: argparse.Namespace) -> int:
         return search_alone(request, needed_alone=True)
 
     announce(options)
-    from fastfold.inference.runner import run
+    with imports_without_collection():
+        from fastfold.inference.runner import run
 
     with orderly_termination():
         summary = run(request)

@@ -13,7 +13,7 @@ from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, worker_options
-from fastfold.cli.process import announce, orderly_termination
+from fastfold.cli.process import announce, imports_without_collection, orderly_termination
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
@@ -85,10 +85,10 @@ def run_screen(options: argparse.Namespace) -> int:
     options.db = [absolute_database(database) for database in options.db]
     request = infer_request(options)
     announce(options)
-
-    from fastfold.inference.screen.options import TargetLists
-    from fastfold.inference.screen.run import screen
-    from fastfold.inference.screen.targets import screen_targets
+    with imports_without_collection():
+        from fastfold.inference.screen.options import TargetLists
+        from fastfold.inference.screen.run import screen
+        from fastfold.inference.screen.targets import screen_targets
 
     lists = TargetLists(
         inputs=tuple(options.inputs),

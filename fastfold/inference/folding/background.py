@@ -111,7 +111,7 @@ class Background:
         """Return the process of this thread, started if needed; None if it cannot start."""
         found: _Process | None = getattr(self._own, "process", None)
         if found is None:
-            with contextlib.suppress(EOFError, OSError):
+            with contextlib.suppress(Exception):  # for example a script that starts without a main guard
                 found = self._start()
             self._own.process = found
         return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from fastfold.inference.serve.options import ServeOptions
 from fastfold.inference.serve.server import run_server, serve
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import fork_command
+from tests.helpers.screens import workers_of
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,7 @@ def test_a_port_and_a_folder_have_one_server(cli: CommandLine, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_server_folds_as_infer_does_and_ends_in_order(tmp_path: Path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = fork_command("serve", "--data", tmp_path / "data", "--port", str(port))
     try:
         client = Client(f"http://127.0.0.1:{port}", patience=120)
@@ -109,3 +110,41 @@ def test_a_server_folds_as_infer_does_and_ends_in_order(tmp_path: Path):
     assert other.wait() == 0
     for name in ("query_rank_001_mini_seed_0.pdb", "query_rank_001_mini_seed_0_pae.json"):
         assert (tmp_path / "served" / name).read_bytes() == (tmp_path / "infer" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_of_a_ray_cluster_fold_and_are_replaced_when_they_are_killed(
+    cli: CommandLine, ended: list[subprocess.Popen[str]]
+):
+    pytest.importorskip("ray")
+    port, log = free_port(), cli.folder / "log.txt"
+    arguments = [
+        "serve",
+        "--data",
+        cli.folder / "data",
+        "--port",
+        str(port),
+        "--ray",
+        "local",
+        "--workers",
+        "1",
+    ]
+    with log.open("w") as output:
+        # Ray's workers give way to everything else otherwise, and its processes keep pipes open.
+        ended.append(cli.start(*arguments, stdout=output, stderr=output, env={"RAY_worker_niceness": "0"}))
+    client = Client(f"http://127.0.0.1:{port}", patience=240)
+    settings = {"num_recycles": 0, "plots": False}
+    first = client.wait(client.submit("MKVLAAGIVG", settings=settings)["id"])
+    assert first["state"] == "done", log.read_text()
+    assert "in a Ray cluster of 1 machine" in log.read_text()
+    (victim,) = workers_of(ended[0].pid)
+    os.kill(victim, signal.SIGKILL)
+    jobs = [client.submit("MKVLAAGIVG"[:n], settings=settings)["id"] for n in (10, 9)]
+    assert [client.wait(job)["state"] for job in jobs] == ["done", "done"], log.read_text()
+
+
+def free_port() -> int:
+    """Return a port of the loopback that no program uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
