@@ -173,15 +173,15 @@ class InferConfig:
     memory_budget: str | int | None = option(
         "--memory-budget",
         default=None,
-        group="machine",
+        group="memory",
         metavar="SIZE",
-        help="memory that a fold may take, 24GiB for example (default: free memory of the device); the sizes of all "
-        "blocks follow from it",
+        help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
+        "sizes of all blocks, and what is recomputed, follow from it",
     )
     host_memory: str | int | None = option(
         "--host-memory",
         default=None,
-        group="machine",
+        group="memory",
         metavar="SIZE",
         is_rare=True,
         help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.from_fields import whole_number
+from fastfold.cli.options.from_fields import add_field_options, whole_number
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
 
 if TYPE_CHECKING:
     from fastfold.inference.design.optimise import DesignConfig
@@ -238,6 +239,7 @@ def add_design_command(commands: Any) -> None:
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
+    add_field_options({"memory": run}, InferConfig)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
     parser.set_defaults(run=run_design)
@@ -249,7 +251,7 @@ def run_design(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: Options contradict each other.
     """
-    from fastfold.inference.config import InferConfig, check_seeds
+    from fastfold.inference.config import check_seeds
     from fastfold.inference.design.run import TABLE, run_designs
 
     task, config = design_task(options), design_config(options)
@@ -265,7 +267,11 @@ def run_design(options: argparse.Namespace) -> int:
             seeds=seeds,
             predict=options.predict_weights,
             infer=InferConfig(
-                device=options.device, precision=options.precision, seeds=tuple(range(options.predict_seeds))
+                device=options.device,
+                precision=options.precision,
+                seeds=tuple(range(options.predict_seeds)),
+                memory_budget=options.memory_budget,
+                host_memory=options.host_memory,
             ),
             filters=options.filters,
             redesign=_redesign(options),

@@ -52,7 +52,8 @@ def add_fold_options(
     add_field_options({"templates": parser.add_argument_group("templates")}, TemplateOptions)
     add_field_options({"targets": parser}, RunOptions)
     sampling, output = parser.add_argument_group("sampling"), parser.add_argument_group("output")
-    groups = {"sampling": sampling, "output": output, "machine": parser.add_argument_group("machine")}
+    machine = parser.add_argument_group("machine")
+    groups = {"sampling": sampling, "output": output, "machine": machine, "memory": machine}
     if structures:
         groups |= {"restraints": sampling, "structures": output, "reference": output}
         skipped = output.add_argument(
@@ -62,13 +63,13 @@ def add_fold_options(
         )
         mark_rare(skipped)
     if parallel:
-        groups["ranks"] = groups["machine"]
+        groups["ranks"] = machine
     if has_order:
         groups["order"] = parser
     _add_seeds(sampling)
     for kind in (InferConfig, Sampling, RunOptions):
         add_field_options(groups, kind)
-    add_worker_option(groups["machine"])
+    add_worker_option(machine)
 
 
 def _add_seeds(group: Any) -> None:

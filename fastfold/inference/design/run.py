@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
 from fastfold.inference.design.joint import JointEvaluator
 from fastfold.inference.design.limits import limit_weights
+from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
@@ -37,6 +39,7 @@ from fastfold.inference.design.results.table import PASSED, Design, design_rows,
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
+from fastfold.inference.folding.gradients import GradientRun
 from fastfold.inference.models import open_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.report import write_report
@@ -90,7 +93,7 @@ def run_designs(
         seeds: One optimisation for each.
         predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
             the templates of given chains.
-        infer: Settings of these folds, their seeds included, and the device.
+        infer: Settings of these folds, their seeds included, and device and memory of both.
         filters: File of filters (:mod:`fastfold.inference.design.results.filters`); None for none.
         redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
         overwrite: True to start again where the folder has designs with other settings.
@@ -113,12 +116,13 @@ def run_designs(
     chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
     models = [network.load(infer.precision or "fp32").to(device) for network in networks]
     digests = [network.digest for network in networks]
-    evaluator = design_evaluator(tasks[0], models, config)
+    plan = partial(plan_design, models=models, infer=infer, say=say)
+    evaluator = design_evaluator(tasks[0], models, config, plan)
     folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)
     designs = []
     for seed, one in zip(seeds, tasks, strict=True):
         if one is not evaluator.task:
-            evaluator = design_evaluator(one, models, config)
+            evaluator = design_evaluator(one, models, config, plan)
         identity = f"{design_identity(one, config, digests)}-{seed}"
         path = folder / f"{one.name}_seed_{seed:03d}"
         design = _design(evaluator, config, seed, path, identity, overwrite, say)
@@ -141,13 +145,19 @@ def run_designs(
     return designs
 
 
-def design_evaluator(task: DesignTask, models: Sequence[AlphaFold], config: DesignConfig) -> Evaluator:
+def design_evaluator(
+    task: DesignTask,
+    models: Sequence[AlphaFold],
+    config: DesignConfig,
+    plan: Callable[[DesignTask], GradientRun | None] = lambda _: None,
+) -> Evaluator:
     """Return the losses of a task with the weights of its protocol and of the settings.
 
     Args:
         task: The task.
         models: Networks of one kind, on one device.
         config: Settings of the optimisation.
+        plan: Function that plans the gradients of each complex.
     """
     weights = {**task.weights, **limit_weights(config.limits), **config.weights}
     settings: dict[str, Any] = {
@@ -158,15 +168,19 @@ def design_evaluator(task: DesignTask, models: Sequence[AlphaFold], config: Desi
     if _AVOID in config.weights and not task.avoided:
         raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
     if not (task.others or task.avoided):
-        return Evaluator(task, models, weights, limits=config.limits, **settings)
+        return Evaluator(task, models, weights, limits=config.limits, gradients=plan(task), **settings)
     avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
     return JointEvaluator(
         task,
         models,
         weights,
         limits=config.limits,
-        others=[Evaluator(one, models, weights, limits=config.limits, **settings) for one in task.others],
-        avoided=[Evaluator(one, models, avoid, **settings) for one in task.avoided],
+        gradients=plan(task),
+        others=[
+            Evaluator(one, models, weights, limits=config.limits, gradients=plan(one), **settings)
+            for one in task.others
+        ],
+        avoided=[Evaluator(one, models, avoid, gradients=plan(one), **settings) for one in task.avoided],
         **settings,
     )
 
