@@ -160,13 +160,14 @@ def design_evaluator(task: DesignTask, models: Sequence[AlphaFold], config: Desi
     if not (task.others or task.avoided):
         return Evaluator(task, models, weights, limits=config.limits, **settings)
     avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
+    avoided = task.avoided if avoid[_AVOID] else []
     return JointEvaluator(
         task,
         models,
         weights,
         limits=config.limits,
         others=[Evaluator(one, models, weights, limits=config.limits, **settings) for one in task.others],
-        avoided=[Evaluator(one, models, avoid, **settings) for one in task.avoided],
+        avoided=[Evaluator(one, models, avoid, **settings) for one in avoided],
         **settings,
     )
 
