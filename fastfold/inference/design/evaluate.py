@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,6 +93,10 @@ class Evaluator:
     ) -> None:
         self.task, self.models, self.recycles, self.recycle_mode = task, list(models), recycles, recycle_mode
         self.weights = {name: weight for name, weight in weights.items() if weight}
+        if not self.weights or not all(map(math.isfinite, self.weights.values())):
+            raise ConfigError(
+                f"{task.name}: expected losses with finite weights, not all 0, found {dict(weights)}"
+            )
         self._hard_profile = models[0].multimer if hard_profile is None else hard_profile
         parameter = next(models[0].parameters())
         self.device, self.dtype = parameter.device, models[0].structure_module.initial.weight.dtype

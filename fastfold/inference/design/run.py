@@ -170,6 +170,7 @@ def design_evaluator(
     if not (task.others or task.avoided):
         return Evaluator(task, models, weights, limits=config.limits, gradients=plan(task), **settings)
     avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
+    avoided = task.avoided if avoid[_AVOID] else []
     return JointEvaluator(
         task,
         models,
@@ -180,7 +181,7 @@ def design_evaluator(
             Evaluator(one, models, weights, limits=config.limits, gradients=plan(one), **settings)
             for one in task.others
         ],
-        avoided=[Evaluator(one, models, avoid, gradients=plan(one), **settings) for one in task.avoided],
+        avoided=[Evaluator(one, models, avoid, gradients=plan(one), **settings) for one in avoided],
         **settings,
     )
 

@@ -119,6 +119,9 @@ def test_losses_and_networks_that_do_not_fit_are_refused(monomer: AlphaFold, bac
         Evaluator(hallucination(12, copies=2), [monomer], {"con": 1.0})
     with pytest.raises(ConfigError, match="takes single chains; design binder"):
         Evaluator(binder(backbone, 8), [monomer], {"i_con": 1.0})
+    for weights in ({"con": 0.0}, {"con": float("nan")}):
+        with pytest.raises(ConfigError, match="expected losses with finite weights, not all 0"):
+            Evaluator(hallucination(12), [monomer], weights)
     without = copy.deepcopy(monomer)
     del without.heads["predicted_aligned_error"]
     with pytest.raises(ConfigError, match="predicts no aligned error"):

