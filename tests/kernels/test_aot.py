@@ -58,6 +58,9 @@ SPILLS = REPOSITORY / "benchmarks" / "results" / "spills_triton_3.6.csv"
 SPILLS_RTX = REPOSITORY / "benchmarks" / "results" / "spills_rtx.csv"
 """What spills on RTX cards with the Triton of the table: small parts of a few kernels."""
 
+SPILLS_HOPPER = REPOSITORY / "benchmarks" / "results" / "spills_hopper.csv"
+"""What spills on Hopper with older versions of Triton, by each of their assemblers."""
+
 OLDEST = "FASTFOLD_OLDEST_TRITON"
 """Environment variable: the folder that ``pip install --no-deps --target FOLDER triton==3.6.0`` filled."""
 
@@ -123,6 +126,22 @@ def test_the_table_of_spills_holds_what_ships() -> None:
     for key, row in spills.items():
         assert row[2:5] == table[key][2:5], "build it again with Triton 3.6"
         assert int(row[-1]) > 0
+
+
+def test_the_table_of_hopper_holds_configurations_that_ship() -> None:
+    """Of both assemblers in older versions of Triton."""
+    table = former_rows(TABLE)
+    with SPILLS_HOPPER.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["triton"], row["assembler"]) for row in rows} == {
+        ("3.6.0", "12.9"),
+        ("3.7.1", "12.8"),
+        ("3.7.1", "13.1"),
+    }
+    for row in rows:
+        how = [row["blocks"], row["warps"], row["stages"]]
+        assert how == table[row["kernel"], "sm_90"][2:5], "build it again by both assemblers"
+        assert 0 < int(row["spill_bytes"]) <= 176
 
 
 def test_only_what_is_known_may_spill() -> None:
