@@ -251,7 +251,7 @@ def test_what_cannot_be_attended_to_is_refused() -> None:
     q = torch.zeros(1, 2, 3, 4, 5)
     with pytest.raises(InputError, match=r"expected bias of shape .* found \[1, 4, 3, 2\]"):
         ring_attention(q, q, q, torch.zeros(1, 4, 3, 2), group=Group(None))
-    with pytest.raises(ConfigError, match="lacks a submodule"):
+    with pytest.raises(ConfigError, match="no submodule of MultiheadAttention: name the classes"):
         SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.MultiheadAttention)
     with pytest.raises(ConfigError, match="one of ring, ulysses, found 'star'"):
         SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.Linear, method="star")
