@@ -323,7 +323,7 @@ def fold_targets(
         runner: Runner with the folder of results.
         targets: The targets.
         costs: Cost of each target in the runner's progress.
-        ended: Results of targets that are folded elsewhere; None to fold them by the runner.
+        ended: Results of targets that others fold; None to fold them by the runner.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
