@@ -52,7 +52,7 @@ def count_processes(targets: int, cores: int, memory: int) -> int:
     Args:
         targets: Number of targets.
         cores: Cores of this process, which the folds use first.
-        memory: Free bytes of the host. Relaxation may take an eighth of them.
+        memory: Free bytes of the host; relaxation may take an eighth.
     """
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
 
