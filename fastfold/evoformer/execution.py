@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.offload import HostBuffers, OffloadedRows
@@ -58,25 +60,31 @@ Branch = Callable[[Block], Tensor]
 
 @dataclass(frozen=True)
 class ExecutionPolicy:
-    """Execution of one module. While gradients are recorded, only ``block_elements`` has an effect.
+    """Execution of one module.
+
+    While gradients are recorded, only ``block_elements``, ``recompute``, ``templates``, ``lazy_logits`` and ``heads``
+    have an effect.
 
     Attributes:
         block_elements: Maximum number of elements of a block of the input (but at least one row); None for a single
             block, which the operators cut further.
+        recompute: While gradients are recorded, keep only the inputs of each block for the backward pass.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
         contraction: Block size of triangle multiplications, and the memory that holds their product.
         templates: Indices of the templates that a monomer network reads, for callers that know them; None to read
-            the template mask, which makes the host wait for a GPU.
+            the template mask, which makes the host wait for a GPU, or for all while gradients are recorded.
         hold_templates: Keep every embedded template of a monomer network between its two uses, rather than embed it
             twice.
         offload: Host memory for the pair while templates are embedded; None to leave the pair on the device.
         offload_kept: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1.
         reshard_blocks: Where ranks share a protein: number of channel blocks in which a shard changes its axis.
-        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand.
+        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand; while gradients are recorded,
+            only with ``recompute``.
         heads: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
     """
 
     block_elements: int | None = None
+    recompute: bool = False
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     templates: tuple[int, ...] | None = None
@@ -115,6 +123,7 @@ class ExecutionPolicy:
         Returns:
             The updated tensor: ``x`` itself if the policy works in place.
         """
+        branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         whole = Block(x, slice(None), dropout, out)
         if dim is None:
@@ -153,6 +162,7 @@ class ExecutionPolicy:
             consume: True if the caller does not read ``x`` again, so that its memory may hold the result.
             out: Tensor for the result, used if no gradients are recorded.
         """
+        function = self._recomputed(function)
         blocks = list(self.slices(x, dim, channels))
         results = []
         for index in blocks:
@@ -169,6 +179,11 @@ class ExecutionPolicy:
         if out is not None:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
+
+    def _recomputed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return function
+        return partial(checkpoint, function, use_reentrant=False)
 
 
 class PairRows:
@@ -238,12 +253,16 @@ class LazyRows:
     ) -> None:
         self.rows, self.shape, self.policy = function, torch.Size(shape), policy
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the blocks of rows in order, each with its index."""
+    def slices(self) -> Iterator[slice]:
+        """Yield the indices of the blocks of rows in order; one empty block if there are no rows."""
         size, limit = self.shape[-3], self.policy.block_elements
         step = size if limit is None else max(1, limit * size // max(1, self.shape.numel()))
-        for start in range(0, size, max(1, step)):
-            index = slice(start, min(size, start + step))
+        for start in range(0, max(1, size), max(1, step)):
+            yield slice(start, min(size, start + step))
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the blocks of rows in order, each with its index."""
+        for index in self.slices():
             yield index, self.rows(index)
 
     def whole(self) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import LazyRows, PolicyModule
+from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
@@ -32,9 +33,9 @@ class DistogramHead(PolicyModule):
             half = _exactly(self.logits, pair[..., index, :, :])
             return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
 
-        if self.policy.lazy_logits and self.has_columns and not torch.is_grad_enabled():
+        if _is_lazy(self.policy) and self.has_columns:
             return {
-                "logits": LazyRows(torch.no_grad()(rows), (*pair.shape[:-1], c.num_bins), self.policy),
+                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
                 "bin_edges": edges,
             }
         half = _exactly(self.logits, pair)
@@ -109,9 +110,9 @@ class PredictedAlignedErrorHead(PolicyModule):
         def rows(index: slice) -> Tensor:
             return _exactly(self.logits, pair[..., index, :, :])
 
-        if self.policy.lazy_logits and not torch.is_grad_enabled():
+        if _is_lazy(self.policy):
             return {
-                "logits": LazyRows(torch.no_grad()(rows), (*pair.shape[:-1], c.num_bins), self.policy),
+                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
                 "breaks": breaks,
             }
         return {"logits": rows(slice(None)), "breaks": breaks}
@@ -120,6 +121,15 @@ class PredictedAlignedErrorHead(PolicyModule):
 def _exactly(linear: Linear, x: Tensor) -> Tensor:
     """Apply the layer in the precision of its parameters, because the trunk may run in less."""
     return linear(x.to(linear.weight.dtype))
+
+
+def _is_lazy(policy: ExecutionPolicy) -> bool:
+    return policy.lazy_logits and (policy.recompute or not torch.is_grad_enabled())
+
+
+def _lazily(rows: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy) -> LazyRows:
+    """Return logits on demand, which record gradients if they are recorded now."""
+    return LazyRows(rows if torch.is_grad_enabled() else torch.no_grad()(rows), shape, policy)
 
 
 def _last(zero_init: bool) -> Init:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
@@ -99,3 +100,33 @@ def test_batch_dimensions_are_independent() -> None:
         alone = block(*[x[i] for x in batch])
         for a, b in zip(together, alone, strict=True):
             torch.testing.assert_close(a[i], b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_recomputed_blocks_keep_their_inputs_alone(residual: bool) -> None:
+    x = torch.randn(8, 3, 4, dtype=torch.float64, generator=torch.manual_seed(0)).requires_grad_()
+
+    def squash(rows: Tensor) -> Tensor:
+        return rows.exp().tanh().sin()
+
+    def run(policy: ExecutionPolicy) -> tuple[Tensor, Tensor, int]:
+        saved: list[int] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            found = (
+                policy.apply_residual(x, lambda block: block.add(squash(block.x)), dim=0)
+                if residual
+                else policy.map(x, lambda rows, _: squash(rows), dim=0)
+            )
+        return found, torch.autograd.grad(found.square().sum(), x)[0], sum(saved)
+
+    plain, recomputed = (
+        run(ExecutionPolicy(block_elements=24, recompute=recompute)) for recompute in (False, True)
+    )
+    assert torch.equal(plain[0], recomputed[0])
+    assert torch.equal(plain[1], recomputed[1])
+    assert recomputed[2] <= x.numel() < 3 * x.numel() <= plain[2]

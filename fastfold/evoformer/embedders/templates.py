@@ -117,7 +117,7 @@ class TemplateEmbedder(PolicyModule):
         """
         template_mask = features["template_mask"].to(pair.dtype)
         shown = tuple(range(template_mask.shape[-1]))
-        if not torch.is_grad_enabled() and self.policy.templates is not None:
+        if self.policy.templates is not None:
             shown = self.policy.templates
         elif not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
             # Reading the mask would make a training step on a GPU wait.

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fastfold.evoformer.confidence.scores import bin_centres
 from fastfold.evoformer.losses.clashes import between_residue_clashes
 from fastfold.evoformer.losses.masked import masked_mean
+from fastfold.evoformer.losses.pair_logits import PairLogits, over_bins, pair_logits
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import lookup
 from fastfold.protein.metrics.superposition import superpose
@@ -30,7 +31,7 @@ class Outputs:
     """Outputs of a network that losses read, of ``N`` residues.
 
     Attributes:
-        distogram: Logits ``[N, N, bins]``.
+        distogram: Logits ``[N, N, bins]``; losses read them by :func:`~.pair_logits.over_bins`.
         lower_edges: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first.
         lddt: Logits of the predicted lDDT ``[N, bins]``.
         resolved: Logits of resolved atoms ``[N, 37]``.
@@ -40,13 +41,13 @@ class Outputs:
         error_breaks: Edges of its bins in Å, ``[bins - 1]``, or None.
     """
 
-    distogram: Tensor
+    distogram: Tensor | PairLogits
     lower_edges: Tensor
     lddt: Tensor
     resolved: Tensor
     positions: Tensor
     atom14: Tensor
-    errors: Tensor | None = None
+    errors: Tensor | PairLogits | None = None
     error_breaks: Tensor | None = None
 
     @classmethod
@@ -61,20 +62,17 @@ class Outputs:
         def single(x: Tensor) -> Tensor:
             return x if order is None else x[order]
 
-        def pair(x: Tensor) -> Tensor:
-            return x if order is None else x[order][:, order]
-
         edges = result["distogram"]["bin_edges"]
         errors = result.get("predicted_aligned_error")
         structure = result["structure_module"]
         return cls(
-            distogram=pair(result["distogram"]["logits"]),
+            distogram=pair_logits(result["distogram"], order),
             lower_edges=torch.cat([edges.new_zeros(1), edges]),
             lddt=single(result["predicted_lddt"]["logits"]),
             resolved=single(result["experimentally_resolved"]["logits"]),
             positions=single(structure["final_atom_positions"]),
             atom14=single(structure["final_atom14_positions"]),
-            errors=None if errors is None else pair(errors["logits"]),
+            errors=None if errors is None else pair_logits(errors, order),
             error_breaks=None if errors is None else errors["breaks"],
         )
 
@@ -118,8 +116,12 @@ def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
     """Return the mean aligned error over ``pairs [N, N]``, both ways, divided by 31 Å."""
     assert outputs.errors is not None
     assert outputs.error_breaks is not None
-    centres = bin_centres(outputs.error_breaks.to(outputs.errors.dtype))
-    error = outputs.errors.softmax(-1) @ centres / _LAST_CENTRE
+    breaks = outputs.error_breaks
+
+    def expected(logits: Tensor) -> Tensor:
+        return logits.softmax(-1) @ bin_centres(breaks.to(logits.dtype)) / _LAST_CENTRE
+
+    error = over_bins(expected, outputs.errors)
     return _mean((error + error.transpose(0, 1)) / 2, pairs)
 
 
@@ -129,12 +131,15 @@ def contact_losses(outputs: Outputs, cutoff: float, binary: bool) -> Tensor:
     ``-log P(d < cutoff)`` if binary; otherwise the cross entropy of the whole distogram against its part below the
     cutoff, which also rewards certainty within.
     """
-    logits = outputs.distogram
-    near = (outputs.lower_edges < cutoff).to(logits.dtype)
-    if binary:
-        return -torch.log((near * logits.softmax(-1) + 1e-8).sum(-1))
-    within = (logits - 1e7 * (1.0 - near)).softmax(-1)
-    return -(within * logits.log_softmax(-1)).sum(-1)
+
+    def of_pairs(logits: Tensor) -> Tensor:
+        near = (outputs.lower_edges < cutoff).to(logits.dtype)
+        if binary:
+            return -torch.log((near * logits.softmax(-1) + 1e-8).sum(-1))
+        within = (logits - 1e7 * (1.0 - near)).softmax(-1)
+        return -(within * logits.log_softmax(-1)).sum(-1)
+
+    return over_bins(of_pairs, outputs.distogram)
 
 
 def contact_loss(
@@ -164,16 +169,20 @@ def _mean_of_lowest(x: Tensor, count: float, mask: Tensor) -> Tensor:
 
 def helix_loss(outputs: Outputs, offset: Tensor, pairs: Tensor) -> Tensor:
     """Return the mean loss for residues three apart to be within 6 Å, over ``pairs [N, N]``."""
-    mask = ((offset == 3) & (pairs > 0)).to(outputs.distogram.dtype)
-    return _mean(contact_losses(outputs, 6.0, True), mask)
+    found = contact_losses(outputs, 6.0, True)
+    return _mean(found, ((offset == 3) & (pairs > 0)).to(found.dtype))
 
 
 def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:
     """Return the cross entropy of the distogram against given CB atoms ``[N, 3]`` in Å, over ``pairs [N, N]``."""
     squared = (beta[:, None] - beta[None]).square().sum(-1)
-    bins = (squared[..., None] > outputs.lower_edges[1:].to(squared.dtype).square()).sum(-1)
-    errors = F.cross_entropy(outputs.distogram.flatten(0, 1), bins.flatten(), reduction="none")
-    return _mean(errors.view_as(pairs), pairs)
+    # As many edges as lie strictly below the distance.
+    bins = torch.bucketize(squared, outputs.lower_edges[1:].to(squared.dtype).square())
+
+    def of_pairs(logits: Tensor, own: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), own.flatten(), reduction="none").view_as(own)
+
+    return _mean(over_bins(of_pairs, outputs.distogram, bins), pairs)
 
 
 def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+"""Logits of residue pairs that losses reduce over the bins, also where they never exist whole.
+
+Three of them would take as much memory as a pair representation in float32. In blocks of rows that the backward pass
+recomputes, only one block exists at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fastfold.evoformer.execution import LazyRows
+
+
+class JoinedRows(Protocol):
+    """Rows of a tensor that several processes hold together."""
+
+    @property
+    def own(self) -> slice:
+        """Rows of this process."""
+
+    def join(self, x: Tensor, dim: int = -2) -> Tensor:
+        """Join all rows along ``dim``; ``x`` holds this process's."""
+
+
+@dataclass(frozen=True)
+class PairLogits:
+    """Logits ``[N, N, bins]`` by rows.
+
+    Attributes:
+        logits: This process's rows ``[n, N, bins]``, whole or computed on demand.
+        rows: Rows of this process among all; None if it has all.
+        order: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits.
+    """
+
+    logits: Tensor | LazyRows
+    rows: JoinedRows | None = None
+    order: Tensor | None = None
+
+    def reduce(self, function: Callable[..., Tensor], *pairs: Tensor) -> Tensor:
+        """Reduce the logits over their bins; see :func:`over_bins`."""
+        if self.order is not None:
+            back = torch.argsort(self.order)
+            pairs = tuple(x[back][:, back] for x in pairs)
+        if self.rows is not None:
+            own = self.rows.own
+            pairs = tuple(x[own] for x in pairs)
+        logits = self.logits
+        if isinstance(logits, Tensor):
+            found = function(logits, *pairs)
+        else:
+            blocks = []
+            for index in logits.slices():
+                reduced = partial(_reduce_rows, function, logits, index)
+                given = tuple(x[index] for x in pairs)
+                recorded = torch.is_grad_enabled()
+                blocks.append(
+                    checkpoint(reduced, *given, use_reentrant=False) if recorded else reduced(*given)
+                )
+            found = torch.cat(blocks)
+        if self.rows is not None:
+            found = self.rows.join(found)
+        return found if self.order is None else found[self.order][:, self.order]
+
+
+def _reduce_rows(function: Callable[..., Tensor], logits: LazyRows, index: slice, *pairs: Tensor) -> Tensor:
+    return function(logits.rows(index), *pairs)
+
+
+def over_bins(function: Callable[..., Tensor], logits: Tensor | PairLogits, *pairs: Tensor) -> Tensor:
+    """Reduce logits of residue pairs over their bins.
+
+    Args:
+        function: Returns ``[rows, N]`` of logits ``[rows, N, bins]`` and the same rows of ``pairs``, each pair from its
+            own numbers alone.
+        logits: ``[N, N, bins]``, a tensor or in rows.
+        pairs: Tensors ``[N, N]`` without gradients.
+
+    Returns:
+        ``[N, N]``.
+    """
+    return function(logits, *pairs) if isinstance(logits, Tensor) else logits.reduce(function, *pairs)
+
+
+def pair_logits(head: dict[str, Any], order: Tensor | None = None) -> Tensor | PairLogits:
+    """Return the logits of a head's result in an order of residues.
+
+    Args:
+        head: Result of a head, with ``logits`` of pairs, and ``rows`` if several processes hold them.
+        order: See :class:`PairLogits`.
+    """
+    logits, rows = head["logits"], head.get("rows")
+    if isinstance(logits, Tensor) and rows is None:
+        return logits if order is None else logits[order][:, order]
+    return PairLogits(logits, rows, order)
