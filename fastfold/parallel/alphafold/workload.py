@@ -1,7 +1,8 @@
-"""A training step of an AlphaFold network, as a workload for the planner."""
+"""A training step of an AlphaFold network, or a gradient of its inputs, as a workload for the planner."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from torch.utils._pytree import tree_iter
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import autocast_trunk
+from fastfold.evoformer.precision import autocast_trunk, set_precision
 from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
+
+_LEAVES = ("target_feat", "msa_feat")
+"""Features that get a gradient."""
 
 # Number of bytes per parameter in addition to Adam's: the average of the weights, in float32.
 _AVERAGE = 4
@@ -59,16 +63,6 @@ def alphafold_workload(
             raise ConfigError(f"{name}: expected at least {least}, found {value}")
     if precision not in ("bf16", "fp32"):
         raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
-    trunk = config.model.embeddings_and_evoformer
-    stacks = {
-        "evoformer.blocks.0": Repeat(trunk.evoformer_num_block),
-        "extra_msa_stack.blocks.0": Repeat(trunk.extra_msa_stack_num_block),
-    }
-    if trunk.template.enabled:
-        stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
-    # The structure module has thousands of small operators and takes longest to trace. Operators outside
-    # its layer are repeated with it; they are few.
-    stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = shard(AlphaFold(one_block_config(config)).train(), mesh)
@@ -86,7 +80,7 @@ def alphafold_workload(
         build=build,
         loss=loss,
         samples=samples,
-        stacks=stacks,
+        stacks=alphafold_stacks(config),
         # A rank needs at least one residue's row.
         layouts=standard_layouts(dap=residues, grid=True),
         # Each sample's gradient is clipped. Stage 3 never has it, and a pipeline sums several.
@@ -102,6 +96,98 @@ def alphafold_workload(
             f"trainer.precision={precision}",
         ),
     )
+
+
+def input_gradient_workload(
+    config: Any,
+    *,
+    residues: int,
+    score: Callable[[dict[str, Any]], Tensor],
+    settings: Callable[[AlphaFold], None] = lambda _: None,
+    recompute: bool = False,
+    msa: int = 1,
+    extra_msa: int = 1,
+    precision: str = "fp32",
+    recycles: int = 0,
+    name: str = "the network",
+) -> Workload:
+    """Describe one pass with gradients of the features of target and MSA; parameters get none.
+
+    Args:
+        config: Official configuration tree.
+        residues: Residues, of all chains.
+        score: Loss of the network's result tree.
+        settings: Called with the network on each rank, to set how it records gradients.
+        recompute: True if the backward pass recomputes blocks, and ``settings`` lets the modules outside them recompute
+            rows.
+        msa: Rows of the MSA, without templates.
+        extra_msa: Rows of the extra MSA.
+        precision: ``bf16`` (parameters and activations of the trunk) or ``fp32``.
+        recycles: Passes without gradients before.
+        name: Name of the workload in messages.
+
+    Raises:
+        ConfigError: The precision is unknown, or a size is too small.
+    """
+    for what, value, least in (("residues", residues, 1), ("msa", msa, 1), ("recycles", recycles, 0)):
+        if value < least:
+            raise ConfigError(f"{what}: expected at least {least}, found {value}")
+    if precision not in ("bf16", "fp32"):
+        raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
+
+    stacks = {stack: repeat for stack, repeat in alphafold_stacks(config).items() if repeat.layers}
+    small = one_block_config(config)
+    if recompute:
+        stacks["structure_module.attention"] = alphafold_stacks(config)["structure_module"]
+    else:
+        # Layers share the normalised pair, so that one does not stand for all.
+        small.model.heads.structure_module.num_layer = config.model.heads.structure_module.num_layer
+
+    def build(mesh: ParallelMesh) -> nn.Module:
+        network = set_precision(AlphaFold(small), precision).requires_grad_(False)
+        network = shard(network.train(), mesh)
+        settings(network)
+        network.set_checkpointing(recompute)
+        return network
+
+    def loss(network: nn.Module) -> Tensor:
+        features = {
+            key: value[0, 0] for key, value in dummy_features(config, residues, msa, extra_msa).items()
+        }
+        for key in _LEAVES:
+            features[key] = features[key].requires_grad_()
+        return score(network(lambda cycle, member: features, 0, recycle_tolerance=0.0))
+
+    return Workload(
+        name=name,
+        build=build,
+        loss=loss,
+        samples=1,
+        stacks=stacks,
+        layouts=standard_layouts(dap=residues),
+        zero=(0,),
+        passes=recycles,
+        parameter_bytes=2 if precision == "bf16" else 4,
+        frozen=True,
+        recomputed=recompute,
+        small=True,  # AlphaFold's initialisation repeats draws that are too large
+        description=f"{residues} residues, {precision}, {recycles} recycling iterations, gradients of the inputs",
+    )
+
+
+def alphafold_stacks(config: Any) -> dict[str, Repeat]:
+    """Return the modules of :func:`one_block_config` that a network repeats, each with its number."""
+    trunk = config.model.embeddings_and_evoformer
+    stacks = {
+        "evoformer.blocks.0": Repeat(trunk.evoformer_num_block),
+        "extra_msa_stack.blocks.0": Repeat(trunk.extra_msa_stack_num_block),
+    }
+    if trunk.template.enabled:
+        stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
+    # The structure module has thousands of small operators and takes longest to trace. Operators outside
+    # its layer are repeated with it; they are few.
+    stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
+    return stacks
 
 
 def one_block_config(config: Any) -> Any:

@@ -29,8 +29,6 @@ from fastfold.parallel.planner.hardware import Rates
 from fastfold.parallel.planner.trace import Operation, Part, Trace
 from fastfold.parallel.planner.workload import Workload
 
-_PARAMETER_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -41,7 +39,7 @@ class Cost:
         checkpointing: True if the blocks' activations are recomputed in the backward pass.
         compute: Seconds of computation in the slowest stage.
         communication: Seconds of waiting for collectives inside the model.
-        waiting: Seconds in which a pipeline stage is idle.
+        waiting: Seconds in which a pipeline stage is idle, or waits for copies from the host.
         imbalance: Seconds in which ranks wait for the slowest one.
         synchronisation: Seconds for gradients and ZeRO's shards.
         memory: Bytes per GPU by their use.
@@ -49,6 +47,7 @@ class Cost:
         model_flops: Operations without recomputation: those of the forward passes, and twice those of the one with
             gradients.
         calibrated: True if all rates were measured on this GPU.
+        host: Bytes per GPU of block inputs that wait in the host's memory for the backward pass.
     """
 
     plan: ParallelPlan
@@ -62,6 +61,7 @@ class Cost:
     flops: float
     model_flops: float
     calibrated: bool
+    host: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -135,7 +135,7 @@ def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, c
     for name, region in trace.regions.items():
         repeat = workload.repeat(name)
         number = repeat.count
-        again = 1 if checkpointing and repeat.layers else 0
+        again = 1 if checkpointing and repeat.layers and not workload.recomputed else 0
         forwards = workload.passes + 1 + again
         compute[name] = number * (
             forwards * compute_seconds(region.forward, rates) + compute_seconds(region.backward, rates)
@@ -164,7 +164,14 @@ def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) 
     return max(rest, whole / stages, largest)
 
 
-def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpointing: bool = True) -> Cost:
+def step_cost(
+    workload: Workload,
+    plan: ParallelPlan,
+    rates: Rates,
+    *,
+    checkpointing: bool = True,
+    host: float = 0.0,
+) -> Cost:
     """Compute the time and memory of one step.
 
     Args:
@@ -172,6 +179,8 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
         plan: Its plan.
         rates: Rates of the hardware.
         checkpointing: True if the backward pass recomputes the blocks' activations.
+        host: Bytes per GPU of the host's memory for inputs of recomputed blocks. Their copies overlap with the
+            computation as far as it lasts.
     """
     layout = plan.of_sample
     trace = workload.trace(layout)
@@ -186,23 +195,36 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
         hand_on = Communication("shift", "pp", plan.pp, handed_on)
         communication += passes * exchange_seconds(hand_on, plan, rates)
     parameters = _parameters(trace, workload, plan)
+    memory = _memory(trace, workload, plan, parameters, checkpointing, count)
+    offloaded = 0.0
+    if checkpointing and host:
+        # Two inputs stay: the one in use, and the one that is copied.
+        largest = max(
+            trace.regions[name].entering for name, repeat in workload.stacks.items() if repeat.layers
+        )
+        offloaded = max(0.0, min(host, memory["activations"] - 2 * largest))
+        memory["activations"] -= offloaded
+    copying = count * max(0.0, 2 * offloaded / rates.host_link - compute)
     together = count * plan.dp * plan.sp * plan.dap * plan.tp
     return Cost(
         plan,
         checkpointing,
         compute=count * compute + _optimizer_seconds(workload, plan, rates, parameters),
         communication=count * communication,
-        waiting=(turns - count) * (compute + communication),
+        waiting=(turns - count) * (compute + communication) + copying,
         imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
-        synchronisation=max(
+        synchronisation=0.0
+        if workload.frozen
+        else max(
             0.0,
             synchronisation_seconds(workload, plan, rates, parameters, count)
             - rates.assumptions.hidden_synchronisation * count * compute,
         ),
-        memory=_memory(trace, workload, plan, parameters, checkpointing, count),
+        memory=memory,
         flops=micro.flops * together,
         model_flops=micro.model_flops * together,
         calibrated=rates.calibrated,
+        host=offloaded,
     )
 
 
@@ -225,8 +247,10 @@ def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
 
 def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int) -> float:
     """Compute the seconds to read parameter, gradient and moments, and to write all but the gradient."""
+    if workload.frozen:
+        return 0.0
     own = parameters / (plan.dp_shard or plan.replicas) if plan.zero else parameters
-    sharded = 3 * _PARAMETER_BYTES + 2 * workload.sharded_bytes
+    sharded = 3 * workload.parameter_bytes + 2 * workload.sharded_bytes
     copied = 2 * workload.copied_bytes * parameters
     return (own * sharded + copied) / rates.bandwidth
 
@@ -234,10 +258,10 @@ def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, par
 def _memory(
     trace: Trace, workload: Workload, plan: ParallelPlan, parameters: int, checkpointing: bool, count: int
 ) -> dict[str, float]:
-    alike, sizes = plan.dp_shard or plan.replicas, _PARAMETER_BYTES * parameters
+    alike, sizes = plan.dp_shard or plan.replicas, workload.parameter_bytes * parameters
     layers = [trace.regions[name] for name, repeat in workload.stacks.items() if repeat.layers]
     # Bytes that one block at a time needs whole, for any sharding.
-    block = _PARAMETER_BYTES * max((region.parameters for region in layers), default=0)
+    block = workload.parameter_bytes * max((region.parameters for region in layers), default=0)
     all_kept = sum(region.kept for region in layers)
     one_kept = max((region.kept / max(1, region.calls) for region in layers), default=0.0)
     in_flight, kept = min(plan.pp, count), 0.0
@@ -247,6 +271,12 @@ def _memory(
         held = in_flight * repeat.count / plan.pp if repeat.layers else repeat.count
         # The trace's peak includes one of each.
         kept += own * max(0.0, held - 1)
+    activations = {
+        "activations": kept,
+        "working": trace.peak - (all_kept - one_kept if checkpointing else 0.0),
+    }
+    if workload.frozen:
+        return {"parameters": sizes} | activations
     return {
         "parameters": sizes / alike + block if plan.zero == 3 else sizes,
         # Gradients of one sample's backward pass, and the sum over samples.
@@ -255,6 +285,4 @@ def _memory(
         / (plan.sp * plan.dap if plan.zero == 2 else alike if plan.zero == 3 else 1),
         "optimizer": workload.sharded_bytes * parameters / (alike if plan.zero else 1),
         "averages": workload.copied_bytes * parameters,
-        "activations": kept,
-        "working": trace.peak - (all_kept - one_kept if checkpointing else 0.0),
-    }
+    } | activations

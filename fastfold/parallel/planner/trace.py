@@ -138,6 +138,8 @@ class Recorder(TorchDispatchMode):
         self._regions[name] = Region(parameters=sum(p.numel() for p in module.parameters()))
 
         def enter(_: nn.Module, arguments: Any, named: Any) -> None:
+            if _in_backward():
+                return  # a recomputed pass is work of the backward pass
             self._mark(name)
             given = {
                 x.untyped_storage()._cdata: x for x in tree_iter((arguments, named)) if isinstance(x, Tensor)
@@ -147,7 +149,8 @@ class Recorder(TorchDispatchMode):
             self._regions[name].entering += sum(_own_bytes(x) for x in given.values())
 
         def leave(*_: Any) -> None:
-            self._mark("")
+            if not _in_backward():
+                self._mark("")
 
         return [
             module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -161,7 +164,7 @@ class Recorder(TorchDispatchMode):
 
     def _where(self) -> tuple[Region, bool]:
         """Return the running region, and True in its backward pass."""
-        if torch._C._current_graph_task_id() == -1:
+        if not _in_backward():
             return self._regions[self._inside], False
         node = torch._C._current_autograd_node()
         # Accumulation of a parameter's gradient has no number of its own.
@@ -237,6 +240,10 @@ class Recorder(TorchDispatchMode):
         rest = self._regions[""]
         rest.parameters = every - sum(r.parameters for name, r in self._regions.items() if name)
         return Trace(self._regions, self._peak)
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 _FREE = OperatorCost(0.0, launches=0)

@@ -50,6 +50,9 @@ class Workload:
         sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
         copied_bytes: Bytes per parameter that every replica keeps in addition to the parameter and its gradient
             (averages).
+        parameter_bytes: Bytes of a parameter.
+        frozen: True if parameters have neither gradients nor an optimizer, because only inputs get gradients.
+        recomputed: True if the model of ``build`` recomputes its blocks in the backward pass.
         small: See :func:`fastfold.parallel.planner.fake_run.trace`.
         description: Description of the inputs for a reader.
         settings: Further Hydra overrides of this workload.
@@ -67,6 +70,9 @@ class Workload:
     passes: float = 0.0
     sharded_bytes: int = 8
     copied_bytes: int = 0
+    parameter_bytes: int = 4
+    frozen: bool = False
+    recomputed: bool = False
     small: bool = False
     description: str = ""
     settings: Sequence[str] = ()

@@ -1,0 +1,42 @@
+"""Gradients of inputs as a workload: no parameters' gradients, and block inputs on the host."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.alphafold.workload import input_gradient_workload
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.cost_model import step_cost
+from fastfold.parallel.planner.hardware import rates
+from tests.helpers.networks import oracle_config
+
+
+def score(result: dict[str, dict[str, Tensor]]) -> Tensor:
+    return result["distogram"]["logits"].square().mean()
+
+
+def test_parameters_take_no_gradient_and_inputs_of_blocks_wait_on_the_host() -> None:
+    config = oracle_config()
+    config.model.embeddings_and_evoformer.evoformer_num_block = 9
+    workload = input_gradient_workload(config, residues=24, score=score, recompute=True)
+    speeds = rates("h100")
+    here, away = (step_cost(workload, ParallelPlan(), speeds, host=host) for host in (0, 1 << 40))
+    assert set(here.memory) == {"parameters", "activations", "working"}
+    assert here.host == 0
+    assert away.host > 0
+    assert here.total_memory - away.total_memory == pytest.approx(away.host)
+    regions = workload.trace(ParallelPlan()).regions
+    largest = max(region.entering for name, region in regions.items() if "blocks" in name)
+    assert away.memory["activations"] == pytest.approx(2 * largest)
+    assert away.seconds >= here.seconds
+    # The traced backward pass has the recomputation, which is therefore not counted once more.
+    plain = step_cost(workload, ParallelPlan(), speeds, checkpointing=False)
+    assert here.flops == plain.flops
+
+
+def test_sizes_are_checked() -> None:
+    for wrong in ({"residues": 0}, {"residues": 9, "recycles": -1}, {"residues": 9, "precision": "int8"}):
+        with pytest.raises(ConfigError, match="expected"):
+            input_gradient_workload(oracle_config(), score=score, **wrong)  # type: ignore[arg-type]
