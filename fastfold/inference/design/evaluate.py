@@ -19,7 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
-from fastfold.inference.folding.gradients import differentiable
+from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.target_templates import read_templates, takes_templates
 from fastfold.kernels.cpu.products import exact_products
@@ -62,6 +62,7 @@ class Evaluator:
         bias: Added to the logits, ``[20]``.
         hard_profile: True if the profile in the MSA's features has the most likely residues, whose gradient is an
             estimate. By default of multimer networks alone, as in ColabDesign.
+        gradients: Plan of the passes; None for one without a memory limit.
 
     Raises:
         ConfigError: A loss is not defined for the task or a network, or chains need a multimer network.
@@ -77,6 +78,7 @@ class Evaluator:
         recycle_mode: RecycleMode = "last",
         bias: Tensor | None = None,
         hard_profile: bool | None = None,
+        gradients: GradientRun | None = None,
     ) -> None:
         self.task, self.models, self.recycles, self.recycle_mode = task, list(models), recycles, recycle_mode
         self.weights = {name: weight for name, weight in weights.items() if weight}
@@ -99,6 +101,9 @@ class Evaluator:
                     f"{model.name} takes single chains; design {task.name} with several chains by a multimer network "
                     "(--weights multimer)"
                 )
+        templates = () if task.templates is None else None
+        residues = len(task.source)
+        self._gradients = gradients or GradientRun(GradientPolicy.of_length(residues, templates))
         self._features = [self._constant_features(model) for model in models]
 
     def __call__(
@@ -155,7 +160,7 @@ class Evaluator:
         return Evaluation(
             loss=total.pop("loss"),
             losses=total,
-            gradient=leaf.grad,
+            gradient=None if leaf.grad is None else self._gradients.mean(leaf.grad),
             plddt=np.mean(confidence, 0),
             positions=positions,
             logits=logits.cpu(),
@@ -196,7 +201,8 @@ class Evaluator:
         for number in range(recycles + 1) if average else [recycles]:
             relaxed = relax_sequence(leaf, relaxation, self._bias)
             features, aatype, order = self._features_of(network, relaxed)
-            with differentiable(model, len(aatype), seed + number, dropout), exact_products(self.device):
+            recording = differentiable(model, len(aatype), seed + number, dropout, self._gradients)
+            with recording, exact_products(self.device):
                 result = model(
                     lambda cycle, member, f=features: f, number, recycle_tolerance=0.0, state=state
                 )

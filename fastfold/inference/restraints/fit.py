@@ -7,7 +7,7 @@ residues near in the sequence keep the rest of the prediction as it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastfold.evoformer.losses.design import Outputs, plddt_loss
 from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.features import input_order
-from fastfold.inference.folding.gradients import differentiable
+from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.protein import residue_constants as rc
@@ -157,6 +157,7 @@ class _Loss:
         possible = (edges < self.high[:, None] + _BETA_TOLERANCE) & (
             upper > self.low[:, None] - _BETA_TOLERANCE
         )
+        assert isinstance(outputs.distogram, Tensor)
         probability = (outputs.distogram[self.first, self.second].softmax(-1) * possible).sum(-1)
         losses = bounded - torch.log(probability + 1e-6)
         best = torch.stack([losses[group].min() for group in self._groups])
@@ -206,13 +207,16 @@ def fit_restraints(
 
     optimizer = torch.optim.Adam(bias.values(), lr=_RATE)
     done = 0
-    with differentiable(model, residues, 0, False), exact_products(device):
+    recording = GradientRun(replace(GradientPolicy.of_length(residues), whole_logits=True))
+    with differentiable(model, residues, 0, False, recording), exact_products(device):
         with torch.no_grad():
             first = run()
+            assert isinstance(first.distogram, Tensor)
             start = first.distogram.log_softmax(-1)
         loss = _Loss(restraints, order, start)
         for done in range(1, steps + 1):
             outputs = run()
+            assert isinstance(outputs.distogram, Tensor)
             distances = loss.distances(outputs).detach().cpu().numpy()
             held = satisfied(restraints, distances)
             if held == len(grouped(restraints)) and done > 1:

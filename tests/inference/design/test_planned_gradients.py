@@ -1,0 +1,60 @@
+"""Gradients by a plan: recomputed rows and inputs on the host change nothing but memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fastfold.evoformer.inputs import Relaxation
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.evaluate import Evaluation, Evaluator
+from fastfold.inference.design.task import DesignTask, hallucination
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
+from fastfold.inference.folding.saved_inputs import SavedInputs
+
+LOSSES = {"con": 1.0, "plddt": 1.0, "pae": 0.5, "rg": 0.1, "helix": 0.1}
+
+
+def evaluate(model: AlphaFold, task: DesignTask, run: GradientRun, dropout: bool = True) -> Evaluation:
+    x = torch.randn(task.num_parameters, 20, generator=torch.manual_seed(0)).double()
+    made = Evaluator(task, [model], LOSSES, gradients=run)
+    return made(x, Relaxation(soft=0.6), recycles=1, dropout=dropout, seed=3)
+
+
+@pytest.mark.parametrize("kind", ["monomer", pytest.param("multimer", marks=pytest.mark.slow)])
+def test_a_plan_changes_no_gradient(kind: str, request: pytest.FixtureRequest) -> None:
+    model = copy.deepcopy(request.getfixturevalue(kind)).double()
+    task = hallucination(10, copies=1 if kind == "monomer" else 2)
+    saved = SavedInputs(1 << 20, 4000, torch.device("cpu"))
+    plain = evaluate(model, task, GradientRun(GradientPolicy(False, templates=())))
+    planned = evaluate(model, task, GradientRun(GradientPolicy(True, pairs=30, templates=()), saved))
+    assert saved.saved.sent > 0
+    assert saved.tier.used == 0  # all came back
+    assert planned.losses == pytest.approx(plain.losses, rel=1e-12)
+    torch.testing.assert_close(planned.gradient, plain.gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_templates_that_are_not_there_are_left_out(monomer: AlphaFold) -> None:
+    model = copy.deepcopy(monomer).double()
+    found = [
+        evaluate(model, hallucination(10), GradientRun(GradientPolicy(False, templates=shown)), dropout=False)
+        for shown in (None, ())
+    ]
+    assert found[0].losses == found[1].losses
+    torch.testing.assert_close(found[0].gradient, found[1].gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_policies_leave_no_trace(monomer: AlphaFold) -> None:
+    before = [(type(m), getattr(m, "policy", None)) for m in monomer.modules()]
+    model = copy.deepcopy(monomer).double()
+    evaluate(model, hallucination(10), GradientRun(GradientPolicy(True, pairs=30)))
+    assert [(type(m), getattr(m, "policy", None)) for m in model.modules()] == before
+
+
+def test_long_targets_are_recomputed() -> None:
+    assert not GradientPolicy.of_length(CHECKPOINTED - 1).recompute
+    long = GradientPolicy.of_length(4000, ranks=2)
+    assert long.recompute
+    assert long.pairs == 4000 * 4000 // 32
