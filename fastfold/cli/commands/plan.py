@@ -29,6 +29,10 @@ How to fold on GPUs that need not be here: memory of each, what waits on the hos
 between GPUs, and hours, with all that is assumed.
 
   fastfold plan --residues 12000 --gpu h100 --gpus 8 --host-memory 256GiB
+
+How to design by gradients: peak of a gradient, recomputation, what waits on the host, and hours of a design.
+
+  fastfold plan --design --residues 2000 --gpu h100 --precision bf16
 """
 
 
@@ -36,9 +40,10 @@ def add_plan_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
         "plan",
-        help="plan a training step on many GPUs, or a fold within a memory budget",
+        help="plan a training step on many GPUs, or a fold or a design within a memory budget",
         usage="fastfold plan --gpus N --gpu NAME [options]\n       fastfold plan --residues N --memory-budget SIZE "
-        "[options]\n       fastfold plan --fold --residues N --gpu NAME [--gpus N] [options]",
+        "[options]\n       fastfold plan --fold --residues N --gpu NAME [--gpus N] [options]\n       fastfold plan "
+        "--design --residues N --gpu NAME [--gpus N] [options]",
         description=PLAN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,7 +61,10 @@ def add_plan_command(commands: Any) -> None:
     )
     training.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     training.add_argument(
-        "--recycles", type=int, default=3, metavar="N", help="maximum recycling iterations (default 3)"
+        "--recycles",
+        type=int,
+        metavar="N",
+        help="maximum recycling iterations (default 3; of a design 0)",
     )
     training.add_argument("--count", type=int, default=5, metavar="N", help="plans to print (default 5)")
     training.add_argument(
@@ -70,14 +78,19 @@ def add_plan_command(commands: Any) -> None:
         action="store_true",
         help="count one launch for each block's kernels, as if they were captured in CUDA graphs",
     )
-    folding = parser.add_argument_group("folding")
+    folding = parser.add_argument_group("folding and design")
     folding.add_argument(
         "--fold",
         action="store_true",
         help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
     )
     folding.add_argument(
-        "--memory-budget", metavar="SIZE", help="memory that a fold may take, 24GiB for example"
+        "--design",
+        action="store_true",
+        help="plan the gradients of a design; takes the options of a fold but for --disk",
+    )
+    folding.add_argument(
+        "--memory-budget", metavar="SIZE", help="memory that a fold or a design may take, 24GiB for example"
     )
     folding.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
@@ -103,6 +116,15 @@ def run_plan(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: Options are missing, unknown or impossible.
     """
+    if options.design:
+        if options.fold or options.cuda_graphs:
+            raise ConfigError("--design plans gradients: leave out --fold and --cuda-graphs")
+        from fastfold.inference.planning.gradient_report import report_gradient_plan
+
+        print(report_gradient_plan(options))
+        return 0
+    if options.recycles is None:
+        options.recycles = 3
     of_fold = (options.memory_budget, options.host_memory, options.disk, options.templates)
     if options.cuda_graphs and (options.fold or any(x is not None for x in of_fold)):
         raise ConfigError(

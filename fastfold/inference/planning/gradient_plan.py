@@ -1,0 +1,269 @@
+"""Plan passes with gradients of a network's inputs: recomputation, host memory and ranks within a budget.
+
+Memory and time are those of a training step's cost model (:mod:`fastfold.parallel.planner.cost_model`), traced without
+parameters' gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import InputError
+from fastfold.evoformer.losses.design import (
+    ContactOptions,
+    Outputs,
+    contact_loss,
+    pae_loss,
+    plddt_loss,
+)
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy
+from fastfold.inference.planning.memory_model import FIXED_CUDA, FIXED_NCCL, nccl_bytes
+from fastfold.memory import BudgetError
+from fastfold.parallel.alphafold.workload import input_gradient_workload
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.calibration import TRAINING
+from fastfold.parallel.planner.cost_model import Cost, step_cost
+from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.planner.workload import Workload
+from fastfold.utils.units import GIB
+
+_FIXED_CPU = 400 << 20
+"""Bytes of a process on a CPU that plans do not count: PyTorch's libraries and its allocator's pages."""
+
+_ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
+"""Positions of a block of attention on a GPU, and bytes of each in its backward pass, by those of an element.
+
+The cost of the operator counts what goes through memory, not what is there at a time."""
+
+_GAPS = 0.01
+"""Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold."""
+
+_SHORTEST = 20
+_ASSUMED_GPU = "h100"
+_BYTES_OF_PAIR = 9 << 10
+"""Bytes per pair of residues of a block of rows in the structure module's backward pass on a GPU.
+
+The trace runs the path of a CPU, which sums the distances of points in one operator."""
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """Plan of a pass with gradients.
+
+    Attributes:
+        policy: How gradients are recorded.
+        peak: Predicted bytes of each device.
+        parts: Bytes of it by their use.
+        seconds: Estimated seconds of the pass on a GPU.
+        forward_seconds: The same of a pass without gradients.
+        offload_from: Bytes from which a saved tensor is offloaded.
+    """
+
+    policy: GradientPolicy
+    peak: int
+    parts: dict[str, float]
+    seconds: float
+    forward_seconds: float
+    offload_from: int
+
+
+@dataclass(frozen=True)
+class GradientPlanner:
+    """Planner of passes with gradients of one network.
+
+    Attributes:
+        config: Official configuration tree.
+        residues: Residues of the target, of all chains.
+        precision: ``bf16`` or ``fp32``.
+        device: ``cuda`` or ``cpu``.
+        ranks: Processes that share the target.
+        host_memory: Bytes of the host's memory for each of them.
+        msa: Rows of the alignment.
+        extra_msa: Rows of the extra alignment.
+        templates: Indices of the templates that a monomer network reads; None for all.
+        speeds: Rates of the GPUs; None for those of the data sheet of an H100.
+    """
+
+    config: Any
+    residues: int
+    precision: str = "fp32"
+    device: str = "cuda"
+    ranks: int = 1
+    host_memory: int = 0
+    msa: int = 1
+    extra_msa: int = 1
+    templates: tuple[int, ...] | None = ()
+    speeds: Rates | None = None
+
+    def plan(self, budget: int) -> GradientPlan:
+        """Return the fastest plan within a budget.
+
+        Args:
+            budget: Bytes of each device, with all that is on it.
+
+        Raises:
+            BudgetError: No plan fits; names the smallest budget that does.
+        """
+        tried = self.smallest()
+        for plan in self._candidates(budget):
+            if plan.peak <= budget:
+                return plan
+            if plan.peak < tried.peak:
+                tried = plan
+        raise BudgetError(
+            f"a gradient of {self.residues:,} residues needs {tried.peak / GIB:,.2f} GiB"
+            f"{f' in each of {self.ranks} processes' if self.ranks > 1 else ''}, found {budget / GIB:,.2f} GiB",
+            tried.peak,
+        )
+
+    def smallest(self) -> GradientPlan:
+        """Return the plan with the lowest peak."""
+        return self._plan(recompute=True, host=self.host_memory)
+
+    def without_host_limit(self) -> GradientPlan:
+        """Return the plan with every block input on the host."""
+        return self._plan(recompute=True, host=1 << 60)
+
+    def longest(self, budget: int) -> int:
+        """Return about how many residues fit a budget, if they need memory as this length does.
+
+        Args:
+            budget: Bytes of each device.
+        """
+        plan, whole = self.without_host_limit(), self._plan(recompute=True)
+        fixed = self.fixed + plan.parts["parameters"]
+        room = max(0.0, budget - fixed)
+        # Block inputs take what the rest leaves on the device, and the host.
+        times = min(room / (plan.peak - fixed), (room + self.host_memory) / (whole.peak - fixed))
+        return int(self.residues * math.sqrt(times))
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of a device that do not grow with the target."""
+        if self.device != "cuda":
+            return _FIXED_CPU
+        return FIXED_CUDA + nccl_bytes(self.ranks)
+
+    @property
+    def _attention_bytes(self) -> int:
+        pairs = -(-self.residues // self.ranks) * self.residues
+        return min(pairs, _ATTENTION_POSITIONS) * _BYTES_OF_POSITION[self._size]
+
+    @property
+    def _size(self) -> int:
+        return 2 if self.precision == "bf16" else 4
+
+    def _candidates(self, budget: int) -> list[GradientPlan]:
+        """Return plans from the fastest to that with the lowest peak."""
+        found = [] if self.residues >= CHECKPOINTED else [self._plan(recompute=False)]
+        device = self._plan(recompute=True)
+        found.append(device)
+        if self.host_memory and device.peak > budget:
+            # Of block inputs only as many leave as have to.
+            needed = min(self.host_memory, device.peak - budget + device.offload_from)
+            found += [self._plan(recompute=True, host=needed), self.smallest()]
+        return found
+
+    def _plan(self, *, recompute: bool, host: int = 0) -> GradientPlan:
+        cost, forward = self._cost(recompute, host)
+        pairs = -(-self.residues // self.ranks) * self.residues
+        policy = replace(self._policy(recompute), host=math.ceil(cost.host))
+        parts = dict(cost.memory)
+        if self.device == "cuda":
+            parts["working"] += self._attention_bytes
+            if recompute:
+                parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
+            parts["gaps"] = _GAPS * sum(parts.values())
+        return GradientPlan(
+            policy=policy,
+            peak=math.ceil(sum(parts.values())) + self.fixed,
+            parts=parts,
+            seconds=cost.seconds,
+            forward_seconds=forward,
+            offload_from=pairs * self.config.model.embeddings_and_evoformer.pair_channel * self._size,
+        )
+
+    def _policy(self, recompute: bool) -> GradientPolicy:
+        return GradientPolicy.of_length(self.residues, self.templates, recompute=recompute, ranks=self.ranks)
+
+    def _cost(self, recompute: bool, host: int) -> tuple[Cost, float]:
+        """Return the cost of a pass, and the seconds of one without gradients."""
+        workload = self._recomputed if recompute else self._kept
+        plan, speeds = ParallelPlan(dap=self.ranks), self.speeds or rates(_ASSUMED_GPU, TRAINING)
+        cost = step_cost(workload, plan, speeds, checkpointing=recompute, host=host)
+        more = step_cost(replace(workload, passes=1), plan, speeds, checkpointing=recompute, host=host)
+        return cost, more.seconds - cost.seconds
+
+    @cached_property
+    def _recomputed(self) -> Workload:
+        return self._workload(recompute=True)
+
+    @cached_property
+    def _kept(self) -> Workload:
+        return self._workload(recompute=False)
+
+    def _workload(self, *, recompute: bool) -> Workload:
+        return input_gradient_workload(
+            self.config,
+            residues=self.residues,
+            score=_score,
+            settings=self._policy(recompute).set,
+            recompute=recompute,
+            msa=self.msa,
+            extra_msa=self.extra_msa,
+            precision=self.precision,
+        )
+
+
+def _score(result: dict[str, Any]) -> Tensor:
+    """Return a loss that reads what losses of designs read."""
+    outputs = Outputs.from_result(result)
+    everyone = torch.ones_like(outputs.positions[:, 0, 0])
+    pairs, places = everyone[:, None] * everyone, torch.arange(len(everyone))
+    offset = places[:, None] - places
+    total = plddt_loss(outputs, everyone) + contact_loss(
+        outputs, offset, ContactOptions(seqsep=9), everyone, pairs
+    )
+    return total if outputs.errors is None else total + pae_loss(outputs, pairs)
+
+
+def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = None) -> GradientPlan:
+    """Return the plan of a target's gradients.
+
+    Args:
+        planner: Planner of the target.
+        budget: Bytes of each device.
+        name: Name of the target in messages.
+
+    Raises:
+        InputError: The target does not fit; names the memory that it needs and what makes it fit.
+    """
+    try:
+        return planner.plan(budget)
+    except BudgetError as error:
+        raise InputError(f"{error}; {_remedy(planner, budget)}", record=name) from error
+
+
+def _remedy(planner: GradientPlanner, budget: int) -> str:
+    """Return what to do where no plan fits; sizes of other plans are estimates."""
+    smallest, enough, ways = planner.smallest(), planner.without_host_limit(), []
+    shared = smallest.peak - planner.fixed - smallest.parts["parameters"]
+    if planner.precision == "fp32" and smallest.peak - (smallest.peak - planner.fixed) / 2 <= budget:
+        ways.append("use --precision bf16")
+    if planner.device == "cuda" and enough.peak <= budget:
+        ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
+    for ranks in (2, 4, 8):
+        # Messages and tensors that every rank holds whole take more than a share.
+        each = smallest.peak - shared + 1.5 * shared / ranks + (FIXED_NCCL if planner.device == "cuda" else 0)
+        if planner.ranks == 1 and each <= budget:
+            ways.append(f"share it over {ranks} devices with --parallel dap={ranks}")
+            break
+    fits = planner.longest(budget)
+    ways.append(f"take about {fits:,} residues" if fits >= _SHORTEST else "use a device with more memory")
+    return ", or ".join(ways)

@@ -1,0 +1,98 @@
+"""``fastfold plan --design``: memory of a design's gradient and hours of a design, before it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.inference.design.optimise import DesignConfig, schedule
+from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.memory import parse_bytes
+from fastfold.parallel.planner.calibration import TRAINING
+from fastfold.parallel.planner.hardware import rates
+from fastfold.parallel.planner.report import assumptions_text, seconds_text
+from fastfold.utils.device import choose_device
+from fastfold.utils.units import GIB
+
+
+def report_gradient_plan(options: argparse.Namespace) -> str:
+    """Report the plan of a design by one network, on GPUs or within a budget of this machine.
+
+    Args:
+        options: Options of ``fastfold plan``.
+
+    Raises:
+        ConfigError: The model or the GPU is unknown, or a number is invalid.
+        InputError: The design does not fit; names what makes it fit.
+    """
+    gpus = 1 if options.gpus is None else options.gpus
+    if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:
+        raise ConfigError("--residues and --gpus must be at least 1, and --recycles at least 0")
+    if options.gpu is None and options.memory_budget is None:
+        raise ConfigError(
+            "fastfold plan --design needs --gpu or --memory-budget, for example: fastfold plan --design --residues "
+            "2000 --gpu h100"
+        )
+    if options.disk is not None:
+        raise ConfigError("--disk is for folds; inputs of a gradient's blocks wait in --host-memory")
+    speeds = None if options.gpu is None else rates(options.gpu, TRAINING, options.measured)
+    device = choose_device(options.device).type if speeds is None else "cuda"
+    if options.host_memory is None:
+        host = 0 if speeds is not None else FoldMemory.here(choose_device(options.device)).host
+    else:
+        host = parse_bytes(options.host_memory, none=True)
+    here = gpus if speeds is None else min(gpus, speeds.sheet.per_machine)
+    planner = GradientPlanner(
+        model_config(options.model),
+        options.residues,
+        options.precision,
+        device=device,
+        ranks=gpus,
+        host_memory=host // here,
+        templates=() if not options.templates else None,
+        speeds=speeds,
+    )
+    budget = (
+        int(speeds.sheet.memory)
+        if options.memory_budget is None and speeds is not None
+        else parse_bytes(options.memory_budget)
+    )
+    plan = plan_gradients(planner, budget)
+    where = device if speeds is None else speeds.sheet.name
+    spread = f"{gpus} x {where} (--parallel dap={gpus})" if gpus > 1 else where
+    lines = [
+        f"{options.model}, a design of {options.residues:,} residues, {options.precision}, on {spread} with "
+        f"{budget / GIB:,.2f} GiB each",
+        "",
+        *gradient_plan_lines(plan, gpus),
+        f"longest that fits   about {planner.longest(budget):,} residues",
+    ]
+    if speeds is None:
+        return "\n".join(lines)
+    config = DesignConfig(recycles=options.recycles or 0)
+    lines += [*_time_lines(plan, config), "", assumptions_text(speeds)]
+    return "\n".join(lines)
+
+
+def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
+    """Format peak, its parts, and what leaves the device."""
+    each = " per GPU" if ranks > 1 else ""
+    parts = ", ".join(f"{name} {nbytes / GIB:,.2f}" for name, nbytes in plan.parts.items())
+    recomputed = "blocks of the trunk, and rows outside it" if plan.policy.recompute else "nothing"
+    return [
+        f"predicted peak      {plan.peak / GIB:,.2f} GiB{each} ({parts} GiB)",
+        f"recomputed          {recomputed}",
+        f"on the host         {plan.policy.host / GIB:,.2f} GiB{each}",
+    ]
+
+
+def _time_lines(plan: GradientPlan, config: DesignConfig) -> list[str]:
+    steps = schedule(config)
+    seconds = sum(plan.seconds + step.recycles * plan.forward_seconds for step in steps)
+    return [
+        f"time of a gradient  {seconds_text(plan.seconds)}, of a recycle {seconds_text(plan.forward_seconds)}",
+        f"time of a design    {seconds / 3600:,.2f} hours: {len(steps)} steps by one network, "
+        f"{config.recycles} recycles",
+    ]
