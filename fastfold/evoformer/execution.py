@@ -203,6 +203,11 @@ class PairRows:
         """Return rows ``[*, rows, N, c]`` on the device."""
         return self.pair[..., rows, :, :]
 
+    def reader(self) -> Callable[[slice], Tensor]:
+        """Return :meth:`read` for recomputed blocks, which have to read the pair of now after it is updated."""
+        pair = self.pair
+        return lambda rows: pair[..., rows, :, :]
+
     def add(self, block: Block, update: Tensor) -> Tensor:
         """Add ``update [*, rows, N, c]`` to the block's rows, as :meth:`Block.add` does."""
         return block.add(update)
@@ -228,6 +233,10 @@ class OffloadedPairRows(PairRows):
     def read(self, rows: slice) -> Tensor:
         """Return rows ``[*, rows, N, c]``, copied from the host."""
         return self._offloaded.rows(rows)
+
+    def reader(self) -> Callable[[slice], Tensor]:
+        """Return :meth:`read`, because nothing is recomputed while no gradients are recorded."""
+        return self.read
 
     def add(self, block: Block, update: Tensor) -> Tensor:
         """Add ``update [*, rows, N, c]`` to the block's rows on the host, and return the placeholder ``block.x``."""

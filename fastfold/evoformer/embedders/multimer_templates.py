@@ -114,7 +114,7 @@ class MultimerTemplateEmbedder(PolicyModule):
         pair_mask: Tensor,
         first_row: int,
     ) -> Tensor:
-        dtype = target.pair.dtype
+        dtype, read = target.pair.dtype, target.reader()
         one_hot = F.one_hot(aatype.long(), 22).to(dtype)
         beta, has_beta = pseudo_beta(aatype, positions), pseudo_beta_mask(aatype, mask)
         has_backbone = backbone_mask(mask)
@@ -136,7 +136,7 @@ class MultimerTemplateEmbedder(PolicyModule):
             for axis, linear in enumerate(self.unit_vector):
                 total = total + linear(vectors[..., axis : axis + 1].to(dtype))
             total = total + self.backbone_mask(backbone_pair.to(dtype))
-            query = target.read(slice(rows.start - first_row, rows.stop - first_row))
+            query = read(slice(rows.start - first_row, rows.stop - first_row))
             return total + self.query(self.query_norm(query))
 
         embedded = self.policy.map(target.pair, embed_rows, dim=-3, start=first_row)

@@ -173,11 +173,11 @@ class TemplateEmbedder(PolicyModule):
 
     def _logits(self, target: PairRows, template: Tensor, out: Tensor | None) -> Tensor:
         """Return attention logits ``[*, rows, N, H]`` for ``template [*, rows, N, c_t]``, at least float32."""
-        dtype = self._logits_dtype(target)
+        dtype, read = self._logits_dtype(target), target.reader()
 
         def logits_of(_: Tensor, rows: slice) -> Tensor:
             split = (self.attention.heads, -1)
-            q = self.attention.query(target.read(rows)).unflatten(-1, split).to(dtype)
+            q = self.attention.query(read(rows)).unflatten(-1, split).to(dtype)
             k = self.attention.key(template[..., rows, :, :]).unflatten(-1, split).to(dtype)
             return (q * k).sum(-1) * q.shape[-1] ** -0.5
 

@@ -13,6 +13,10 @@ from fastfold.inference.design.evaluate import Evaluation, Evaluator
 from fastfold.inference.design.task import DesignTask, hallucination
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
 from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.parallel import ParallelPlan, alphafold
+from fastfold.parallel.mesh import ParallelMesh
+from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.spawn_ranks import launch
 
 LOSSES = {"con": 1.0, "plddt": 1.0, "pae": 0.5, "rg": 0.1, "helix": 0.1}
 
@@ -23,7 +27,7 @@ def evaluate(model: AlphaFold, task: DesignTask, run: GradientRun, dropout: bool
     return made(x, Relaxation(soft=0.6), recycles=1, dropout=dropout, seed=3)
 
 
-@pytest.mark.parametrize("kind", ["monomer", pytest.param("multimer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["multimer", pytest.param("monomer", marks=pytest.mark.slow)])
 def test_a_plan_changes_no_gradient(kind: str, request: pytest.FixtureRequest) -> None:
     model = copy.deepcopy(request.getfixturevalue(kind)).double()
     task = hallucination(10, copies=1 if kind == "monomer" else 2)
@@ -58,3 +62,32 @@ def test_long_targets_are_recomputed() -> None:
     long = GradientPolicy.of_length(4000, ranks=2)
     assert long.recompute
     assert long.pairs == 4000 * 4000 // 32
+
+
+def _shared(plan: ParallelPlan, task: DesignTask, kind: str) -> tuple[Evaluation, Evaluation]:
+    """Evaluate on one rank and on all of them."""
+    model = random_model(oracle_config(f"synthetic_{kind}"), dtype=torch.float64)
+    alone = evaluate(model, task, GradientRun(GradientPolicy(False, templates=())), dropout=False)
+    mesh = ParallelMesh(plan)
+    sharded = alphafold.shard(copy.deepcopy(model), mesh)
+    saved = SavedInputs(1 << 20, 1000, torch.device("cpu"))
+    run = GradientRun(GradientPolicy(True, pairs=30, templates=()), saved, mesh.group("dap"))
+    found = evaluate(sharded, task, run, dropout=False)
+    assert saved.saved.sent > 0
+    return alone, found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [
+        (2, "monomer"),
+        pytest.param(4, "monomer", marks=pytest.mark.slow),
+        pytest.param(4, "multimer", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_share_a_gradient(ranks: int, kind: str) -> None:
+    """Of 11 or 22 residues, which no number of ranks divides; with recomputed rows and inputs on the host."""
+    task = hallucination(11, copies=1 if kind == "monomer" else 2)
+    for alone, shared in launch(_shared, ranks, ParallelPlan(dap=ranks), task, kind, timeout=500.0):
+        assert shared.losses == pytest.approx(alone.losses, rel=1e-12)
+        torch.testing.assert_close(shared.gradient, alone.gradient, rtol=1e-12, atol=1e-14)
