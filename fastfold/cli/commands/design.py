@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.options.fold import add_memory_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
@@ -150,6 +151,7 @@ def add_design_command(commands: Any) -> None:
     run.add_argument("--seed", type=int, default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
+    add_memory_options(run)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     parser.set_defaults(run=run_design)
 
@@ -177,7 +179,12 @@ def run_design(options: argparse.Namespace) -> int:
             config,
             seeds=seeds,
             predict=options.predict_weights,
-            infer=InferConfig(device=options.device, precision=options.precision),
+            infer=InferConfig(
+                device=options.device,
+                precision=options.precision,
+                memory_budget=options.memory_budget,
+                host_memory=options.host_memory,
+            ),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )

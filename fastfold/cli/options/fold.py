@@ -399,17 +399,7 @@ def _add_machine(group: Any) -> None:
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
     )
-    group.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="memory that a fold may take, 24GiB for example (default: free memory of the device); the sizes of all "
-        "blocks follow from it",
-    )
-    group.add_argument(
-        "--host-memory",
-        metavar="SIZE",
-        help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
-    )
+    add_memory_options(group)
     group.add_argument(
         "--offload-dir",
         type=Path,
@@ -438,6 +428,21 @@ def _add_machine(group: Any) -> None:
         "(default 180)",
     )
     add_worker_option(group)
+
+
+def add_memory_options(group: Any) -> None:
+    """Add the memory of a device and of its host, for folds and designs."""
+    group.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
+        "sizes of all blocks, and what is recomputed, follow from it",
+    )
+    group.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
+    )
 
 
 def _seeds(options: argparse.Namespace) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
 from fastfold.inference.design.film import film_pdb
+from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
@@ -91,7 +92,7 @@ def run_designs(
         config: Settings of the optimisation.
         seeds: One optimisation for each.
         predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone.
-        infer: Settings of these folds, and the device.
+        infer: Settings of these folds, and device and memory of both.
         overwrite: True to start again where the folder has designs with other settings.
         say: Called with lines about the progress.
 
@@ -114,6 +115,7 @@ def run_designs(
         recycles=config.recycles,
         recycle_mode=config.recycle_mode,
         bias=uniform_bias(config.forbid),
+        gradients=plan_design(task, models, infer, say),
     )
     identity = _identity(task, config, [network.digest for network in networks])
     folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)

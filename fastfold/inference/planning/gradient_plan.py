@@ -23,7 +23,7 @@ from fastfold.evoformer.losses.design import (
     plddt_loss,
 )
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy
-from fastfold.inference.planning.memory_model import FIXED_CUDA, FIXED_NCCL, nccl_bytes
+from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
 from fastfold.parallel.plan import ParallelPlan
@@ -41,7 +41,7 @@ _ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
 
 The cost of the operator counts what goes through memory, not what is there at a time."""
 
-_GAPS = 0.01
+_GAPS = 0.025
 """Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold."""
 
 _SHORTEST = 20
@@ -253,17 +253,10 @@ def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = 
 def _remedy(planner: GradientPlanner, budget: int) -> str:
     """Return what to do where no plan fits; sizes of other plans are estimates."""
     smallest, enough, ways = planner.smallest(), planner.without_host_limit(), []
-    shared = smallest.peak - planner.fixed - smallest.parts["parameters"]
     if planner.precision == "fp32" and smallest.peak - (smallest.peak - planner.fixed) / 2 <= budget:
         ways.append("use --precision bf16")
     if planner.device == "cuda" and enough.peak <= budget:
         ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
-    for ranks in (2, 4, 8):
-        # Messages and tensors that every rank holds whole take more than a share.
-        each = smallest.peak - shared + 1.5 * shared / ranks + (FIXED_NCCL if planner.device == "cuda" else 0)
-        if planner.ranks == 1 and each <= budget:
-            ways.append(f"share it over {ranks} devices with --parallel dap={ranks}")
-            break
     fits = planner.longest(budget)
     ways.append(f"take about {fits:,} residues" if fits >= _SHORTEST else "use a device with more memory")
     return ", or ".join(ways)

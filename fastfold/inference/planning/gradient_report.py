@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
@@ -37,7 +38,9 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
         )
     if options.disk is not None:
         raise ConfigError("--disk is for folds; inputs of a gradient's blocks wait in --host-memory")
-    speeds = None if options.gpu is None else rates(options.gpu, TRAINING, options.measured)
+    # The planner counts gaps and libraries itself.
+    assumed = replace(TRAINING, memory_share=1.0)
+    speeds = None if options.gpu is None else rates(options.gpu, assumed, options.measured)
     device = choose_device(options.device).type if speeds is None else "cuda"
     if options.host_memory is None:
         host = 0 if speeds is not None else FoldMemory.here(choose_device(options.device)).host
@@ -61,7 +64,7 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     )
     plan = plan_gradients(planner, budget)
     where = device if speeds is None else speeds.sheet.name
-    spread = f"{gpus} x {where} (--parallel dap={gpus})" if gpus > 1 else where
+    spread = f"{gpus} x {where} (dap={gpus})" if gpus > 1 else where
     lines = [
         f"{options.model}, a design of {options.residues:,} residues, {options.precision}, on {spread} with "
         f"{budget / GIB:,.2f} GiB each",

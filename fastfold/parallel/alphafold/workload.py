@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from fastfold.data.features import coevolution
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
@@ -221,7 +222,13 @@ def dummy_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict
     def real(*shape: int) -> Tensor:
         return torch.ones(1, 1, *shape)
 
-    return {
+    coupled = {}
+    if config.model.embeddings_and_evoformer.get("coevolution", False):
+        coupled = {
+            "coevolution_single": real(residues, coevolution.SINGLE_CHANNELS),
+            "coevolution_pair": real(residues, residues, coevolution.PAIR_CHANNELS),
+        }
+    return coupled | {
         "aatype": whole(residues),
         "residue_index": whole(residues),
         "seq_mask": real(residues),

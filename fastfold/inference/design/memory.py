@@ -1,0 +1,70 @@
+"""Plan the gradients of a design before it runs, within the memory of its device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import precision_of
+from fastfold.inference.config import InferConfig
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun
+from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.inference.planning.planner import parameter_bytes
+from fastfold.utils.units import GIB
+
+
+def plan_design(
+    task: DesignTask, models: Sequence[AlphaFold], infer: InferConfig, say: Callable[[str], None]
+) -> GradientRun | None:
+    """Plan the gradients of a design, or refuse it.
+
+    Args:
+        task: Task of the design.
+        models: Its networks, on their device.
+        infer: Its ``memory_budget`` and ``host_memory``; by default the free memory.
+        say: Called with a line about a design whose block inputs leave the device.
+
+    Returns:
+        The plan; None for a short target without a budget, whose gradients are not planned.
+
+    Raises:
+        InputError: A gradient does not fit; names what makes it fit.
+    """
+    residues, model = len(task.source), models[0]
+    if residues < CHECKPOINTED and infer.budget is None:
+        return None
+    device = next(model.parameters()).device
+    memory = FoldMemory.here(device, host_memory=infer.host_bytes)
+    here = sum(map(parameter_bytes, models))
+    budget = memory.free + here if infer.budget is None else infer.budget
+    planner = GradientPlanner(
+        model.config,
+        residues,
+        "bf16" if precision_of(model) == "bf16" else "fp32",
+        device=device.type,
+        host_memory=memory.host if device.type == "cuda" else 0,
+        templates=() if task.templates is None else None,
+    )
+    # The planner counts the parameters of one network.
+    plan = plan_gradients(planner, budget - here + parameter_bytes(model), name=task.name)
+    if plan.policy.host:
+        say(
+            f"{task.name}: a gradient takes {plan.peak / GIB:,.1f} GiB of {device.type}, and "
+            f"{plan.policy.host / GIB:,.1f} GiB of the host's memory"
+        )
+    return gradient_run(plan, device)
+
+
+def gradient_run(plan: GradientPlan, device: torch.device) -> GradientRun:
+    """Return the passes of a plan on a device, with the host's memory that they need."""
+    if not plan.policy.host:
+        return GradientRun(plan.policy)
+    # Room for a whole input more, because the plan counts bytes and inputs leave whole.
+    room = plan.policy.host + plan.offload_from
+    return GradientRun(replace(plan.policy, host=room), SavedInputs(room, plan.offload_from // 2, device))
