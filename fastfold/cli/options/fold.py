@@ -436,7 +436,7 @@ def add_memory_options(group: Any) -> None:
         "--memory-budget",
         metavar="SIZE",
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
-        "sizes of all blocks, and what is recomputed, follow from it",
+        "sizes of all blocks and the recomputation follow from it",
     )
     group.add_argument(
         "--host-memory",
