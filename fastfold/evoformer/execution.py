@@ -78,7 +78,8 @@ class ExecutionPolicy:
         offload: Host memory for the pair while templates are embedded; None to leave the pair on the device.
         offload_kept: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1.
         reshard_blocks: Where ranks share a protein: number of channel blocks in which a shard changes its axis.
-        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand.
+        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand; while gradients are recorded,
+            only with ``recompute``.
         heads: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
     """
 

@@ -33,7 +33,7 @@ class DistogramHead(PolicyModule):
             half = _exactly(self.logits, pair[..., index, :, :])
             return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
 
-        if self.policy.lazy_logits and self.has_columns:
+        if _is_lazy(self.policy) and self.has_columns:
             return {
                 "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
                 "bin_edges": edges,
@@ -110,7 +110,7 @@ class PredictedAlignedErrorHead(PolicyModule):
         def rows(index: slice) -> Tensor:
             return _exactly(self.logits, pair[..., index, :, :])
 
-        if self.policy.lazy_logits:
+        if _is_lazy(self.policy):
             return {
                 "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
                 "breaks": breaks,
@@ -121,6 +121,10 @@ class PredictedAlignedErrorHead(PolicyModule):
 def _exactly(linear: Linear, x: Tensor) -> Tensor:
     """Apply the layer in the precision of its parameters, because the trunk may run in less."""
     return linear(x.to(linear.weight.dtype))
+
+
+def _is_lazy(policy: ExecutionPolicy) -> bool:
+    return policy.lazy_logits and (policy.recompute or not torch.is_grad_enabled())
 
 
 def _lazily(rows: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy) -> LazyRows:

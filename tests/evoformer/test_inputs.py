@@ -134,7 +134,11 @@ def plddt_in_double(logits: Tensor) -> Tensor:
     return score.mean()
 
 
-_FAST = (("plddt", "msa_feat"), ("coordinates", "target_feat"))
+_FAST = (
+    ("plddt", "msa_feat"),
+    ("coordinates", "target_feat"),
+    ("aligned error", "template_all_atom_positions"),
+)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ _FAST = (("plddt", "msa_feat"), ("coordinates", "target_feat"))
     [
         pytest.param(score, key, marks=() if (score, key) in _FAST else pytest.mark.slow)
         for score in SCORES
-        for key in ("target_feat", "msa_feat")
+        for key in ("target_feat", "msa_feat", "template_all_atom_positions")
     ],
 )
 def test_gradients_are_finite_differences_without_the_stop(score: str, key: str) -> None:
@@ -153,3 +157,24 @@ def test_gradients_are_finite_differences_without_the_stop(score: str, key: str)
     assert _relative_error(model, features, key, SCORES[score]) < 1e-5
     model.structure_module.stop_rotation_gradient = True
     assert (_relative_error(model, features, key, SCORES[score]) > 1e-3) == stops
+
+
+@pytest.mark.parametrize("score", ["plddt", "distogram"])
+def test_initial_positions_have_no_gradient(score: str) -> None:
+    """The network sees the bins of their distances, which small moves do not change, and large ones do."""
+    model = random_model(oracle_config(), dtype=torch.float64)
+    model.structure_module.stop_rotation_gradient = False
+    features = {key: value[:1] for key, value in oracle_features(dtype=torch.float64).items()}
+    residues = features["aatype"].shape[-1]
+    places = 4.0 * torch.randn(1, residues, 37, 3, dtype=torch.float64, generator=torch.manual_seed(0))
+
+    def value(moved: Tensor) -> Tensor:
+        return SCORES[score](model(features | {"initial_positions": moved}, 0))
+
+    leaf = places.clone().requires_grad_()
+    features["target_feat"].requires_grad_()
+    (found,) = torch.autograd.grad(value(leaf), leaf, allow_unused=True)
+    assert found is None or not found.any()
+    with torch.no_grad():
+        same, small, large = (float(value(places * scale)) for scale in (1.0, 1.0 + 1e-9, 2.0))
+    assert small == same != large

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -65,6 +64,4 @@ def gradient_run(plan: GradientPlan, device: torch.device) -> GradientRun:
     """Return the passes of a plan on a device, with the host's memory that they need."""
     if not plan.policy.host:
         return GradientRun(plan.policy)
-    # Room for a whole input more, because the plan counts bytes and inputs leave whole.
-    room = plan.policy.host + plan.offload_from
-    return GradientRun(replace(plan.policy, host=room), SavedInputs(room, plan.offload_from // 2, device))
+    return GradientRun(plan.policy, SavedInputs(plan.host_room, plan.offload_from // 2, device))

@@ -33,16 +33,18 @@ from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
 
-_FIXED_CPU = 400 << 20
+_FIXED_CPU = 720 << 20
 """Bytes of a process on a CPU that plans do not count: PyTorch's libraries and its allocator's pages."""
 
 _ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
 """Positions of a block of attention on a GPU, and bytes of each in its backward pass, by those of an element.
 
-The cost of the operator counts the bytes that are read and written, not those that exist at the same time."""
+The cost of the operator counts bytes that go through memory, not those in use at a time."""
 
-_GAPS = 0.025
-"""Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold."""
+_GAPS, _GAPS_OF_HOST = 0.025, 0.05
+"""Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold.
+
+Block inputs that leave and return make more of them."""
 
 _SHORTEST = 20
 _ASSUMED_GPU = "h100"
@@ -71,6 +73,11 @@ class GradientPlan:
     seconds: float
     forward_seconds: float
     offload_from: int
+
+    @property
+    def host_room(self) -> int:
+        """Bytes of the host for offloaded tensors, with room for a whole one more, because they leave whole."""
+        return self.policy.host + self.offload_from if self.policy.host else 0
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class GradientPlanner:
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
         fixed = self.fixed + plan.parts["parameters"]
         room = max(0.0, budget - fixed)
-        # Block inputs take the remaining memory of the device, and the host.
+        # Block inputs may fill the host and the rest of the device.
         times = min(room / (plan.peak - fixed), (room + self.host_memory) / (whole.peak - fixed))
         return int(self.residues * math.sqrt(times))
 
@@ -179,7 +186,7 @@ class GradientPlanner:
             parts["working"] += self._attention_bytes
             if recompute:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
-            parts["gaps"] = _GAPS * sum(parts.values())
+            parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
         return GradientPlan(
             policy=policy,
             peak=math.ceil(sum(parts.values())) + self.fixed,

@@ -102,7 +102,7 @@ def simulate_gradient(
         model = alphafold.shard(model, mesh)
         saved = None
         if plan.policy.host:
-            saved = SavedInputs(plan.policy.host, plan.offload_from // 2, device, tier)
+            saved = SavedInputs(plan.host_room, plan.offload_from // 2, device, tier)
         run = GradientRun(plan.policy, saved, mesh.group("dap") if ranks > 1 else None)
         evaluator = Evaluator(task, [model], weights, gradients=run)
         parameters = torch.zeros(task.num_parameters, 20)

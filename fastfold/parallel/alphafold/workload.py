@@ -141,7 +141,7 @@ def input_gradient_workload(
     if recompute:
         stacks["structure_module.attention"] = alphafold_stacks(config)["structure_module"]
     else:
-        # Layers share the normalised pair, so one layer cannot represent all.
+        # Layers share the normalised pair, so that its size must not be repeated with a layer.
         small.model.heads.structure_module.num_layer = config.model.heads.structure_module.num_layer
 
     def build(mesh: ParallelMesh) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import set_precision
 from fastfold.inference.design.evaluate import Evaluation, Evaluator
 from fastfold.inference.design.task import DesignTask, hallucination
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
@@ -91,3 +92,25 @@ def test_ranks_share_a_gradient(ranks: int, kind: str) -> None:
     for alone, shared in launch(_shared, ranks, ParallelPlan(dap=ranks), task, kind, timeout=500.0):
         assert shared.losses == pytest.approx(alone.losses, rel=1e-12)
         torch.testing.assert_close(shared.gradient, alone.gradient, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("loss", "bound"),
+    [("exp_res", 0.98), ("rg", 0.9), pytest.param("con", 0.7, marks=pytest.mark.slow)],
+)
+def test_gradients_in_bfloat16_point_where_those_in_float32_do(
+    monomer: AlphaFold, loss: str, bound: float
+) -> None:
+    """By the cosine of their angle; docs/design.md states the bounds."""
+    task = hallucination(24)
+    x = torch.randn(24, 20, generator=torch.manual_seed(1))
+    exact, rounded = (
+        Evaluator(task, [model], {loss: 1.0})(x, Relaxation(soft=0.6))
+        for model in (monomer, set_precision(copy.deepcopy(monomer), "bf16"))
+    )
+    assert exact.gradient is not None
+    assert rounded.gradient is not None
+    gradients = exact.gradient.flatten(), rounded.gradient.flatten()
+    assert not torch.equal(*gradients)
+    assert float(torch.cosine_similarity(*gradients, dim=0)) > bound
+    assert rounded.loss == pytest.approx(exact.loss, rel=0.02)
