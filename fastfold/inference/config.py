@@ -176,7 +176,7 @@ class InferConfig:
         group="memory",
         metavar="SIZE",
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
-        "sizes of all blocks, and what is recomputed, follow from it",
+        "sizes of all blocks, and recomputation, follow from it",
     )
     host_memory: str | int | None = option(
         "--host-memory",
