@@ -68,7 +68,6 @@ class ExecutionPolicy:
     Attributes:
         block_elements: Maximum number of elements of a block of the input (but at least one row); None for a single
             block, which the operators cut further.
-        recompute: While gradients are recorded, keep only the inputs of each block for the backward pass.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
         contraction: Block size of triangle multiplications, and the memory that holds their product.
         templates: Indices of the templates that a monomer network reads, for callers that know them; None to read
@@ -81,10 +80,10 @@ class ExecutionPolicy:
         lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand; while gradients are recorded,
             only with ``recompute``.
         heads: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
+        recompute: While gradients are recorded, keep only the inputs of each block for the backward pass.
     """
 
     block_elements: int | None = None
-    recompute: bool = False
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     templates: tuple[int, ...] | None = None
@@ -94,6 +93,7 @@ class ExecutionPolicy:
     reshard_blocks: int = 4
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
+    recompute: bool = False
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
         """Yield slices that cover axis ``dim`` of any tensor ``x`` in order, for its blocks.

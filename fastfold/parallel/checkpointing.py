@@ -13,7 +13,7 @@ from fastfold.parallel.data_parallel.units import listed_modules
 
 
 def checkpointable_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost members of a model's ``nn.ModuleList``s by path, which may be recomputed.
+    """Return the outermost members of each ``nn.ModuleList`` of a model by path, which may be recomputed.
 
     Empty if a second forward pass would change the running statistics of a norm.
     """

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fastfold.data.features.pipeline import featurize
+from fastfold.data.queries import read
 from fastfold.data.queries.partners import cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.evoformer.config import model_config
-from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.features import add_settings
 from fastfold.inference.output.writer import target_digest
@@ -28,7 +28,7 @@ CUT = Target("t", PARTS, "", "t", ())
 def test_all_files_have_the_numbers_of_the_whole_protein(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    monkeypatch.setattr(runner, "read_targets", lambda inputs, complex_: ([CUT], []))
+    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_: ([CUT], []))
     msas = cli.folder / "msas"
     msas.mkdir()
     (msas / "P.a3m").write_text(">P\nMKVLAAGITGSH\n>x\nMKVLAAGITGSW\n>y\nM---AAG----H\n")
@@ -88,7 +88,7 @@ def test_other_parts_with_the_same_letters_are_another_input() -> None:
 
 
 def test_rings_of_parts_are_refused(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "read_targets", lambda inputs, complex_: ([CUT], []))
+    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_: ([CUT], []))
     done = cli.infer(cli.fasta({"t": "MK"}), "--cyclic", weights=[cli.weights("model_1_multimer_v3")])
     assert done.code == 1
     assert "--cyclic closes whole chains, and this target has parts of proteins" in done.err

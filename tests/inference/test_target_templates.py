@@ -110,7 +110,7 @@ def test_the_database_is_searched_where_no_hits_lie(cli: CommandLine, entries: P
             ["--max-template-date", "2021-11-01"],
             "--max-template-date limits hits, which need --template-mmcif-dir",
         ),
-        (["--max-templates", "5", "--templates", "x"], "--max-templates must be from 1 to 4"),
+        (["--max-templates", "5", "--templates", "x"], "'5' is not a whole number from 1 to 4"),
         (["--obsolete-pdbs", "x"], "--obsolete-pdbs needs --template-mmcif-dir"),
         (["--templates", "none.cif"], "none.cif: no such file"),
         (["--template-mmcif-dir", "none"], "none: no such folder"),

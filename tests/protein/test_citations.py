@@ -57,7 +57,7 @@ def test_the_command_prints_papers_of_results(cli: CommandLine) -> None:
     assert every.count("https://doi.org/") == len(CITATIONS)
     assert "Jumper, J.; Evans, R.; Pritzel, A. et al. Highly accurate" in every
     with pytest.raises(InputError, match=r"found none; give a folder"):
-        used_methods(cli.folder)
+        used_methods(cli.out / "alignments")
 
 
 @pytest.mark.parametrize(

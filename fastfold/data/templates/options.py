@@ -70,6 +70,64 @@ class TemplateOptions:
         help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
         "server's template hits (needs hhsearch)",
     )
+    alignments: tuple[Path, ...] = option(
+        "--template-alignment",
+        default=(),
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    database: Path | None = option(
+        "--template-db",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        group="templates",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
+    server: bool = False
+    mmcif_dir: Path | None = option(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        default=None,
+        parse=Path,
+        metavar="DIR",
+        group="templates",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    obsolete: Path | None = option(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+        is_rare=True,
+        group="templates",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
+    max_date: date | None = option(
+        "--max-template-date",
+        "--max_template_date",
+        default=None,
+        parse=parse_date,
+        metavar="DATE",
+        group="templates",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    max_templates: int = option(
+        "--max-templates",
+        default=MAX_TEMPLATES,
+        bounds=(1, MAX_TEMPLATES),
+        metavar="N",
+        is_rare=True,
+        group="templates",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    is_optional: bool = False
     complexes: tuple[Any, ...] = option(
         "--cross-chain-templates",
         default=(),
@@ -125,64 +183,6 @@ class TemplateOptions:
         group="templates",
         help="leave residues of --cross-chain-templates with a lower pLDDT (B-factor) free (default 0)",
     )
-    alignments: tuple[Path, ...] = option(
-        "--template-alignment",
-        default=(),
-        parse=Path,
-        nargs="+",
-        metavar="FILE",
-        is_rare=True,
-        group="templates",
-        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
-    )
-    database: Path | None = option(
-        "--template-db",
-        default=None,
-        parse=Path,
-        metavar="FILE",
-        group="templates",
-        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
-    )
-    server: bool = False
-    mmcif_dir: Path | None = option(
-        "--template-mmcif-dir",
-        "--template_mmcif_dir",
-        "--local-pdb-path",
-        default=None,
-        parse=Path,
-        metavar="DIR",
-        group="templates",
-        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
-    )
-    max_date: date | None = option(
-        "--max-template-date",
-        "--max_template_date",
-        default=None,
-        parse=parse_date,
-        metavar="DATE",
-        group="templates",
-        help="use no hits released after this date, YYYY-MM-DD (default: any)",
-    )
-    max_templates: int = option(
-        "--max-templates",
-        default=MAX_TEMPLATES,
-        bounds=(1, MAX_TEMPLATES),
-        metavar="N",
-        is_rare=True,
-        group="templates",
-        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
-    )
-    obsolete: Path | None = option(
-        "--obsolete-pdbs",
-        "--obsolete_pdbs_path",
-        default=None,
-        parse=Path,
-        metavar="FILE",
-        is_rare=True,
-        group="templates",
-        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
-    )
-    is_optional: bool = False
 
     def __post_init__(self) -> None:
         for name in ("structures", "complexes", "chains"):

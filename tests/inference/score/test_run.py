@@ -43,7 +43,7 @@ def test_structures_are_scored_and_sorted(cli: CommandLine):
     arguments = ("score", folder, "--out", cli.out, "--weights", cli.weights(), "--no-plots")
     done = cli.run(*arguments)
     assert done.code == 0, done.err
-    assert done.out.startswith("2 scored; results in")
+    assert done.out.startswith("2 scored; open")
     rows = table(cli)
     composites = [float(row["composite"]) for row in rows]
     assert composites == sorted(composites, reverse=True)
