@@ -112,12 +112,12 @@ def _chains(entity: Any, number: int, name: str, path: PathLike) -> Iterator[tup
     if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
         warnings.append("alignments named in the file are ignored; give them with --msa-dir")
     given = content.get("id", content.get("count", 1))
-    copies = [""] * given if isinstance(given, int) else given if isinstance(given, list) else [given]
-    if not 1 <= len(copies) <= _MAX_COPIES:
+    count = given if isinstance(given, int) else len(given) if isinstance(given, list) else 1
+    if not 1 <= count <= _MAX_COPIES:
         raise InputError(
-            f"entry {number} has {len(copies)} copies, expected 1 to {_MAX_COPIES}", path=path, record=name
+            f"entry {number} has {count} copies, expected 1 to {_MAX_COPIES}", path=path, record=name
         )
-    for copy in copies:
+    for copy in given if isinstance(given, list) else [""] * count if isinstance(given, int) else [given]:
         yield str(copy), sequence, warnings
 
 

@@ -41,7 +41,7 @@ _ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
 
 The cost of the operator counts bytes that go through memory, not those in use at a time."""
 
-_GAPS, _GAPS_OF_HOST = 0.025, 0.05
+_GAPS, _GAPS_OF_HOST = 0.025, 0.15
 """Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold.
 
 Block inputs that leave and return make more of them."""
