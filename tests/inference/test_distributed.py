@@ -229,7 +229,13 @@ def _out_of_memory(arguments: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("rank", "more"), [(0, ()), (2, ()), pytest.param(2, ("--dropout",), marks=pytest.mark.slow)], ids=str
+    ("rank", "more"),
+    [
+        (2, ()),
+        pytest.param(0, (), marks=pytest.mark.slow),
+        pytest.param(2, ("--dropout",), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_where_the_memory_of_a_process_ends_all_go_on_in_smaller_pieces(
     cli: CommandLine, rank: int, more: tuple[str, ...]

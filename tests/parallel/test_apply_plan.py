@@ -60,7 +60,7 @@ def _all_plans(plans: Sequence[tuple[ParallelPlan, str]]) -> list[tuple[str, flo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_three_steps_equal_those_of_one_process(size: int, backend: str) -> None:
     """Gradients, parameters and optimizer state, with batches and sequences that no number of ranks divides."""
     for found in launch(_all_plans, size, PLANS[size], timeout=280, backend=backend):

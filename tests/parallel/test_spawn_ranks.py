@@ -69,6 +69,7 @@ def test_ranks_over_nccl_without_gpus_are_skipped_with_the_reason() -> None:
         launch(_sum_of_ranks, size, 10, backend="nccl")
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
     with pytest.raises(RankError, match=r"ranks \[1\] did not finish"):
         launch(_one_hangs, 2, timeout=6)

@@ -124,6 +124,7 @@ def disk_full_after_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield patched
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_another_policy_continues_from_its_checkpoint(
     unmanaged: tuple[Path, Path], tmp_path: Path, disk_full_after_a_step: pytest.MonkeyPatch
 ):

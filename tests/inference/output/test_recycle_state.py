@@ -248,6 +248,7 @@ def _passes_made(arguments: list[str]) -> int:
     return code
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_killed_go_on_and_end_in_the_same_bytes(cli: CommandLine) -> None:
     def two(out: Path, what: Callable[..., int], *more: Any) -> list[tuple[int, str]]:
         arguments = _arguments(cli, out, "--parallel", "dap=2")

@@ -79,6 +79,7 @@ def test_a_block_of_gpt(fused: bool, share: float) -> None:
     assert plan.peak < share * plan.peak_before
 
 
+@pytest.mark.slow
 def test_a_vision_transformer() -> None:
     plan = check(VisionTransformer().double().eval(), (torch.randn(2, 3, 32, 32, dtype=torch.float64),), 0.5)
     assert plan.peak < 0.5 * plan.peak_before

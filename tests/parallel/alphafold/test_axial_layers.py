@@ -50,7 +50,7 @@ def _worst(ranks: int, batch: tuple[int, ...]) -> dict[str, tuple[str, float]]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("ranks", "batch"),
-    [(2, ()), (4, (2,)), pytest.param(8, (), marks=pytest.mark.slow)],
+    [(2, (2,)), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((4, ()), (8, ())))],
 )
 def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...], backend: str) -> None:
     """With dropout, masks, lengths that do not divide, a batch, and (8 ranks) shards that are empty."""

@@ -62,7 +62,7 @@ RESHARD = {"contraction": "channels", "attention": "reshard"}
     [
         (_grid(2, 1), RING, ()),
         (_grid(4), RING, (2,)),
-        (_grid(4), RESHARD, ()),
+        pytest.param(_grid(4), RESHARD, (), marks=pytest.mark.slow),
         pytest.param(_grid(2, 2), RESHARD, (2,), marks=pytest.mark.slow),
         pytest.param(_grid(6, 2), RING, (), marks=pytest.mark.slow),
         pytest.param(_grid(9), {}, (), marks=pytest.mark.slow),

@@ -149,7 +149,7 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [2, 4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 6))])
 def test_products_on_grids_of_every_shape_equal_whole_ones_and_need_every_reduction(
     size: int, backend: str
 ) -> None:

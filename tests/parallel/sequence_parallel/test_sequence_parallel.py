@@ -352,6 +352,6 @@ def _all_train() -> float:
     return max(_trains(plan, method) for plan in plans for method in METHODS)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_gpt_on_parts_of_sequences_trains_as_on_one_device(size: int) -> None:
     print("worst difference", max(launch(_all_train, size)))
