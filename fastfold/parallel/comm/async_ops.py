@@ -273,14 +273,13 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Sum over the ranks; this rank keeps its shard along ``dim``."""
     shards = Shards(dim, sizes)
-    if shards.even and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
+    if shards.even and group.backend != "gloo":
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
         out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
         return AsyncResult(lambda: out, work, stacked)
-    # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as much. Backends
-    # also round half precision after every addition, and a sum over hundreds of ranks should be rounded once.
+    # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as much.
     (found,) = _start_exchange([(x, Move(before=None, after=shards))], group)
     return found
 
