@@ -231,6 +231,7 @@ def test_complexes_are_learnt_from_and_the_weights_fold_them(
     assert folded.plddt.shape == (20,)
 
 
+@pytest.mark.slow
 def test_workers_make_what_the_training_process_makes(folder: Path, tmp_path: Path) -> None:
     """And what a cache holds is what the files hold."""
     alone, helped = tmp_path / "alone", tmp_path / "helped"

@@ -50,6 +50,7 @@ def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None
     assert "2 designed" in done.out
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_to_equal_files(cli: CommandLine, tmp_path: Path) -> None:
     arguments = ("hallucinate", "--length", "10", *SHORT)
     assert design(cli, *arguments).code == 0

@@ -205,6 +205,7 @@ def test_predictions_of_one_length_share_a_graph(
     assert [(graph.captures, graph.replays) for graph in graphs] == [(1, 11), (1, 5), (1, 5)]
 
 
+@pytest.mark.slow
 def test_networks_in_turn_do_not_keep_their_graphs(
     graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

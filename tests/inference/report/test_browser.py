@@ -96,6 +96,7 @@ def test_names_are_text_and_nothing_is_loaded(browser: Browser, tmp_path: Path) 
     assert browser.messages
 
 
+@pytest.mark.slow
 def test_a_block_is_dragged_in_the_aligned_error_and_along_the_chains(
     browser: Browser, tmp_path: Path
 ) -> None:

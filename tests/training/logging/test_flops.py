@@ -77,6 +77,7 @@ def test_rates_are_of_all_devices_and_of_one():
 
 
 @pytest.mark.usefixtures("with_report")
+@pytest.mark.slow
 def test_a_run_logs_them_and_computes_the_same(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

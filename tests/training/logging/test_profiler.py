@@ -55,6 +55,7 @@ def test_no_steps_no_trace(tmp_path: Path):
 
 
 @pytest.mark.parametrize("steps", [2])
+@pytest.mark.slow
 def test_a_run_profiles_its_steps(data_folder: Path, tmp_path: Path, steps: int):
     out = tmp_path / "run"
     assert here(data_folder, out, "trainer.steps=5", f"trainer.profile_steps={steps}", "data.max_recycles=0")
