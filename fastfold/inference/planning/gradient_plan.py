@@ -131,7 +131,10 @@ class GradientPlanner:
 
     def smallest(self) -> GradientPlan:
         """Return the plan with the lowest peak."""
-        return self._plan(recompute=True, host=self.host_memory)
+        return min(
+            (self._plan(recompute=True, host=host) for host in {0, self.host_memory}),
+            key=lambda plan: plan.peak,
+        )
 
     def without_host_limit(self) -> GradientPlan:
         """Return the plan with every block input on the host."""
