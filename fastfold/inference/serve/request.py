@@ -90,8 +90,6 @@ class JobRequest:
             ConfigError: A value is invalid.
         """
         given = {name: value for name, value in self.settings.items() if name in SETTINGS}
-        if given.get("num_relax") is not None:
-            given.setdefault("relax", "best")  # as --num-relax does
         found = replace(base, **given)
         if len(found.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: expected at most {MAX_SEEDS}, found {len(found.seeds)}")
