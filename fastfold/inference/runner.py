@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -456,7 +456,11 @@ class _FoldingRun:
     ) -> Summary:
         """Fold the targets in order; a failed one does not stop the others."""
         try:
-            found = self._conclude_all(targets, self._fold(targets, costs) if ended is None else ended)
+            if ended is None:
+                with closing(self._fold(targets, costs)) as own:
+                    found = self._conclude_all(targets, own)
+            else:
+                found = self._conclude_all(targets, ended)
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
                 self.summary.flush()
@@ -471,15 +475,14 @@ class _FoldingRun:
                 failed += finish_tables(self.progress, page)
         return replace(found, failed=(*found.failed, *failed))
 
-    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Iterator[Ended]:
+    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Generator[Ended, None, None]:
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
             [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
             for group in group_by_length(lengths, runner.options.batch, runner.device)
         )
-        with closing(runner.fold_groups(groups)) as ended:
-            yield from ended
+        return runner.fold_groups(groups)
 
     def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
         folded: list[str] = []
@@ -487,33 +490,32 @@ class _FoldingRun:
         failed: list[tuple[str, str]] = []
         predictions: dict[str, tuple[str, ...]] = {}
         runner = self.runner
-        with closing(one for one in results) as ended:
-            for work, result in ended:
-                target = work.target
-                try:
-                    found = _raised(result)
-                    self.summary.update(found.results)
-                    if runner.options.reference is not None:
-                        runner.compare(found.results, target, work.label, runner.options.reference)
-                except PlaceError as error:  # other targets can be written
-                    failed.append(self._failed(target, work.cost, error))
-                    continue
-                except WriteError as error:
-                    done = {*folded, *skipped, *(name for name, _ in failed)}
-                    left = [t.name for t in targets if t.name not in done]
-                    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-                    raise WriteError(
-                        f"{error}. The run ends here; finished results are kept, not finished: "
-                        f"{', '.join(left[:5])}{more}"
-                    ) from error
-                except (DistributedFoldError, WeightsError):
-                    raise
-                except Exception as error:  # also a bug that one target triggers: the others continue
-                    failed.append(self._failed(target, work.cost, error))
-                    continue
-                self.failures.remove(target.name)
-                (folded if found.made else skipped).append(target.name)
-                predictions[target.name] = found.predictions
+        for work, result in results:
+            target = work.target
+            try:
+                found = _raised(result)
+                self.summary.update(found.results)
+                if runner.options.reference is not None:
+                    runner.compare(found.results, target, work.label, runner.options.reference)
+            except PlaceError as error:  # other targets can be written
+                failed.append(self._failed(target, work.cost, error))
+                continue
+            except WriteError as error:
+                done = {*folded, *skipped, *(name for name, _ in failed)}
+                left = [t.name for t in targets if t.name not in done]
+                more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+                raise WriteError(
+                    f"{error}. The run ends here; finished results are kept, not finished: "
+                    f"{', '.join(left[:5])}{more}"
+                ) from error
+            except (DistributedFoldError, WeightsError):
+                raise
+            except Exception as error:  # also a bug that one target triggers: the others continue
+                failed.append(self._failed(target, work.cost, error))
+                continue
+            self.failures.remove(target.name)
+            (folded if found.made else skipped).append(target.name)
+            predictions[target.name] = found.predictions
         return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
 
     def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:

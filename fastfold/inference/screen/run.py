@@ -157,7 +157,7 @@ class _Screen:
         try:
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
             ahead = max(rules.ahead, 4 * workers.count)
-            follow = self._rest if workers.are_finished else _nothing
+            follow = self._rest if workers.are_finished else None
             rules = replace(rules, ahead=ahead)
             Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
         except BaseException:
@@ -219,7 +219,3 @@ class _Screen:
     def _flush(self) -> None:
         self._table.flush()
         self._failures.flush()
-
-
-def _nothing(job: Job, result: JobResult) -> None:
-    """Follow no job."""

@@ -55,7 +55,7 @@ class Scheduler:
         executor: Runs the workers.
         report: Called once for each job with its result, unless another job follows it.
         rules: Settings; None for the defaults.
-        follow: Returns the job that continues a closed one; None if there is none.
+        follow: Returns the job that continues a closed one, or None; None if no job does.
         clock: Returns seconds.
     """
 
@@ -66,7 +66,7 @@ class Scheduler:
         report: Callable[[Job, JobResult], None],
         rules: Rules | None = None,
         *,
-        follow: Callable[[Job, JobResult], Job | None] = lambda job, result: None,
+        follow: Callable[[Job, JobResult], Job | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor, self._report, self._follow, self._clock = executor, report, follow, clock
@@ -215,7 +215,7 @@ class Scheduler:
     def _close(self, job: Job, result: JobResult) -> None:
         """Close a job permanently; dependent jobs may start, or fail."""
         del self._open[job.id]
-        following = self._follow(job, result)
+        following = None if self._follow is None else self._follow(job, result)
         if following is None:
             self._report(job, result)
         else:
