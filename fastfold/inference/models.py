@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError, InputError, WeightsError
-from fastfold.evoformer.config import is_trained_on_complexes
+from fastfold.evoformer.config import MINI, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
@@ -103,6 +103,22 @@ def limit_networks(networks: Sequence[Network], number: int | None) -> list[Netw
         if number is None or alike < number:
             kept.append(network)
     return kept
+
+
+def requested_networks(
+    weights: Sequence[Path], number: int | None = None, *, skip: Callable[[str], None] | None = None
+) -> list[Network]:
+    """Open the networks of a request, or the small network that ships with the package if it names none.
+
+    Args:
+        weights: Weights files or names of published networks.
+        number: See :func:`limit_networks`.
+        skip: See :func:`open_networks`.
+
+    Raises:
+        WeightsError: See :func:`open_networks`.
+    """
+    return limit_networks(open_networks(list(weights) or [Path(MINI)], skip=skip), number)
 
 
 def network_name(path: Path) -> str:

@@ -19,7 +19,7 @@ from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
-from fastfold.evoformer.config import MINI, has_whole_blocks
+from fastfold.evoformer.config import has_whole_blocks
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
@@ -37,9 +37,8 @@ from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
     about_mini,
-    limit_networks,
-    open_networks,
     refuse_complexes,
+    requested_networks,
     suitable,
     untrained_networks,
 )
@@ -154,13 +153,11 @@ def prepare(request: InferRequest) -> InferJob:
     Raises:
         FastFoldError: The run cannot start.
     """
-    config, options, weights = request.config, request.options, list(request.weights)
+    config, options = request.config, request.options
     check_request(config, options)
     left_out: list[str] = []
-    networks = open_networks(
-        weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
-    )
-    networks = limit_networks(networks, options.num_models)
+    skip = left_out.append if options.skip_bad_weights else None
+    networks = requested_networks(request.weights, options.num_models, skip=skip)
     if parse_parallel(config.parallel).ranks > 1:
         check_divisible(networks)
     check_embedding(config, networks)
@@ -168,7 +165,7 @@ def prepare(request: InferRequest) -> InferJob:
     check_takers(options.templates, networks)
     finder = TemplateFinder(options.templates) if options.templates.wanted else None
     targets, errors = request.read_targets()
-    if not weights:
+    if not request.weights:
         targets, refused = refuse_complexes(targets)
         errors = [*errors, *refused]
     if options.name_prefix is not None:

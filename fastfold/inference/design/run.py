@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.config import MINI
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
@@ -40,7 +39,7 @@ from fastfold.inference.design.saved import design_identity, load_state, save_st
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.gradients import GradientRun
-from fastfold.inference.models import open_networks, suitable
+from fastfold.inference.models import requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.report import write_report
 from fastfold.protein import residue_constants as rc
@@ -109,10 +108,10 @@ def run_designs(
     """
     config, infer = config or DesignConfig(), infer or InferConfig()
     device = choose_device(infer.device)
-    networks = open_networks(list(weights) or [Path(MINI)])
+    networks = requested_networks(weights)
     folding = list(predict if predict is not None else weights)
     tasks = [task(seed) if callable(task) else task for seed in seeds]
-    names = [network.name for network in suitable(open_networks(folding or [Path(MINI)]), tasks[0].target)]
+    names = [network.name for network in suitable(requested_networks(folding), tasks[0].target)]
     chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
     models = [network.load(infer.precision or "fp32").to(device) for network in networks]
     digests = [network.digest for network in networks]

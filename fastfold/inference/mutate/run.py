@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.search.colabfold.modes import select_rows
@@ -12,10 +11,9 @@ from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import limit_networks, open_networks, suitable
+from fastfold.inference.models import requested_networks, suitable
 from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
 from fastfold.inference.request import InferRequest
@@ -101,7 +99,7 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
             if not any(msa.sequences for group in groups for msa in group):
                 warnings.append(f"no alignment of chain {chain.id} in {msa_dir}; only its sequence is used")
     if options.templates.wanted:
-        networks = limit_networks(open_networks(list(request.weights) or [Path(MINI)]), options.num_models)
+        networks = requested_networks(request.weights, options.num_models)
         check_takers(options.templates, networks)
         rows = select_rows(alignments, options.pair_mode) if target.is_complex else alignments
         finder = TemplateFinder(options.templates)

@@ -11,8 +11,7 @@ from typing import Any
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.whole.given import Use
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.config import MINI
-from fastfold.inference.models import Network, limit_networks, open_networks
+from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
@@ -92,8 +91,7 @@ def run_scores(
 
     def read() -> tuple[list[Target], list[InputError]]:
         """Read the structures, on the first of several processes alone."""
-        networks = open_networks(list(request.weights) or [Path(MINI)])
-        check_networks(limit_networks(networks, options.num_models), protocol)
+        check_networks(requested_networks(request.weights, options.num_models), protocol)
         structures = write_objects(files, request.output / STRUCTURES)
         found, errors = StructureTargets(structures, protocol.use, protocol.shows_targets, searches)()
         targets[:] = found if prefix is None else number_targets(found, prefix)

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
-from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import search_targets
-from fastfold.inference.models import limit_networks, open_networks, suitable, untrained_networks
+from fastfold.inference.models import requested_networks, suitable, untrained_networks
 from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
@@ -62,7 +60,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
         WriteError: A result cannot be written; finished results are kept.
     """
-    config, options, weights = request.config, request.options, list(request.weights)
+    config, options = request.config, request.options
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
@@ -85,10 +83,8 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         else:
             first = options.engines
     left_out: list[str] = []
-    networks = open_networks(
-        weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
-    )
-    networks = limit_networks(networks, options.num_models)
+    skip = left_out.append if options.skip_bad_weights else None
+    networks = requested_networks(request.weights, options.num_models, skip=skip)
     check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
     if options.templates.wanted:
@@ -116,11 +112,11 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
             warn(f"warning: left out: {message}")
         for error in errors:
             warn(f"error: {error}")
-        report_limits(progress, None if weights else networks[0], targets, options, (chosen,))
+        report_limits(progress, None if request.weights else networks[0], targets, options, (chosen,))
         summary = Summary((), (), ())
         if targets:
             setup = Setup(
-                networks, not weights, request.output, config, options, where, search, progress.line
+                networks, not request.weights, request.output, config, options, where, search, progress.line
             )
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
             open_log(progress, folder, f"{len(targets):,} targets")

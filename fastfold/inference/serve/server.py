@@ -14,9 +14,8 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import about_mini, limit_networks, open_networks
+from fastfold.inference.models import about_mini, requested_networks
 from fastfold.inference.planning.available_memory import host_memory_bytes
 from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import check_request, with_precision
@@ -128,7 +127,7 @@ def _backend(
         raise ConfigError("the machines of a cluster may differ: set --precision instead of auto")
     else:
         config = replace(config, precision=config.precision or "fp32")
-    networks = limit_networks(open_networks(weights or [Path(MINI)]), run_options.num_models)
+    networks = requested_networks(weights, run_options.num_models)
     setup = Setup(
         networks,
         not weights,

@@ -10,11 +10,10 @@ from pathlib import Path
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
-from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.results.table import Design
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.models import open_networks
+from fastfold.inference.models import requested_networks
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import run as run_infer
 from fastfold.inference.target_templates import takes_templates
@@ -43,7 +42,7 @@ def fold_designs(
     Raises:
         WriteError: A result cannot be written.
     """
-    opened = open_networks(list(networks) or [Path(MINI)])
+    opened = requested_networks(networks)
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
     def with_templates(target: Target, task: DesignTask) -> Target:
