@@ -32,6 +32,7 @@ NAMES = {
         "parallelize",
         "ParallelPlan",
         "Gemini",
+        "GeminiConfig",
         "FastFoldError",
         "__version__",
     ),

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.memory import Access, Gemini, SimulatedDevice, Span, choose_spans, with_spans
+from fastfold.memory import Access, Gemini, GeminiConfig, SimulatedDevice, Span, choose_spans, with_spans
 from fastfold.memory.gemini.activations import SMALLEST
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
 
@@ -179,7 +179,7 @@ def test_dropout_in_recomputed_blocks():
                 *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)) for _ in range(4))
             )
         )
-    manager = Gemini(models[1], budget=70_000, recompute=list(models[1]))
+    manager = Gemini(models[1], config=GeminiConfig(budget=70_000, recompute=list(models[1])))
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
     for step in range(3):
         for model in models:
