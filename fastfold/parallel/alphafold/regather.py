@@ -129,17 +129,19 @@ class _OuterProduct(Function):
         sides = [x if gather is None else None for x, gather in zip((left, right), again, strict=True)]
         ctx.save_for_backward(*sides, *masks, *parameters)
         ctx.again, ctx.backend = again, products_backend(left, pair.shape[-1], None)
-        inputs = [left, right, *masks, *parameters]
-        out: Tensor = torch.ops.fastfold.outer_product_mean(inputs, pair, EPS, ctx.backend)
+        out: Tensor = torch.ops.fastfold.outer_product_mean(
+            [left, right], masks, parameters, pair, EPS, ctx.backend
+        )
         return out
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *sides, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        masks, parameters = [left_mask, right_mask], [weight, bias]
         whole = [x if gather is None else gather() for x, gather in zip(sides, ctx.again, strict=True)]
         of_left, of_right, *of_parameters = torch.ops.fastfold.outer_product_mean_backward(
-            grad, [*whole, left_mask, right_mask, weight, bias], EPS, [True] * 4, ctx.backend
+            grad, whole, masks, parameters, EPS, [True] * 4, ctx.backend
         )
         return of_left, of_right, grad, None, None, *of_parameters
 
@@ -178,13 +180,13 @@ class _Attention(Function):
         mask: Tensor,
         dropout: Tensor | None,
         how: tuple[Again | None, list[Tensor], dict[str, Any]],
-        *parameters: Tensor | None,
+        *parameters: Tensor,
     ) -> Tensor:
         again, begun, options = how
         ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
         ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
-            x, begun, bias, mask, dropout, *parameters, **options
+            x, begun, bias, mask, dropout, parameters, **options
         )
         return out
 
@@ -192,7 +194,7 @@ class _Attention(Function):
     def begin(ctx: Any) -> None:
         # Saved tensors are read once: activation checkpointing returns them a single time.
         x, *others = saved = ctx.saved_tensors
-        parameters = GatedAttentionParams._make(others[3:])
+        parameters = GatedAttentionParams.of(others[3:])
         ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
 
     @staticmethod
@@ -203,7 +205,7 @@ class _Attention(Function):
         bias = bias if ctx.again is None else ctx.again()
         found = iter(
             torch.ops.fastfold.gated_attention_backward(
-                *(grad, x, begun, bias, mask, dropout, *parameters),
+                *(grad, x, begun, bias, mask, dropout, parameters),
                 **ctx.options,
                 add_x=True,
                 need_bias=bias is not None,
@@ -252,7 +254,7 @@ def attention_regathered(
         begun: Result of :func:`begin_attention`, or empty.
     """
     how = again, list(begun), _options(attention, x)
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention))
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention).present())
     return out
 
 

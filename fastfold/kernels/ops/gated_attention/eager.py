@@ -50,6 +50,19 @@ class GatedAttentionParams(NamedTuple):
     output_weight: Tensor
     output_bias: Tensor
 
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> GatedAttentionParams:
+        """Group the tensors of :meth:`present`."""
+        norm_weight, norm_bias, query, key, value, *gate, output_weight, output_bias = tensors
+        gate_weight, gate_bias, *_ = *gate, None, None
+        return cls(
+            *(norm_weight, norm_bias, query, key, value), gate_weight, gate_bias, output_weight, output_bias
+        )
+
+    def present(self) -> list[Tensor]:
+        """Return the tensors that are not None: PyTorch computes no gradients of lists with None."""
+        return [x for x in self if x is not None]
+
 
 class Weights(NamedTuple):
     """Parameters as the passes use them, or their gradients.

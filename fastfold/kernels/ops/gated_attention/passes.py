@@ -25,12 +25,6 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-PARAMS_SCHEMA = (
-    "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
-    "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
-)
-"""Fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
-
 LONG_ROW = 4096
 """Maximum row length at which each thread works on its own blocks, in positions."""
 
