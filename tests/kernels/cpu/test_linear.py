@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
 from fastfold.kernels.cpu.linear import Linear, Products, product_dtype, reduced_products
 from fastfold.kernels.cpu.products import exact_products
+from tests.helpers import named_operators
 from tests.kernels.test_operators import case_of
 
 Kind = Literal["bf16", "int8", "int8x2"]
@@ -287,8 +287,8 @@ def test_gradients_are_those_of_float32() -> None:
     """A backward pass multiplies by the weights as they are, whatever is asked for around it."""
     x = torch.randn(5, 12, requires_grad=True)
     rest = {k: v.float() for k, v in case_of("transition", 5).inputs.items() if k != "x"}
-    (expected,) = torch.autograd.grad(kernels.transition(x, **rest).sum(), x)
-    out = kernels.transition(x, **rest).sum()
+    (expected,) = torch.autograd.grad(named_operators.transition(x, **rest).sum(), x)
+    out = named_operators.transition(x, **rest).sum()
     with reduced_products("int8"):
         (found,) = torch.autograd.grad(out, x)
     assert torch.equal(found, expected)

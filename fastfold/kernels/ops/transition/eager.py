@@ -27,7 +27,16 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`, in the order of its arguments."""
+    """Parameters of :func:`fastfold.kernels.transition`.
+
+    Attributes:
+        norm_weight: ``[c]``, scale of the normalisation.
+        norm_bias: ``[c]``, its shift.
+        w1: ``[n c, c]``.
+        b1: ``[n c]``.
+        w2: ``[c, n c]``.
+        b2: ``[c]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor
