@@ -187,6 +187,7 @@ class FullySharded(ReducedGradients):
             )
 
     def accept_gradients(self) -> None:
+        """Accept the present gradients as those of the step, with their norm."""
         super().accept_gradients()
         if self._others:
             self._finished_square = self._local_square()
@@ -201,6 +202,7 @@ class FullySharded(ReducedGradients):
         )
 
     def forget_gradients(self) -> None:
+        """Clear all gradients, and what is recorded of them."""
         super().forget_gradients()
         self._used = []
 

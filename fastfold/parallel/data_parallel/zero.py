@@ -117,10 +117,12 @@ class Replicated(ReducedGradients):
             )
 
     def accept_gradients(self) -> None:
+        """Accept the present gradients as those of the step, which the next pass must not find."""
         super().accept_gradients()
         self._left = [TensorWeakRef(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:
+        """Clear all gradients, and what is recorded of them."""
         super().forget_gradients()
         self._over_data = False
         if self._under_way is not None:
