@@ -28,7 +28,7 @@ from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
-Again = Callable[[], Tensor]
+Regather = Callable[[], Tensor]
 """Function that gathers a tensor of the forward pass again."""
 
 
@@ -46,7 +46,7 @@ class Regathered:
         self._moves: list[tuple[Tensor, Move]] = []
         self._pending: dict[int, AsyncResult[Tensor]] = {}
 
-    def add(self, x: Tensor, move: Move) -> Again:
+    def add(self, x: Tensor, move: Move) -> Regather:
         """Keep a shard, and return a function that returns the whole in the backward pass."""
         number = len(self._moves)
         self._moves.append((x.detach(), move))
@@ -108,7 +108,7 @@ class RegatheringLayer(nn.Module):
         """Return the move that gathers a shard along ``dim``, counted from the back, of an axis of ``length``."""
         return Move(before=Shards(x.dim() + dim, self.shards.sizes(length)), after=None)
 
-    def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Again | None]:
+    def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Regather | None]:
         """Gather the shards along ``dim``; return the whole and how to gather it again, or None."""
         move = self.move(x, dim, length)
         again = Regathered(self.shards.group).add(x, move) if self.regathers(pair) else None
@@ -123,7 +123,7 @@ class _OuterProduct(Function):
         right: Tensor,
         pair: Tensor,
         masks: tuple[Tensor, Tensor],
-        again: tuple[Again | None, Again | None],
+        again: tuple[Regather | None, Regather | None],
         *parameters: Tensor,
     ) -> Tensor:
         sides = [x if gather is None else None for x, gather in zip((left, right), again, strict=True)]
@@ -154,7 +154,7 @@ def outer_product_regathered(
     weight: Tensor,
     bias: Tensor,
     *,
-    again: tuple[Again | None, Again | None],
+    again: tuple[Regather | None, Regather | None],
 ) -> Tensor:
     """Compute :func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
 
@@ -179,7 +179,7 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        how: tuple[Again | None, list[Tensor], dict[str, Any]],
+        how: tuple[Regather | None, list[Tensor], dict[str, Any]],
         *parameters: Tensor,
     ) -> Tensor:
         again, begun, options = how
@@ -238,7 +238,7 @@ def attention_regathered(
     mask: Tensor,
     *,
     dropout: Tensor | None,
-    again: Again | None = None,
+    again: Regather | None = None,
     begun: Sequence[Tensor] = (),
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))``, with a gathered bias.
