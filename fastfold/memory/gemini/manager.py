@@ -58,7 +58,7 @@ class Gemini:
             the budget; names the smallest that holds them. With ``hard_budget``: PyTorch has reserved more already. Or
             the tensors kept on the host exceed its free memory, including limits of control groups.
         OutputError: With ``"nvme"``: the disk has too little space for parameters, gradients and optimizer states.
-        ConfigError: ``config`` is no :class:`GeminiConfig`; an unknown policy or budget; models that differ over
+        ConfigError: ``config`` is another object; an unknown policy or budget; models that differ over
             ``group``; an optimizer of other parameters, or one that does not treat each parameter alone; parameters
             that are managed already; modules with sparse gradients.
     """

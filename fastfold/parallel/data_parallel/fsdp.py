@@ -202,7 +202,7 @@ class FullySharded(ReducedGradients):
         )
 
     def forget_gradients(self) -> None:
-        """Clear all gradients, and what is recorded of them."""
+        """Clear all gradients and their records."""
         super().forget_gradients()
         self._used = []
 

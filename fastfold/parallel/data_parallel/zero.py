@@ -122,7 +122,7 @@ class Replicated(ReducedGradients):
         self._left = [TensorWeakRef(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:
-        """Clear all gradients, and what is recorded of them."""
+        """Clear all gradients and their records."""
         super().forget_gradients()
         self._over_data = False
         if self._under_way is not None:
