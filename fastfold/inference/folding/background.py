@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from fastfold.data.loading.worker_process import PROTOCOL, describe_end, describe_failure, receive, send, work
 from fastfold.errors import FastFoldError
+from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg")
 """Modules that plots need."""
