@@ -32,7 +32,13 @@ from fastfold.inference.distributed import (
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
 from fastfold.inference.embed.files import check_format
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.folding.background import PLOTS, RELAXATION, Background, count_processes
+from fastfold.inference.folding.background import (
+    PLOTS,
+    RELAXATION,
+    Background,
+    BackgroundWork,
+    count_processes,
+)
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import (
     Network,
@@ -49,6 +55,7 @@ from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.progress import LOG, Progress
 from fastfold.inference.relax.config import check_installed
+from fastfold.inference.report.molstar import pack_ahead
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest, RunOptions
@@ -409,6 +416,8 @@ def _background(config: InferConfig, targets: int) -> Iterator[Background | None
         processes = count_processes(targets, available_cores(), host_available_bytes())
     background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
     try:
+        if config.embed is None:  # a page shows structures
+            pack_ahead(lambda call: background.submit(BackgroundWork(call, (), {})))
         yield background
     finally:
         background.close()

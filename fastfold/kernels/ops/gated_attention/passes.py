@@ -105,7 +105,8 @@ def forward(
     blocks = blocks_of(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    step = blocks.Forward(centred_on(x, arrange(parameters, x.dtype)), heads)
+    weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Forward(weights, heads)
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
