@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -36,6 +35,7 @@ from fastfold.inference.output.writer import listed_scores, ranking_scores, stop
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
+from fastfold.utils.suggestion import suggest
 
 _log = logging.getLogger(__name__)
 
@@ -325,10 +325,7 @@ def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferCon
         if name in _NOT_FOR_PYTHON:
             raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(
-                f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            )
+            raise ConfigError(f"unknown setting {name!r}; {suggest(name, known)}")
     return InferConfig(seeds=check_seeds(seeds), **settings)
 
 

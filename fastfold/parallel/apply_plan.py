@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
 from fastfold.utils.module_structure import module_structure
+from fastfold.utils.suggestion import suggest
 
 Sequencing = Callable[[nn.Module, Group], Any]
 if TYPE_CHECKING:
@@ -198,9 +198,8 @@ def _shard_fns(
     for pattern, shard_fn in layers.items():
         matching = fnmatch.filter(paths, pattern)
         if not matching:
-            close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}{hint}")
+            hint = suggest(pattern, paths, cutoff=0.0)
+            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}; {hint}")
         for path in matching:  # outer modules precede their children
             if not any(path.startswith(f"{outer}.") for outer in found):
                 found[path] = shard_fn

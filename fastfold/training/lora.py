@@ -6,7 +6,6 @@ the sum of base and adapter, and gradients flow to the adapter.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -18,6 +17,7 @@ from torch.nn.utils import parametrize
 
 from fastfold.errors import ConfigError
 from fastfold.utils.module_structure import exchange_modules, move_into
+from fastfold.utils.suggestion import suggest
 
 
 class LowRank(nn.Module):
@@ -184,5 +184,4 @@ def _patterns(names: Collection[str]) -> set[str]:
 
 
 def _unknown(problem: str, given: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(given, sorted(known), n=3, cutoff=0.4)
-    return f"{problem} {given!r}; " + (f"near names: {', '.join(near)}" if near else "check the spelling")
+    return f"{problem} {given!r}; {suggest(given, known, cutoff=0.4)}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.utils.suggestion import suggest
 
 CONFIG, PRINT = "--config", "--print-config"
 _SECRET = frozenset(("msa_server_password", "api_key_value"))
@@ -51,8 +51,7 @@ def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) 
         name = str(key).replace("_", "-")
         action = known.get(name)
         if action is None or action.dest in _OWN:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "fastfold infer --help-all lists them"
+            hint = suggest(name, known, otherwise="fastfold infer --help-all lists them")
             raise ConfigError(f"{path}: no option {key!r}; {hint}")
         if not action.option_strings:
             inputs += _texts(value, path, name)

@@ -6,7 +6,6 @@ The table is ``accelerators.json``, with the source of each figure.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import json
 import math
@@ -19,6 +18,7 @@ from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.planner.calibration import TRAINING, Assumptions
+from fastfold.utils.suggestion import suggest
 
 LINKS = ("bandwidth", "link", "network", "host_link")
 """Rates in bytes/s."""
@@ -161,10 +161,8 @@ def accelerator(name: str) -> Accelerator:
     known = name.lower().removeprefix("nvidia").strip(" -_")
     if known in ACCELERATORS:
         return ACCELERATORS[known]
-    close = difflib.get_close_matches(known, ACCELERATORS, n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"the table of GPUs lacks {name!r}; did you mean {close!r}? It has {', '.join(ACCELERATORS)}"
-    )
+    hint = suggest(known, ACCELERATORS, otherwise=f"it has {', '.join(ACCELERATORS)}")
+    raise ConfigError(f"the table of GPUs lacks {name!r}; {hint}")
 
 
 @dataclass(frozen=True)
