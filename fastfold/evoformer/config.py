@@ -12,8 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fastfold.errors import ConfigError
-from fastfold.utils.suggestion import suggest
+from fastfold.errors import ConfigError, suggest
 
 # Rows of the extra MSA; True if the network has templates.
 _MONOMER = {

@@ -4,18 +4,66 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
+from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
+from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.colabfold.source import ColabFoldSource, has_alignment, search_colabfold
+from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.run import SearchPlan, SearchSummary
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.targets import Target
 from fastfold.inference.progress import Progress
+from fastfold.inference.request import RunOptions
+from fastfold.utils.packages import require_package
 
 Engines = Sequence[SearchEngine] | ColabFoldSource
 """Search engines: databases in order, or one engine that returns whole alignments, such as ColabFold's."""
+
+
+def alignment_engines(options: RunOptions) -> Engines:
+    """Open the sources of alignments of a run; none if it searches nothing.
+
+    Raises:
+        ConfigError: A program is missing, or credentials are incomplete.
+        InputError: A database cannot be used.
+    """
+    sources = options.sources
+    if not sources.wanted:
+        return ()
+    if not sources.is_by_colabfold:
+        require_package("pyhmmer", "a search of FASTA files (--db)")
+        from fastfold.data.search.local import LocalSearch
+
+        settings = HmmerSettings(engine=sources.engine, **sources.hmmer)  # type: ignore[arg-type]
+        return LocalSearch(sources.databases, settings, sources.num_workers, sources.memory).engines()
+    modes = ColabFoldModes(
+        pair_mode=options.pair_mode,
+        pair_strategy=sources.pair_strategy or ColabFoldModes.pair_strategy,
+        templates=options.templates.server,
+    )
+    if sources.server is None:
+        folder = Path(sources.databases[0])
+        modes = replace(modes, msa_mode=sources.msa_mode or all_of_folder(folder))
+        return MmseqsSource(folder, modes=modes, threads=sources.num_workers, gpu=sources.gpu)
+    secrets = sources.access.headers(sources.server)
+    if secrets and sources.server.startswith("http://"):
+        _print("warning: --msa-server begins with http://: credentials are sent unencrypted")
+    say = _ignore if options.quiet else _print
+    modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
+    return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ignore(line: str) -> None:
+    pass
 
 
 def search_targets(
@@ -41,7 +89,7 @@ def search_targets(
     """
     if not isinstance(engines, Sequence):
         wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
-        return search_colabfold(wanted, engines, out, say=partial(print, file=sys.stderr, flush=True))
+        return search_colabfold(wanted, engines, out, say=_print)
 
     def skip(engine: SearchEngine, target: Target) -> bool:
         if not needed_alone:

@@ -16,7 +16,7 @@ from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, suggest
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
@@ -35,7 +35,6 @@ from fastfold.inference.output.writer import listed_scores, ranking_scores, stop
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
-from fastfold.utils.suggestion import suggest
 
 _log = logging.getLogger(__name__)
 

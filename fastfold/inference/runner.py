@@ -17,11 +17,11 @@ from fastfold._version import __version__
 from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
 from fastfold.evoformer.config import has_whole_blocks
 from fastfold.evoformer.precision import choose_precision
-from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.alignment_search import Engines, alignment_engines, search_targets
 from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.distributed import (
     DistributedFolder,
@@ -131,6 +131,7 @@ class InferJob:
         targets: Targets to fold, in order.
         errors: Errors of the other targets.
         finder: Finder of templates; None if none are requested.
+        engines: Engines that search for alignments.
         left_out: Reasons why weights were left out.
         notes: Lines about the run.
     """
@@ -140,6 +141,7 @@ class InferJob:
     targets: list[Target]
     errors: list[InputError]
     finder: TemplateFinder | None
+    engines: Engines
     left_out: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -155,6 +157,7 @@ def prepare(request: InferRequest) -> InferJob:
     """
     config, options = request.config, request.options
     check_request(config, options)
+    engines = alignment_engines(options)
     left_out: list[str] = []
     skip = left_out.append if options.skip_bad_weights else None
     networks = requested_networks(request.weights, options.num_models, skip=skip)
@@ -163,7 +166,7 @@ def prepare(request: InferRequest) -> InferJob:
     check_embedding(config, networks)
     check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
-    finder = TemplateFinder(options.templates) if options.templates.wanted else None
+    finder = open_templates(options.templates)
     targets, errors = request.read_targets()
     if not request.weights:
         targets, refused = refuse_complexes(targets)
@@ -172,7 +175,7 @@ def prepare(request: InferRequest) -> InferJob:
         targets = number_targets(targets, options.name_prefix)
     if options.sort == "length":
         targets = sorted(targets, key=lambda target: target.num_residues)
-    return InferJob(request, networks, targets, errors, finder, left_out)
+    return InferJob(request, networks, targets, errors, finder, engines, left_out)
 
 
 def search(job: InferJob) -> InferJob:
@@ -182,10 +185,10 @@ def search(job: InferJob) -> InferJob:
         FastFoldError: A database cannot be searched, or a result cannot be written.
     """
     options = job.request.options
-    if options.engines and job.targets:
+    if options.sources.wanted and job.targets:
         options = replace(options, msa_dir=job.request.msa_dir)
         found = search_targets(
-            job.targets, options.engines, job.request.msa_dir, quiet=options.quiet, needed_alone=True
+            job.targets, job.engines, job.request.msa_dir, quiet=options.quiet, needed_alone=True
         )
         targets, unfound = found.left(job.targets)
         request = replace(job.request, options=options)
@@ -282,7 +285,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     Raises:
         FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
-    if options.engines and parse_parallel(config.parallel).ranks > 1:
+    if options.sources.wanted and parse_parallel(config.parallel).ranks > 1:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
@@ -293,7 +296,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
                 f"a run into a folder reads structures from files, and {one.name!r} is an object; fold with "
                 "fastfold.predict, or give its file"
             )
-    if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
+    if options.msa_dir is not None and not options.sources.wanted and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
         find_reference(options.reference, "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.checkpointing import checkpoint_blocks
 from fastfold.parallel.comm import async_ops
@@ -29,7 +29,6 @@ from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
 from fastfold.utils.module_structure import module_structure
-from fastfold.utils.suggestion import suggest
 
 Sequencing = Callable[[nn.Module, Group], Any]
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from ml_collections import ConfigDict
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.evoformer.config import model_config
 from fastfold.training.bounds import check_bounds
 from fastfold.training.config import ModelConfig, TrainConfig
 from fastfold.training.parallel_config import ParallelConfig, axes_of
-from fastfold.utils.suggestion import suggest
 
 _CONFIGS = "fastfold.configs"
 _OPEN = (

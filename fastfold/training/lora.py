@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.utils.module_structure import exchange_modules, move_into
-from fastfold.utils.suggestion import suggest
 
 
 class LowRank(nn.Module):

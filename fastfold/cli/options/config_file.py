@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError
-from fastfold.utils.suggestion import suggest
+from fastfold.errors import ConfigError, suggest
 
 CONFIG, PRINT = "--config", "--print-config"
-_SECRET = frozenset(("msa_server_password", "api_key_value"))
 _OWN = frozenset(("help", "help_all", "config", "print_config"))
 
 
@@ -72,13 +70,16 @@ def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action])
     for action in actions:
         value = getattr(options, action.dest, None)
         if (
-            action.dest in _OWN | _SECRET | {argparse.SUPPRESS}
+            action.dest in _OWN | {argparse.SUPPRESS}
+            or getattr(action, "is_secret", False)
             or value == action.default
             or not _names(action)
         ):
             continue
         if value == [] and action.nargs == "*" and action.option_strings:
             value = True
+        if isinstance(value, tuple) and action.nargs is None:  # a list in one text
+            value = ",".join(map(str, value))
         values[_names(action)[0]] = _plain(value)
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True)) if values else ""
 

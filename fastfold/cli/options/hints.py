@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from fastfold.cli.options.config_file import CONFIG, config_text, expand_config
 from fastfold.cli.options.help_all import without_rare
-from fastfold.errors import ConfigError
-from fastfold.utils.suggestion import suggest
+from fastfold.errors import ConfigError, suggest
 
 OTHER_PROGRAMS = {
     # ColabFold

@@ -26,10 +26,9 @@ from fastfold.data.training.index_tables import (
     read_duplicates,
     read_index,
 )
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, suggest
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
-from fastfold.utils.suggestion import suggest
 from fastfold.utils.text_files import FileSlice, PathLike
 
 WHOLE_SPLIT = "train"

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
-from fastfold.errors import OutputError, WeightsError
+from fastfold.errors import OutputError, WeightsError, suggest
 from fastfold.evoformer.config import MINI
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
-from fastfold.utils.suggestion import suggest
 
 ARCHIVE = "alphafold_params_2022-12-06.tar"
 """Name of the published archive: the parameters of AlphaFold 2.3."""

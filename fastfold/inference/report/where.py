@@ -7,8 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastfold.errors import ConfigError
-from fastfold.utils.suggestion import suggest
+from fastfold.errors import ConfigError, suggest
 
 Condition = Callable[[Mapping[str, Any]], bool]
 

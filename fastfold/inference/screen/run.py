@@ -9,9 +9,9 @@ from functools import partial
 
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError, WriteError
-from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.alignment_search import alignment_engines, search_targets
 from fastfold.inference.models import requested_networks, suitable, untrained_networks
 from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -75,20 +75,20 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         config = replace(config, precision=config.precision or "fp32")
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
-    if options.engines:
+    if options.sources.wanted:
         msa_dir = request.msa_dir.resolve()
-        options = replace(options, msa_dir=msa_dir)
-        if isinstance(options.engines, Sequence):
-            search = EngineSearch(tuple(options.engines), msa_dir)
+        options = replace(options, msa_dir=msa_dir, sources=options.sources.absolute())
+        engines = alignment_engines(options)
+        if isinstance(engines, Sequence):
+            search = EngineSearch(tuple(engines), msa_dir)
         else:
-            first = options.engines
+            first = engines
     left_out: list[str] = []
     skip = left_out.append if options.skip_bad_weights else None
     networks = requested_networks(request.weights, options.num_models, skip=skip)
     check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
-    if options.templates.wanted:
-        TemplateFinder(options.templates)  # refuses invalid sources
+    open_templates(options.templates)  # refuses invalid sources
     targets, errors = request.read_targets()
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)

@@ -136,7 +136,7 @@ class FoldWorker:
 
     def open_runner(self, networks: list[Network], device: torch.device) -> TargetRunner:
         """Return a runner for the results folder."""
-        from fastfold.data.templates.source import TemplateFinder
+        from fastfold.data.templates.source import open_templates
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
 
@@ -147,7 +147,7 @@ class FoldWorker:
             self.config,
             self.options,
             Progress(0.0, quiet=True),
-            finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
+            finder=open_templates(self.options.templates),
             leaves_rest=self.leaves_rest,
         )
 

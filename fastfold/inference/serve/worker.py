@@ -130,7 +130,7 @@ class GroupWorker:
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
         """Open the results and the progress of a job."""
-        from fastfold.data.templates.source import TemplateFinder
+        from fastfold.data.templates.source import open_templates
         from fastfold.inference.models import limit_networks, suitable
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
@@ -143,7 +143,7 @@ class GroupWorker:
             config = replace(config, memory_budget=memory)
         options = job.request.options(self.base.options, job.path)
         networks = limit_networks(self._opened[0], options.num_models)
-        finder = TemplateFinder(options.templates) if options.templates.wanted else None
+        finder = open_templates(options.templates)
         cost = target_cost(job.target, suitable(networks, job.target), config)
         results = ResultsFolder(job.path / RESULTS)
         # Line by line, so that the server can send each one at once.

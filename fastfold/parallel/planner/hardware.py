@@ -16,9 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.planner.calibration import TRAINING, Assumptions
-from fastfold.utils.suggestion import suggest
 
 LINKS = ("bandwidth", "link", "network", "host_link")
 """Rates in bytes/s."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.utils.suggestion import suggest
+from fastfold.errors import suggest
 
 KNOWN = ("num_recycles", "num_relax", "seeds")
 
