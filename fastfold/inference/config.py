@@ -519,6 +519,11 @@ class InferConfig:
         return self.cyclic if self.rings is None else self.rings
 
     @property
+    def is_parallel(self) -> bool:
+        """True if several processes fold each target together."""
+        return self.parallel not in (None, "dap=1")
+
+    @property
     def budget(self) -> int | None:
         """``memory_budget`` in bytes."""
         return None if self.memory_budget is None else int(self.memory_budget)

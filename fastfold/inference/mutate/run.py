@@ -17,8 +17,9 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.models import requested_networks, suitable
 from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
+from fastfold.inference.prepare import check_request
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import Summary, check_request, run
+from fastfold.inference.runner import Summary, run
 from fastfold.inference.target_templates import check_takers, find_templates
 
 
@@ -92,19 +93,19 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
     options, msa_dir = request.options, request.options.msa_dir
     if options.sources.wanted:
         msa_dir, engines = request.msa_dir, alignment_engines(options)
-        found = search_targets([target], engines, msa_dir, quiet=options.quiet, needed_alone=True)
-        if not found.left([target])[0]:
-            raise found.left([target])[1][0]
+        _, errors = search_targets([target], engines, msa_dir, quiet=options.quiet, needed_alone=True)
+        if errors:
+            raise errors[0]
     alignments = target_alignments(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:
         for chain, groups in zip(target.chains, alignments, strict=True):
             if not any(msa.sequences for group in groups for msa in group):
                 warnings.append(f"no alignment of chain {chain.id} in {msa_dir}; only its sequence is used")
-    finder = open_templates(options.templates)
-    if finder is not None:
+    if options.templates.wanted:
         networks = requested_networks(request.weights, options.num_models)
         check_takers(options.templates, networks)
+        finder = open_templates(options.templates)
         rows = select_rows(alignments, options.pair_mode) if target.is_complex else alignments
         shown = find_templates(finder, target.uncut, rows, suitable(networks, target), msa_dir)
         if shown is not None and shown.number:

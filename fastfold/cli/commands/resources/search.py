@@ -151,8 +151,9 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            found = search_targets(targets, engines, out, quiet=options.quiet, needed_alone=needed_alone)
-        targets, unfound = found.left(targets)
+            targets, unfound = search_targets(
+                targets, engines, out, quiet=options.quiet, needed_alone=needed_alone
+            )
         for error in unfound:
             print(f"error: {error}", file=sys.stderr, flush=True)
         errors = [*errors, *unfound]
