@@ -184,7 +184,7 @@ def target_cost(target: Target, networks: Sequence[Network], config: InferConfig
 
     Args:
         target: The target.
-        networks: Networks of the run, of which the suitable ones fold it.
+        networks: Networks of the run; the suitable ones fold it.
         config: Settings of the fold.
     """
     n, own = target.num_residues, suitable(networks, target)

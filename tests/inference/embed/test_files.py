@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.inference.embed import config as embed_config
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import check_format
+from fastfold.inference.embed.files import BIOEMU
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE
 
@@ -70,7 +71,7 @@ def test_bioemu_finds_its_files(cli: CommandLine, monkeypatch: pytest.MonkeyPatc
     assert done.out.startswith("1 embedded, 1 failed")
     assert "pair: BioEmu samples single chains, and this target is a complex" in done.err
     digest = hashlib.sha256(SEQUENCE.encode()).hexdigest()
-    folder = cli.out / "bioemu"
+    folder = cli.out / BIOEMU
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{digest}.fasta",
         f"{digest}_pair.npy",
