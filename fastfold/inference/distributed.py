@@ -300,6 +300,8 @@ def parse_parallel(text: str | None) -> ParallelPlan:
 def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
+    The first process stops the others at the end.
+
     Args:
         text: ``dap=<number>``, or None.
         device: Device of the fold; on CUDA each process uses the GPU of its local rank.
@@ -317,4 +319,21 @@ def distributed_folder(text: str | None, device: torch.device) -> Iterator[Distr
 
     # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
-        yield DistributedFolder(context)
+        folder = DistributedFolder(context)
+        with _stopping_others(folder):
+            yield folder
+
+
+@contextmanager
+def _stopping_others(folder: DistributedFolder) -> Iterator[None]:
+    """On the first of several processes, stop the others at the end."""
+    try:
+        yield
+    except DistributedFoldError:
+        raise  # the others do not receive messages
+    except Exception:
+        if folder.context.is_rank_zero:
+            folder.stop()
+        raise
+    if folder.context.is_rank_zero:
+        folder.stop()

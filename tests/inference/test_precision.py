@@ -9,7 +9,7 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.runner import about_kernels, with_precision
+from fastfold.inference.prepare import about_kernels, with_precision
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")
