@@ -168,7 +168,7 @@ class InferConfig:
         default=None,
         group="ranks",
         metavar="dap=N",
-        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+        help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
     memory_budget: str | int | None = option(
         "--memory-budget",

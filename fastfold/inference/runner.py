@@ -27,6 +27,7 @@ from fastfold.inference.distributed import (
     DistributedFolder,
     DistributedFoldError,
     distributed_folder,
+    leading,
     parse_parallel,
 )
 from fastfold.inference.embed.config import BIOEMU_CHANNELS
@@ -47,7 +48,7 @@ from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
-from fastfold.inference.progress import LOG, Progress
+from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
@@ -109,16 +110,35 @@ def run(request: InferRequest) -> Summary:
         WriteError: A result cannot be written; names the missing ones.
     """
     where = choose_device(request.config.device)
-    config, chosen = with_precision(request.config, where)
-    check_cuda_graphs(config.cuda_graphs, where)
-    with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
+    with distributed_folder(request.config.parallel, where) as distributed, leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        job = search(prepare(replace(request, config=config)))
-        job.notes += [line for line in (chosen, about_kernels(where)) if line]
-        device = where if distributed is None else distributed.context.device
-        return fold_all(job, device, distributed)
+        return run_leading(request, where, distributed)
+
+
+def run_leading(
+    request: InferRequest,
+    where: torch.device,
+    distributed: DistributedFolder | None,
+    networks: Sequence[Network] | None = None,
+) -> Summary:
+    """Fold as :func:`run` does, on the first of processes that a caller has started.
+
+    Args:
+        request: Targets to fold, and how.
+        where: Device of the folds.
+        distributed: The processes; None for one.
+        networks: Networks of the request that are open; None to open them.
+
+    Raises:
+        FastFoldError: See :func:`run`.
+    """
+    config, chosen = with_precision(request.config, where)
+    check_cuda_graphs(config.cuda_graphs, where)
+    job = search(prepare(replace(request, config=config), networks))
+    job.notes += [line for line in (chosen, about_kernels(where)) if line]
+    return fold_all(job, where if distributed is None else distributed.context.device, distributed)
 
 
 @dataclass
@@ -144,11 +164,12 @@ class InferJob:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(request: InferRequest) -> InferJob:
+def prepare(request: InferRequest, networks: Sequence[Network] | None = None) -> InferJob:
     """Check a request, open its networks, and read its targets.
 
     Args:
         request: The request, with the precision of the device.
+        networks: Its networks if they are open; None to open them.
 
     Raises:
         FastFoldError: The run cannot start.
@@ -157,7 +178,8 @@ def prepare(request: InferRequest) -> InferJob:
     check_request(config, options)
     left_out: list[str] = []
     skip = left_out.append if options.skip_bad_weights else None
-    networks = requested_networks(request.weights, options.num_models, skip=skip)
+    if networks is None:
+        networks = requested_networks(request.weights, options.num_models, skip=skip)
     if parse_parallel(config.parallel).ranks > 1:
         check_divisible(networks)
     check_embedding(config, networks)
@@ -172,7 +194,7 @@ def prepare(request: InferRequest) -> InferJob:
         targets = number_targets(targets, options.name_prefix)
     if options.sort == "length":
         targets = sorted(targets, key=lambda target: target.num_residues)
-    return InferJob(request, networks, targets, errors, finder, left_out)
+    return InferJob(request, list(networks), targets, errors, finder, left_out)
 
 
 def search(job: InferJob) -> InferJob:
@@ -229,7 +251,7 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(job.request.output, warn, kind, options.folder_per_target)
-            open_log(progress, folder, f"{len(targets):,} targets on {device}")
+            open_log(progress.log, folder.path, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
                 job.networks, folder, device, config, options, progress, distributed, job.finder
             )
@@ -240,16 +262,16 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
     return summary
 
 
-def open_log(progress: Progress, folder: ResultsFolder, what: str) -> None:
+def open_log(log: RunLog, folder: Path, what: str) -> None:
     """Begin the log of a run in its folder.
 
     Args:
-        progress: Progress of the run, whose lines the log has.
+        log: Log of the run.
         folder: The results folder.
         what: Targets and device of the run.
     """
-    progress.log.open(folder.path / LOG)
-    progress.log.add(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
+    log.open(folder / LOG)
+    log.add(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
 
 
 def alignment_depth(target: Target, msa_dir: Path | None) -> int:
@@ -377,21 +399,6 @@ def report_limits(
     for line in about_device:
         if line:
             progress.line(line)
-
-
-@contextmanager
-def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
-    """On the first of several processes, stop the others at the end."""
-    try:
-        yield
-    except DistributedFoldError:
-        raise  # the others do not receive messages
-    except Exception:
-        if distributed is not None and distributed.context.is_rank_zero:
-            distributed.stop()
-        raise
-    if distributed is not None and distributed.context.is_rank_zero:
-        distributed.stop()
 
 
 @contextmanager

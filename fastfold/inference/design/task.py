@@ -88,6 +88,11 @@ class DesignTask:
         )
 
     @property
+    def complexes(self) -> list[DesignTask]:
+        """The task itself, those of further targets, and those of off-targets."""
+        return [self, *self.others, *self.avoided]
+
+    @property
     def num_parameters(self) -> int:
         """Number of residues that are designed independently."""
         return int(self.source.max()) + 1

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.errors import InputError
@@ -22,6 +23,7 @@ from fastfold.evoformer.losses.design import (
     pae_loss,
     plddt_loss,
 )
+from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy
 from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
@@ -254,6 +256,16 @@ def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = 
     Raises:
         InputError: The target does not fit; names the memory that it needs and what makes it fit.
     """
+    if planner.ranks > 1 and dist.is_initialized():
+        # Ranks are traced with a fake group, which excludes the real one of this process.
+        apart = Background()
+        try:
+            found: GradientPlan = apart.submit(
+                BackgroundWork(plan_gradients, (planner, budget), {"name": name})
+            ).result()
+            return found
+        finally:
+            apart.close()
     try:
         return planner.plan(budget)
     except BudgetError as error:

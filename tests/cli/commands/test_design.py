@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from fastfold.cli.commands.design import PROTOCOLS
+from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.inference import models
 from fastfold.inference.design.run import SEQUENCES, TABLE
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
@@ -29,7 +31,11 @@ def table(cli: CommandLine) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None:
+def test_a_hallucination_is_designed_folded_and_listed(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    monkeypatch.setattr(models, "load_model", lambda path: loaded.append(path) or load_model(path))
     done = design(cli, "hallucinate", "--length", "10", *SHORT, "--num-designs", "2", "--forbid", "C")
     assert done.code == 0, done.err
     rows = table(cli)
@@ -48,6 +54,10 @@ def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None
     assert rows[0]["sequence"] in (cli.out / SEQUENCES).read_text()
     assert (cli.out / "report.html").exists()
     assert "2 designed" in done.out
+    assert len(loaded) == 1
+    written = (cli.out / "log.txt").read_text()
+    wanted = ("2 designs on cpu", "hallucinate_seed_001: step 4 of 4", "2 targets on cpu", "2 designed")
+    assert [text in written for text in wanted] == [True] * 4
 
 
 @pytest.mark.slow

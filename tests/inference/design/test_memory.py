@@ -11,7 +11,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.memory import gradient_run, plan_design
+from fastfold.inference.design.memory import design_gradients, gradient_run, plan_design
 from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import hallucination
@@ -22,8 +22,10 @@ from fastfold.inference.planning.gradient_plan import GradientPlan
 def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> None:
     models = [copy.deepcopy(monomer)]
     assert plan_design(hallucination(40), models, InferConfig(device="cpu"), print) is None
-    run = plan_design(hallucination(40), models, InferConfig(device="cpu", memory_budget="8GiB"), print)
-    assert run is not None
+    plan = plan_design(hallucination(40), models, InferConfig(device="cpu", memory_budget="8GiB"), print)
+    assert plan is not None
+    run = design_gradients(hallucination(40), plan, torch.device("cpu"))
+    assert run.policy is plan.policy
     assert not run.policy.recompute
     assert run.saved is None
 
