@@ -505,7 +505,12 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        found = compare_target(results.folder, results.stem, path, self.folder.style)
+        found, problem = compare_target(results.folder, results.stem, path, self.folder.style)
+        if problem:
+            self.progress.line(
+                f"warning: {target.name}: not comparable with {path.name}: {problem}", important=True
+            )
+            return
         best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
