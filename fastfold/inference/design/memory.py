@@ -12,7 +12,6 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
-from fastfold.inference.folding.saved_inputs import SavedInputs
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.inference.planning.planner import parameter_bytes
@@ -84,16 +83,9 @@ def design_gradients(
         group: Ranks that share the target; None for one.
     """
     if plan is not None:
-        return gradient_run(plan, device, group)
+        return plan.run_on(device, group)
     ranks = 1 if group is None else group.size
     return GradientRun(GradientPolicy.of_length(len(task.source), _templates(task), ranks=ranks), None, group)
-
-
-def gradient_run(plan: GradientPlan, device: torch.device, group: Group | None = None) -> GradientRun:
-    """Return the passes of a plan on a device and its ranks, with the host's memory that they need."""
-    if not plan.policy.host:
-        return GradientRun(plan.policy, None, group)
-    return GradientRun(plan.policy, SavedInputs(plan.host_room, plan.offload_from // 2, device), group)
 
 
 def _templates(task: DesignTask) -> tuple[int, ...] | None:

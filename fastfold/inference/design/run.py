@@ -152,8 +152,8 @@ class _DesignRun:
         if self.distributed is not None:
             check_divisible([*networks, *folding])
             self.device = self.distributed.context.device
-        names = [network.name for network in suitable(folding, tasks[0].target)]
-        chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
+        number = len(suitable(folding, tasks[0].target))
+        chosen = [] if filters is None else _filters(filters, tasks[0], number)
         models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
         digests = [network.digest for network in networks]
         evaluator = self._evaluator(tasks[0], models)
@@ -183,7 +183,7 @@ class _DesignRun:
                 folded, sequences, folding, self.infer, overwrite=self.overwrite, run=by
             ):
                 self.say(f"error: {target}: {why}")
-        rows = design_rows(designs, self.output, names, chosen, self.config.limits)
+        rows = design_rows(designs, self.output, folding, chosen, self.config.limits)
         write_atomic(self.output / TABLE, table_text(rows))
         if folded:
             with suppress(InputError):  # nothing to show if all folds failed
@@ -280,7 +280,13 @@ class _DesignRun:
 
 def _filters(path: Path, task: DesignTask, networks: int) -> list[Filter]:
     chains = len(task.target.chains)
-    return read_filters(path, networks=networks, chains=chains, off_targets=len(task.avoided))
+    return read_filters(
+        path,
+        networks=networks,
+        chains=chains,
+        off_targets=len(task.avoided),
+        is_binder=task.given is not None,
+    )
 
 
 def _structure(design: Design) -> Protein:

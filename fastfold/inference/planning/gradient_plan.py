@@ -24,10 +24,12 @@ from fastfold.evoformer.losses.design import (
     plddt_loss,
 )
 from fastfold.inference.folding.background import Background, BackgroundWork
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
+from fastfold.inference.folding.saved_inputs import SavedInputs
 from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.cost_model import Cost, step_cost
@@ -81,6 +83,12 @@ class GradientPlan:
         """Bytes of the host for offloaded tensors, with room for a whole one more, because they leave whole."""
         return self.policy.host + self.offload_from if self.policy.host else 0
 
+    def run_on(self, device: torch.device, group: Group | None = None) -> GradientRun:
+        """Return the passes of the plan on a device and its ranks, with the host's memory that they need."""
+        if not self.policy.host:
+            return GradientRun(self.policy, None, group)
+        return GradientRun(self.policy, SavedInputs(self.host_room, self.offload_from // 2, device), group)
+
 
 @dataclass(frozen=True)
 class GradientPlanner:
@@ -97,6 +105,7 @@ class GradientPlanner:
         extra_msa: Rows of the extra alignment.
         templates: Indices of the templates that a monomer network reads; None for all.
         speeds: Rates of the GPUs; None for those of the data sheet of an H100.
+        held: Bytes of each device for tensors that the caller keeps between passes.
     """
 
     config: Any
@@ -109,6 +118,7 @@ class GradientPlanner:
     extra_msa: int = 1
     templates: tuple[int, ...] | None = ()
     speeds: Rates | None = None
+    held: int = 0
 
     def plan(self, budget: int) -> GradientPlan:
         """Return the fastest plan within a budget.
@@ -149,7 +159,7 @@ class GradientPlanner:
             budget: Bytes of each device.
         """
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
-        fixed = self.fixed + plan.parts["parameters"]
+        fixed = self.fixed + plan.parts["parameters"] + self.held
         room = max(0.0, budget - fixed)
         # Block inputs may fill the host and the rest of the device.
         times = min(room / (plan.peak - fixed), (room + self.host_memory) / (whole.peak - fixed))
@@ -186,7 +196,7 @@ class GradientPlanner:
         cost, forward = self._cost(recompute, host)
         pairs = -(-self.residues // self.ranks) * self.residues
         policy = replace(self._policy(recompute), host=math.ceil(cost.host))
-        parts = dict(cost.memory)
+        parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
             parts["working"] += self._attention_bytes
             if recompute:

@@ -170,7 +170,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     filters = cli.folder / "filters.yaml"
     filters.write_text(
         "Average_pLDDT: {threshold: 1.0, higher: true}\nAverage_Off_i_pTM: {threshold: 0.0, higher: false}\n"
-        "Average_RMSD: {threshold: 100, higher: false}\n"
+        "Average_RMSD: {threshold: 100, higher: false}\nAverage_Binder_pLDDT: {threshold: 1.0, higher: true}\n"
     )
     done = design(
         cli,
@@ -200,8 +200,12 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     assert "target 2: Average_pLDDT" in row["filters"]
     assert "off 1: Average_Off_i_pTM" in row["filters"]
     assert "Average_RMSD" not in row["filters"]
+    assert row["filters"].count("Average_Binder_pLDDT") == 1
+    assert float(row["binder_rmsd"]) > 0
     records = (cli.out / SEQUENCES).read_text()
-    assert [f"binder_seed_000{end}\n" in records for end in ("", "_target_2", "_off_1")] == [True] * 3
+    assert [f"binder_seed_000{end}\n" in records for end in ("", "_alone", "_target_2", "_off_1")] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize(

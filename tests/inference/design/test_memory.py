@@ -11,7 +11,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.memory import design_gradients, gradient_run, plan_design
+from fastfold.inference.design.memory import design_gradients, plan_design
 from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import hallucination
@@ -44,7 +44,7 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
     plan = GradientPlan(
         GradientPolicy(True, host=100), peak=1, parts={}, seconds=1.0, forward_seconds=1.0, offload_from=30
     )
-    run = gradient_run(plan, torch.device("cpu"))
+    run = plan.run_on(torch.device("cpu"))
     assert run.saved is not None
     assert run.saved.stays(("saved", -1, 0), 14)
     assert not run.saved.stays(("saved", -1, 1), 130)

@@ -141,7 +141,7 @@ def test_every_complex_is_folded_with_its_templates(
         targets, errors = request.read_targets()
         assert not errors
         for one in targets:
-            read[one.name] = [chain is not None for chain in one.templates]
+            read[one.name] = [chain is not None for chain in one.templates or ()]
             assert one.chains[-1].sequence == "ACDEFG"
         return Summary((), (), ())
 
@@ -149,8 +149,13 @@ def test_every_complex_is_folded_with_its_templates(
     fold_designs(
         [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
     )
-    assert rings == ["B", "C"]
-    assert read == {"d": [True, False], "d_target_2": [True, False], "d_off_1": [True, True, False]}
+    assert rings == ["B", True, "C"]
+    assert read == {
+        "d": [True, False],
+        "d_alone": [],
+        "d_target_2": [True, False],
+        "d_off_1": [True, True, False],
+    }
 
 
 def test_lengths_follow_the_seed() -> None:
