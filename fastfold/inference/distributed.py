@@ -218,6 +218,11 @@ class DistributedFolder:
 
         return function, call
 
+    def forget(self) -> None:
+        """On rank 0, forget the functions of :meth:`together` on all processes."""
+        self._send("forget", None)
+        self._shared.clear()
+
     def rest(self) -> None:
         """On rank 0, forget the functions of :meth:`together`, and move all networks to the host."""
         self._send("rest", None)
@@ -264,6 +269,8 @@ class DistributedFolder:
             number, arguments, options = content
             with suppress(OutputError), self._until_parted():
                 self._shared[number](*arguments, **options)
+        elif message == "forget":
+            self._shared.clear()
         elif message == "rest":
             self._rest()
         elif message == "memory":

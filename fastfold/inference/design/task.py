@@ -97,7 +97,7 @@ class DesignTask:
 
     @property
     def alone(self) -> DesignTask | None:
-        """The designed chain of a binder by itself; None for other protocols."""
+        """Task of a binder without its given chains; None for other protocols."""
         if self.given is None:
             return None
         length = len(self.designed_chain)

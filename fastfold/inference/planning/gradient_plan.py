@@ -51,6 +51,8 @@ _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 Block inputs that leave and return make more of them."""
 
 _SHORTEST = 20
+_FEW_ROWS = (128, 256)
+"""Rows of the MSA and of the extra MSA that are proposed where more do not fit."""
 _ASSUMED_GPU = "h100"
 _BYTES_OF_PAIR = 9 << 10
 """Bytes per pair of residues of a block of rows in the structure module's backward pass on a GPU.
@@ -289,6 +291,13 @@ def _remedy(planner: GradientPlanner, budget: int) -> str:
         ways.append("use --precision bf16")
     if planner.device == "cuda" and enough.peak <= budget:
         ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
+    clusters, extra = (
+        min(rows, most) for rows, most in zip((planner.msa, planner.extra_msa), _FEW_ROWS, strict=True)
+    )
+    if (clusters, extra) != (planner.msa, planner.extra_msa):
+        fewer = replace(planner, msa=clusters, extra_msa=extra, held=planner.held * clusters // planner.msa)
+        if fewer.smallest().peak <= budget:
+            ways.append(f"use --max-msa {clusters}:{extra}")
     fits = planner.longest(budget)
     ways.append(f"take about {fits:,} residues" if fits >= _SHORTEST else "use a device with more memory")
     return ", or ".join(ways)
