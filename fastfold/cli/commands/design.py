@@ -228,6 +228,11 @@ def add_design_command(commands: Any) -> None:
         metavar="FILE",
         help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
     )
+    after.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
+    )
     run = parser.add_argument_group("run")
     run.add_argument(
         "--num-designs",
@@ -275,6 +280,7 @@ def run_design(options: argparse.Namespace) -> int:
                 parallel=options.parallel,
             ),
             filters=options.filters,
+            where=options.where,
             redesign=_redesign(options),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),

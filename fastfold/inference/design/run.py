@@ -33,7 +33,7 @@ from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import touching
 from fastfold.inference.design.results.program import SequenceProgram
 from fastfold.inference.design.results.refold import fold_designs
-from fastfold.inference.design.results.table import PASSED, Design, design_rows, table_text
+from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.design.together import SharedEvaluator
@@ -43,6 +43,7 @@ from fastfold.inference.models import Network, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
+from fastfold.inference.report.where import parse_condition
 from fastfold.inference.runner import check_divisible, open_log, run_leading
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
@@ -82,6 +83,7 @@ def run_designs(
     redesign: Redesign | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
+    where: str | None = None,
 ) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 
@@ -98,6 +100,7 @@ def run_designs(
         redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
         overwrite: True to start again where the folder has designs with other settings.
         say: Called with lines about the progress.
+        where: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``.
 
     Returns:
         The designs in the order of the seeds, each followed by the other program's sequences. The list is empty on
@@ -110,13 +113,15 @@ def run_designs(
     """
     config, infer = config or DesignConfig(), infer or InferConfig()
     device = choose_device(infer.device)
+    if where is not None:
+        parse_condition(where, COLUMNS)  # refused before anything is computed
     with distributed_folder(infer.parallel, device) as distributed, leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
         run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
         tasks = [task(seed) if callable(task) else task for seed in seeds]
-        return run.design_all(tasks, seeds, weights, predict, filters, redesign)
+        return run.design_all(tasks, seeds, weights, predict, filters, where, redesign)
 
 
 @dataclass
@@ -144,6 +149,7 @@ class _DesignRun:
         weights: Sequence[Path],
         predict: Sequence[Path] | None,
         filters: Path | None,
+        where: str | None,
         redesign: Redesign | None,
     ) -> list[Design]:
         """Design and fold; see :func:`run_designs`."""
@@ -183,12 +189,12 @@ class _DesignRun:
                 folded, sequences, folding, self.infer, overwrite=self.overwrite, run=by
             ):
                 self.say(f"error: {target}: {why}")
-        rows = design_rows(designs, self.output, folding, chosen, self.config.limits)
+        rows = design_rows(designs, self.output, folding, chosen, self.config.limits, where)
         write_atomic(self.output / TABLE, table_text(rows))
         if folded:
             with suppress(InputError):  # nothing to show if all folds failed
                 write_report(self.output, say=self.say)  # the page shows the table's verdicts
-        if chosen:
+        if chosen or where is not None:
             self.say(
                 f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
             )

@@ -227,6 +227,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--composition", "K<3"), "expected a limit such as KE<=0.3"),
         (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
+        (("hallucinate", "--length", "20", "--where", "rmds<2"), "no column 'rmds'; did you mean rmsd?"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
         (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),
     ],

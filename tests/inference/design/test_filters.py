@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import alone_figures, fold_figures, mean_figure, touching
@@ -159,6 +159,11 @@ def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path)
         ("low", "Average_pLDDT is missing"),
     ]
     assert rows[1]["note"] == "given up after step 3"
+    for where, wanted in (("plddt>10 and charge<99", PASSED), ("plddt<10", "not plddt<10")):
+        (met,) = design_rows(designs[1:], tmp_path, [network], where=where)
+        assert met["filters"] == wanted
+    with pytest.raises(ConfigError, match="no column 'pldt'; did you mean plddt"):
+        design_rows(designs, tmp_path, [network], where="pldt>10")
     assert rows[0]["loss"] == "1.5000"
     lines = table_text(rows).splitlines()
     assert lines[0].split("\t") == list(COLUMNS)

@@ -15,6 +15,7 @@ from fastfold.inference.design.results.folds import Figures, alone_figures, fold
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.inference.report.where import parse_condition
 
 PASSED = "passed"
 """Verdict of a design that passes all filters."""
@@ -83,6 +84,7 @@ def design_rows(
     networks: Sequence[Network],
     filters: Sequence[Filter] = (),
     limits: Limits | None = None,
+    where: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
@@ -94,12 +96,30 @@ def design_rows(
         networks: Networks that fold, in their order.
         filters: Filters of the designs.
         limits: Limits of the designed chains.
+        where: Condition on :data:`COLUMNS` that designs have to meet as well; None for none.
+
+    Raises:
+        ConfigError: The condition is not understood.
     """
+    meets = None if where is None else parse_condition(where, COLUMNS)
     folds: dict[str, list[FoundPrediction]] = {}
     for one in find_predictions(output):
         folds.setdefault(one.scores["name"], []).append(one)
     rows = [_row(design, folds, networks, filters, limits) for design in designs]
+    for row in rows if meets is not None else ():
+        failed = [row["filters"]] if row["filters"] not in ("", PASSED) else []
+        if not meets({column: _value(row.get(column)) for column in COLUMNS}):
+            failed.append(f"not {where}")
+        row["filters"] = "; ".join(failed) or PASSED
     return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
+
+
+def _value(cell: Any) -> float | str | None:
+    """Return a cell as a number where it is one; None for an empty one."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell or None
 
 
 def _confidence(row: Mapping[str, Any]) -> float:
