@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.simulation.fold import Simulated, simulate
 from fastfold.evoformer.config import is_multimer, model_config
-from fastfold.inference import simulate as simulation
 from fastfold.inference.planning.memory_model import CUDA_BLOCK
 from fastfold.inference.planning.planner import Planner
-from fastfold.inference.simulate import simulate
 from fastfold.memory import BudgetError, DeviceFull
 from fastfold.utils.units import GIB
 
@@ -57,7 +56,7 @@ def _features(n: int, clusters: int, extra: int, *, multimer: bool) -> dict[str,
 
 def _simulate(
     n: int, budget: int, *, config: Any = None, clusters: int = 32, extra: int = 32, **options: Any
-) -> simulation.Simulated:
+) -> Simulated:
     config = config or _config()
     features = _features(n, clusters, extra, multimer=is_multimer(config))
     return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
