@@ -23,11 +23,12 @@ MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
 
 
 def _config(preset: str = MONOMER) -> Any:
-    """A network with one block in each stack: further ones use the same memory again."""
+    """A network with one block in each stack and two layers of structure: further ones use the same memory again."""
     config = model_config(preset)
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
     trunk.template.template_pair_stack.num_block = 1
+    config.model.heads.structure_module.num_layer = 2
     return config
 
 
