@@ -117,9 +117,9 @@ def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> No
 @pytest.mark.parametrize(
     ("ranks", "host", "disk", "n"),
     [
-        pytest.param(8, 0.05, 0.0, 1024, marks=pytest.mark.slow),
+        (8, 0.05, 0.0, 1024),
         pytest.param(8, 0.02, 0.05, 1023, marks=pytest.mark.slow),
-        (2, 0.0, 0.0, 1023),
+        pytest.param(2, 0.0, 0.0, 1023, marks=pytest.mark.slow),
         pytest.param(2, 0.1, 0.2, 1001, marks=pytest.mark.slow),
         pytest.param(3, 0.1, 0.0, 1001, marks=pytest.mark.slow),
         pytest.param(16, 0.01, 0.0, 1024, marks=pytest.mark.slow),
