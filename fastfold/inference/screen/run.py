@@ -176,7 +176,6 @@ class _Screen:
         return Job(number, job.name, "finish", FoldedJob(job.payload, result), job.cost)
 
     def _report(self, job: Job, result: JobResult) -> None:
-        """Report a finished job."""
         for line in result.lines:
             self._progress.line(line, important=True)
         if job.kind == "search":
