@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
@@ -206,12 +206,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _outer_product_mean = define_operator(
     "outer_product_mean",
     _forward,
-    _compute_gradients,
+    Backward(_compute_gradients, ("sides", "parameters"), cost=_backward_cost, residual="residual"),
     fake=_fake,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("sides", "parameters"),
-    residual="residual",
 )
 
 
