@@ -101,7 +101,7 @@ class FullStateDict:
         names = list(self._shapes)
         held = torch.tensor([name in own for name in names], dtype=torch.uint8)
         device = next(iter(own.values())).device if own else torch.device("cpu")
-        of_all = async_ops.start_gather(held[None].to(device), 0, group, [1] * group.size).wait()
+        of_all = async_ops.gather_numbers(held.to(device), group)
         for number, name in enumerate(names):
             holders = of_all[:, number].nonzero()
             if len(holders):
