@@ -13,7 +13,6 @@ from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
-    from fastfold.memory.devices.caching_allocator import CachingAllocator
     from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
     from fastfold.memory.devices.simulated import SimulatedDevice
     from fastfold.memory.devices.tiers import NvmeTier, Tier
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Access",
     "BudgetError",
-    "CachingAllocator",
     "ChunkPlan",
     "ChunkedModule",
     "CudaDevice",
