@@ -78,20 +78,22 @@ class OuterProductRows:
         first = next(parts)
         refuse_gradients(first, weight, bias)
         backend = products_backend(first, len(bias), backend)
-        like, is_whole = first.new_empty(0), first.shape[:-1] == right_mask.shape
+        is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
         parts = itertools.chain(iter([first]), parts)
-        del first
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
+            del first
             whole = (
                 triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
             )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
+            like = first.new_empty(0)
+            del first
             right_mask = right_mask.to(accumulation_dtype(like))
             kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
