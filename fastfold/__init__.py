@@ -54,28 +54,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "featurize": "fastfold.data.features.pipeline",
-        "search": "fastfold.data.search.local",
-        "model_config": "fastfold.evoformer.config",
-        "AlphaFold": "fastfold.evoformer.model",
-        "quantize": "fastfold.evoformer.quantization.any_module",
-        "export": "fastfold.inference.exporting.export",
-        "load_exported": "fastfold.inference.exporting.export",
-        "embed": "fastfold.inference.api",
-        "load_model": "fastfold.inference.api",
-        "predict": "fastfold.inference.api",
-        "predict_many": "fastfold.inference.api",
-        "Sampling": "fastfold.inference.ensemble.settings",
-        "Prediction": "fastfold.inference.output.prediction",
-        "Gemini": "fastfold.memory.gemini.manager",
-        "GeminiConfig": "fastfold.memory.gemini.config",
-        "parallelize": "fastfold.parallel.apply_plan",
-        "ParallelPlan": "fastfold.parallel.plan",
-        "compare_structures": "fastfold.protein.metrics.compare",
-        "Protein": "fastfold.protein.protein",
-        "train": "fastfold.training.run",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

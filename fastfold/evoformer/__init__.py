@@ -16,12 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AlphaFold", "EvoformerBlock", "EvoformerStack", "ExecutionPolicy"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "AlphaFold": "fastfold.evoformer.model",
-        "EvoformerBlock": "fastfold.evoformer.evoformer",
-        "EvoformerStack": "fastfold.evoformer.evoformer",
-        "ExecutionPolicy": "fastfold.evoformer.execution",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

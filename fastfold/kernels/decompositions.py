@@ -46,6 +46,8 @@ def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any
     if name in _GROUPS:
         lists = (given.pop(key, ()) for key in ("sides", "masks", "parameters"))
         given |= _GROUPS[name](*(x for tensors in lists for x in tensors))._asdict()
+    elif name == "attention":
+        given |= dict(zip("qkv", given.pop("qkv"), strict=True))
     elif name == "gated_attention":
         given |= GatedAttentionParams.of(given.pop("parameters"))._asdict()
     definition = getattr(reference, name)

@@ -48,30 +48,4 @@ __all__ = [
     "with_spans",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Access": "fastfold.memory.planner.schedule",
-        "BudgetError": "fastfold.memory.planner.schedule",
-        "ChunkPlan": "fastfold.memory.chunking",
-        "ChunkedModule": "fastfold.memory.chunking",
-        "CudaDevice": "fastfold.memory.devices.device",
-        "Device": "fastfold.memory.devices.device",
-        "DeviceFull": "fastfold.memory.devices.device",
-        "Gemini": "fastfold.memory.gemini.manager",
-        "GeminiConfig": "fastfold.memory.gemini.config",
-        "HostBuffers": "fastfold.memory.offload",
-        "NvmeTier": "fastfold.memory.devices.tiers",
-        "Plan": "fastfold.memory.planner.schedule",
-        "SimulatedDevice": "fastfold.memory.devices.simulated",
-        "Span": "fastfold.memory.planner.schedule",
-        "Tier": "fastfold.memory.devices.tiers",
-        "autochunk": "fastfold.memory.chunking",
-        "choose_spans": "fastfold.memory.planner.planner",
-        "disk_buffers": "fastfold.memory.offload",
-        "parse_bytes": "fastfold.utils.units",
-        "plan": "fastfold.memory.planner.planner",
-        "smallest_budget": "fastfold.memory.planner.schedule",
-        "with_spans": "fastfold.memory.planner.planner",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -199,8 +199,7 @@ class DistributedContext:
         """Gather ``[k]`` numbers of every process to ``[size, k]`` on the device, without a wait of the host."""
         if self.size == 1:
             return own[None]
-        everybody = Group(dist.group.WORLD)
-        return async_ops.start_gather(own[None], 0, everybody, [1] * self.size).wait()
+        return async_ops.gather_numbers(own, Group(dist.group.WORLD))
 
     def barrier(self) -> None:
         """Wait for all processes."""

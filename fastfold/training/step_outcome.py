@@ -223,10 +223,6 @@ class Progress:
     bad_samples: list[tuple[int, str]] = field(default_factory=list)
 
 
-def _keep_counters() -> None:
-    """Keep all counters."""
-
-
 @dataclass
 class PendingStep:
     """Optimisation step whose outcome the host may not know yet; it ends with a commit or a rollback.
@@ -243,7 +239,7 @@ class PendingStep:
     step: int
     samples: int
     started: float
-    revert_counters: Callable[[], None] = _keep_counters
+    revert_counters: Callable[[], None] = lambda: None
 
     def commit(self, progress: Progress) -> None:
         """Count the step as finite."""

@@ -34,7 +34,7 @@ _DROPOUT, _SQUARE = _random(1, _N, _C), _random(_C, _C)
 _HEADS = [_random(3, _N, 2, 2) for _ in range(4)]
 _TRIANGLE = _pair_params()
 _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "attention": ((*_HEADS[:3], _random(2, _N, _N), _MASK[:3], _HEADS[3]), {"scale": 0.5}),
+    "attention": ((_HEADS[:3], _random(2, _N, _N), _MASK[:3], _HEADS[3]), {"scale": 0.5}),
     "gated_attention": (
         (
             *(_PAIR, _random(2, _N, _N), _MASK, None, _DROPOUT),

@@ -111,7 +111,8 @@ class Gemini:
             self._optimizer_step.settle_states()
         self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
         self._managing = True
-        states = StateHooks(model, optimizer, self.params_on_host, self._take_states)
+        loaded = None if self._optimizer_step is None else self._optimizer_step.settle_states
+        states = StateHooks(model, optimizer, self.params_on_host, loaded)
         self._undo.append(states.remove)
 
     # The optimizer
@@ -172,11 +173,6 @@ class Gemini:
         """Clear all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
         self.residency.end_step()
         self.store.clear_gradients()
-
-    def _take_states(self) -> None:
-        """Shard loaded optimizer states and keep this rank's shard on the host."""
-        if self._optimizer_step is not None:
-            self._optimizer_step.settle_states()
 
     # Plain tensors
 

@@ -17,14 +17,14 @@ from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
-from fastfold.kernels.ops.gated_attention.backward_op import gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
+from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -206,9 +206,9 @@ class _Attention(Function):
         found = iter(
             torch.ops.fastfold.gated_attention_backward(
                 *(grad, x, begun, bias, mask, dropout, parameters),
-                **ctx.options,
+                needs=[True, bias is not None],
                 add_x=True,
-                need_bias=bias is not None,
+                **ctx.options,
             )
         )
         grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)

@@ -270,6 +270,11 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
     )
 
 
+def gather_numbers(own: Tensor, group: Group) -> Tensor:
+    """Gather a tensor of one shape ``[...]`` from every rank to ``[ranks, ...]``, without a wait of the host."""
+    return start_gather(own[None].contiguous(), 0, group, [1] * group.size).wait()
+
+
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Sum over the ranks; this rank keeps its shard along ``dim``."""
     shards = Shards(dim, sizes)

@@ -170,7 +170,7 @@ class FullySharded(ReducedGradients):
         # factor on all ranks.
         factor = self._local_square() / self._finished_square
         for group in self._others:
-            of_all = async_ops.start_gather(factor[None], 0, group, [1] * group.size).wait()
+            of_all = async_ops.gather_numbers(factor, group)
             if bool(((of_all - factor).abs() > 1e-6 * factor).any()):
                 raise ConfigError(changed_message("the parameters"))
 
@@ -227,10 +227,8 @@ class FullySharded(ReducedGradients):
         history = zlib.crc32(repr(used).encode())
         device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
         if self._group.size > 1 and self._group.backend != "fake":
-            own = torch.tensor([history], device=device)
-            if bool(
-                (async_ops.start_gather(own, 0, self._group, [1] * self._group.size).wait() != history).any()
-            ):
+            of_all = async_ops.gather_numbers(torch.tensor(history, device=device), self._group)
+            if bool((of_all != history).any()):
                 raise ConfigError(
                     "under zero=3 all ranks have to use the same parameters in each backward pass, and they used "
                     "different ones; use zero=2"

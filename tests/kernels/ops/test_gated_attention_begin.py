@@ -9,9 +9,9 @@ import torch
 
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
-from fastfold.kernels.ops.gated_attention.backward_op import gated_attention_backward, gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
+from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.passes import row_blocks
 from tests.helpers.kernel_checks import BACKENDS
 from tests.helpers.named_operators import gated_attention
@@ -60,9 +60,9 @@ def test_what_is_begun_goes_on_to_the_same_result_and_gradients(
         )
         grads = torch.ops.fastfold.gated_attention_backward(
             *(grad, x, backward, bias, mask, dropout, parameters.present()),
-            **options,
+            needs=[True, bias is not None],
             add_x=True,
-            need_bias=bias is not None,
+            **options,
         )
         found.append([out, *grads])
     whole = gated_attention(x, bias, mask, **made, heads=2, residual=x, dropout=dropout, backend=backend)
@@ -87,12 +87,12 @@ def test_gradients_behind_those_of_x_and_bias_are_those_of_the_parameters(leave_
     grad = torch.randn_like(out)
     expected = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad), strict=True))
     parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES)).present()
-    _, *found = gated_attention_backward(
+    _, *found = torch.ops.fastfold.gated_attention_backward(
         *(grad, made["x"], [], made["bias"], made["mask"], None, parameters),
         heads=2,
+        needs=[True, False],
         add_x=False,
         backend="torch",
-        need_bias=False,
     )
     for name, gradient in zip(leaves, gradients_of_parameters(found, parameters), strict=True):
         assert torch.equal(gradient, expected[name])

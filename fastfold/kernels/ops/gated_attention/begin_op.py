@@ -22,7 +22,7 @@ from fastfold.kernels.ops.gated_attention.cost import (
     forward_cost,
     without_beginning,
 )
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arrange, centred_on
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
 from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
 
 
@@ -99,10 +99,10 @@ def _continue(
 ) -> Tensor:
     """Return ``x`` plus its update, continuing after :func:`gated_attention_begin`; records no gradients."""
     return passes.forward(
-        *(torch.empty_like(x), x, bias, mask, GatedAttentionParams.of(parameters)),
+        torch.empty_like(x),
+        RowBlock(x, bias, mask, x, dropout),
+        GatedAttentionParams.of(parameters),
         heads=heads,
-        residual=x,
-        dropout=dropout,
         backend=backend,
         scratch=Scratch(),
         begun=begun,

@@ -153,12 +153,12 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 
 
 class RowBlock(NamedTuple):
-    """Block of rows, or their gradients.
+    """Operands of some rows or all, or their gradients; shapes with leading axes for all.
 
     Attributes:
         x: ``[r, N, c]``.
         bias: Bias of their batch element, ``[H, N, N]``, or None.
-        mask: Mask that ``prepare`` returns, ``[r, N]``, or None.
+        mask: ``[r, N]``, or None; of some rows as ``prepare`` returns it.
         residual: ``[r, N, c]`` or None.
         dropout: ``[r, N, c]`` or None.
     """

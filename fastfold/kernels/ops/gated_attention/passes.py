@@ -95,14 +95,10 @@ def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index
 @without_autocast
 def forward(
     out: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    operands: RowBlock,
     parameters: GatedAttentionParams,
     *,
     heads: int,
-    residual: Tensor | None,
-    dropout: Tensor | None,
     backend: str,
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
@@ -112,6 +108,7 @@ def forward(
     Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
     """
     blocks = blocks_of(backend)
+    x, bias, mask, residual, dropout = operands
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
@@ -143,13 +140,10 @@ def lanes_bytes(residues: int, channels: int) -> int:
 @without_autocast
 def backward(
     grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    operands: RowBlock,
     parameters: GatedAttentionParams,
     *,
     begun: Sequence[Tensor],
-    dropout: Tensor | None,
     heads: int,
     add_x: bool,
     backend: str,
@@ -161,17 +155,15 @@ def backward(
 
     Args:
         grad: Gradient of the result, ``[*, R, N, c]``.
-        x: Input of :func:`fastfold.kernels.gated_attention`.
-        bias: ``[*, H, N, N]`` or None.
-        mask: ``[*, R, N]`` or None.
+        operands: Inputs of :func:`fastfold.kernels.gated_attention`, with all rows.
         parameters: Parameters of the operator.
         begun: Result of :func:`~.begin_op.gated_attention_begin` for the backward pass, or empty.
-        dropout: Factors that broadcast against ``x``, or None.
         heads: H.
         add_x: True if ``x`` is also the residual.
         backend: ``triton`` or ``torch``.
         need_bias: True if the bias needs a gradient.
     """
+    x, bias, mask, _, dropout = operands
     blocks, exact = blocks_of(backend), accumulation_dtype(x)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)

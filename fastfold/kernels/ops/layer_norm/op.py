@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -101,10 +101,8 @@ def _backward_fake(
 _layer_norm = define_operator(
     "layer_norm",
     _forward,
-    _compute_gradients,
+    Backward(_compute_gradients, ("x", "weight", "bias"), fake=_backward_fake),
     fake=_fake,
-    backward_fake=_backward_fake,
-    gradients=("x", "weight", "bias"),
 )
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
@@ -78,20 +78,22 @@ class OuterProductRows:
         first = next(parts)
         refuse_gradients(first, weight, bias)
         backend = products_backend(first, len(bias), backend)
-        like, is_whole = first.new_empty(0), first.shape[:-1] == right_mask.shape
+        is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
         parts = itertools.chain(iter([first]), parts)
-        del first
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
+            del first
             whole = (
                 triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
             )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
+            like = first.new_empty(0)
+            del first
             right_mask = right_mask.to(accumulation_dtype(like))
             kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
@@ -208,12 +210,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _outer_product_mean = define_operator(
     "outer_product_mean",
     _forward,
-    _compute_gradients,
+    Backward(_compute_gradients, ("sides", "parameters"), cost=_backward_cost, residual="residual"),
     fake=_fake,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("sides", "parameters"),
-    residual="residual",
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 
 
@@ -119,10 +119,8 @@ def _backward_fake(
 _softmax = define_operator(
     "softmax",
     _weights,
-    _compute_gradients,
+    Backward(_compute_gradients, ("scores", "bias"), fake=_backward_fake),
     fake=_fake,
-    backward_fake=_backward_fake,
-    gradients=("scores", "bias"),
 )
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, relu
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
     like_first,
@@ -92,12 +92,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _transition = define_operator(
     "transition",
     _operator,
-    _backward,
+    Backward(_backward, ("x", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("x", "parameters"),
-    residual="residual",
 )
 
 

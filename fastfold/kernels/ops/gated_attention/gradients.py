@@ -1,4 +1,4 @@
-"""Gradients of gated attention, as a separate operator."""
+"""Backward operator of gated attention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.operator import define_operator
 from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.cost import flops_of, scores_of, without_beginning
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Weights, gradients_of
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, Weights, gradients_of
 
 
-def _compute_gradients(
+def compute_gradients(
     grad: Tensor,
     x: Tensor,
     begun: Sequence[Tensor],
@@ -25,31 +24,30 @@ def _compute_gradients(
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
     *,
+    needs: Sequence[bool],
     heads: int,
     add_x: bool,
     backend: str,
-    need_bias: bool,
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Arguments are those of :func:`~.passes.backward`, by the same names.
+    Arguments are those of :func:`~.passes.backward`, by the same names. Of ``needs`` only the bias's is read.
     """
     given = GatedAttentionParams.of(parameters)
     grad_x, grad_bias, totals = passes.backward(
-        *(grad, x, bias, mask, given),
+        *(grad, RowBlock(x, bias, mask, dropout=dropout), given),
         begun=begun,
-        dropout=dropout,
         heads=heads,
         add_x=add_x,
         backend=backend,
-        need_bias=need_bias,
+        need_bias=needs[1],
     )
     found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
     of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
 
 
-def _fake(
+def fake_gradients(
     grad: Tensor,
     x: Tensor,
     begun: Sequence[Tensor],
@@ -58,24 +56,24 @@ def _fake(
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
     *,
-    need_bias: bool,
+    needs: Sequence[bool],
     **options: Any,
 ) -> list[Tensor]:
+    """Return uninitialised results of :func:`compute_gradients`."""
     p = GatedAttentionParams.of(parameters)
-    biases = []
-    if bias is not None and need_bias:
-        biases.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
+    found = [torch.empty_like(x)]
+    if bias is not None and needs[1]:
+        found.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
     merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
-    shapes = [
-        None if first is None else merged if first is p.query_weight else first.shape
-        for first in _flat(_first_of_each(p))
-    ]
-    firsts = zip(_flat(_first_of_each(p)), shapes, strict=True)
-    return [
-        torch.empty_like(x),
-        *biases,
-        *(first.new_empty(shape) for first, shape in firsts if first is not None and shape is not None),
-    ]
+    firsts = [first for first in _flat(_first_of_each(p)) if first is not None]
+    return found + [first.new_empty(merged if first is p.query_weight else first.shape) for first in firsts]
+
+
+def arrange_gradients(found: list[Tensor], call: Arguments) -> list[Tensor | None]:
+    """Return the gradients of ``x``, bias and parameters; views of the operator's results."""
+    rest = iter(found)
+    grad_x, grad_bias = next(rest), next(rest) if call["needs"][1] else None
+    return [grad_x, grad_bias, *gradients_of_parameters(rest, call["parameters"])]
 
 
 def gradients_of_parameters(found: Iterable[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -96,14 +94,10 @@ def _first_of_each(parameters: GatedAttentionParams) -> Weights:
     return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)
 
 
-def _cost(call: Arguments) -> OperatorCost:
+def backward_cost(call: Arguments) -> OperatorCost:
+    """Return the cost of a backward pass."""
     projections, attention, output = flops_of(call)
     flops = 3 * projections + 3.5 * attention + 2 * output
     traffic = 25 * size_in_bytes(call["x"])
     whole = OperatorCost(flops, traffic, launches=14, exponentials=scores_of(call))
     return without_beginning(call, whole)
-
-
-gated_attention_backward = define_operator(
-    "gated_attention_backward", _compute_gradients, fake=_fake, cost=_cost
-)
