@@ -11,7 +11,7 @@ from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, limit_networks, refuse_complexes, suitable
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
@@ -67,6 +67,7 @@ class Admission:
         if config.relax != "none":
             check_installed()
         networks = suitable(limit_networks(self.networks, options.num_models), target)
+        check_settings(config, [network.info.config for network in networks])
         if config.cyclic and target.is_complex and not all(n.info.multimer for n in networks):
             raise ConfigError("rings in a complex need a multimer network; leave out cyclic")
         shown = 0

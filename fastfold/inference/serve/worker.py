@@ -124,6 +124,7 @@ class GroupWorker:
                 job, runner = runs[work]
                 with _answering(job.path, job.target):
                     summary = fold_targets(runner, [job.target], [work.cost], [(work, result)])
+                    runner.progress.log.add(summary.counts())
                     write_answer(job.path, _answer(job, runner, summary))
 
     def _start(
@@ -134,6 +135,7 @@ class GroupWorker:
         from fastfold.inference.models import limit_networks, target_cost
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
+        from fastfold.inference.runner import open_log
         from fastfold.inference.target_runner import TargetRunner, TargetWork
 
         assert self._opened is not None
@@ -148,6 +150,7 @@ class GroupWorker:
         # Line by line, so that the server can send each one at once.
         log = stack.enter_context((job.path / PROGRESS).open("a", encoding="utf-8", buffering=1))
         progress = stack.enter_context(Progress(cost, log))
+        open_log(progress.log, results.path, f"1 target on {self._opened[1]}")
         runner = TargetRunner(networks, results, self._opened[1], config, options, progress, finder=finder)
         return runner, TargetWork(job.target, f"1/1 {job.target.name}", cost)
 

@@ -14,6 +14,7 @@ from fastfold.kernels.common.scratch import (
     accumulation_dtype,
     block_positions,
     finish,
+    forward_positions,
     normalise,
     normalise_backward,
     position_blocks,
@@ -67,7 +68,8 @@ def forward(
         b_hidden = first.narrow(b_norm, "hidden", scratch)
         finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
 
-    for_blocks(block, position_blocks(block_positions(len(w1)), x, out, *residuals), scratch.of(x))
+    size = forward_positions(len(w1), positions)
+    for_blocks(block, position_blocks(size, x, out, *residuals), scratch.of(x))
 
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
