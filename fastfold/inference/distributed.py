@@ -212,7 +212,7 @@ class DistributedFolder:
             meeting.say_why(_MEMORY)
         elif meeting.why() != _MEMORY:
             return False
-        self.context.meet_again()
+        self.context.regroup()
         return True
 
     def stop(self) -> None:

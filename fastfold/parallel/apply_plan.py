@@ -271,16 +271,16 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     stages = list(split(model, group.size))
     if len(stages) % group.size or not stages:
         raise ConfigError(f"{len(stages)} stages cannot be spread over pp={group.size} ranks")
-    placed: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for number, stage in enumerate(stages):
         for name, x in (*stage.named_parameters(), *stage.named_buffers()):
-            if placed.setdefault(id(x), number) != number:
+            if stage_of.setdefault(id(x), number) != number:
                 raise ConfigError(
-                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it "
+                    f"{name} is in the pipeline's stages {stage_of[id(x)]} and {number}, which would train it "
                     "separately; put the blocks that share it into one stage, or use tp or dp instead of pp"
                 )
     for name, x in (*model.named_parameters(), *model.named_buffers()):
-        if id(x) not in placed:
+        if id(x) not in stage_of:
             raise ConfigError(
                 f"no stage of the pipeline has {name}: stages= must return every part of the model"
             )

@@ -54,7 +54,7 @@ class _Distances:
         total = torch.zeros_like(points)
         for begin in range(0, len(self.first), _BLOCK):
             first, second = self.first[begin : begin + _BLOCK], self.second[begin : begin + _BLOCK]
-            offset, found = _offsets(points[first], points[second])
+            offset, found = _offsets(points, first, second)
             push = (-2 * weight * torch.relu(distance - found) / found)[:, None] * offset
             total.index_add_(0, first, push).index_add_(0, second, -push)
         return total
@@ -66,7 +66,7 @@ class _Distances:
         for begin in range(0, len(self.first), _BLOCK):
             part = slice(begin, begin + _BLOCK)
             first, second = self.first[part], self.second[part]
-            offset, distance = _offsets(points[first], points[second])
+            offset, distance = _offsets(points, first, second)
             # Quadratic B-splines over the bins have a continuous slope; it is zero beyond the first and last bin.
             position = (distance - self.start) / self.width
             inside = (position > 0.5) & (position < last - 0.5)
@@ -92,7 +92,7 @@ class _Springs:
 
     def forces(self, points: Tensor) -> Tensor:
         """Return the gradient ``[P, 3]`` of ``weight * (distance - length)²`` with respect to ``points [P, 3]``."""
-        offset, distance = _offsets(points[self.first], points[self.second])
+        offset, distance = _offsets(points, self.first, self.second)
         pull = (2 * self.weight * (distance - self.length) / distance)[:, None] * offset
         return torch.zeros_like(points).index_add_(0, self.first, pull).index_add_(0, self.second, -pull)
 
@@ -137,7 +137,7 @@ def descend(
         quaternion, centre = affines[:, :4], affines[:, 4:]
         shape = _rigid_points(aatype, centre)
         start = _placed(quaternion_to_rotation(quaternion), centre, shape)
-        springs = (
+        springs = _joined(
             _peptide_springs(residue_index, present, centre, config.bond),
             _local_springs(start, residue_index, present, config.local, config.window),
         )
@@ -150,8 +150,7 @@ def descend(
             gradient[:, _POINTS["CB"]] = distances.forces(points[:, _POINTS["CB"]])
             gradient[:, _POINTS["CA"]] = distances.overlaps(centre, config.overlap_distance, config.overlap)
             gradient = sum_over_ranks(gradient)
-            for spring in springs:
-                gradient += spring.forces(points.flatten(0, 1)).view_as(points)
+            gradient += springs.forces(points.flatten(0, 1)).view_as(points)
             torque = torch.linalg.cross(points - centre[:, None], gradient).sum(1)
             torque = (rotation.transpose(-1, -2) * torque[:, None]).sum(-1)  # in the frame of the residue
             moving = config.momentum * moving + _limited(gradient.sum(1), config.largest_force)
@@ -246,12 +245,17 @@ def _local_springs(
     second = (second[:, None, None] * 4 + atoms).expand(-1, 4, 4).flatten()
     weights = (weight / 16 / separation.square().clamp(min=1)).repeat_interleave(16).to(points)
     flat = points.flatten(0, 1)
-    return _Springs(first, second, _offsets(flat[first], flat[second])[1], weights)
+    return _Springs(first, second, _offsets(flat, first, second)[1], weights)
 
 
-def _offsets(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``first - second [P, 3]`` and its length ``[P]``, never zero."""
-    offset = first - second
+def _joined(*springs: _Springs) -> _Springs:
+    parts = zip(*((one.first, one.second, one.length, one.weight) for one in springs), strict=True)
+    return _Springs(*(torch.cat(part) for part in parts))
+
+
+def _offsets(points: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the way ``[P, 3]`` from ``second [P]`` to ``first [P]``, and its length ``[P]``, never zero."""
+    offset = points.index_select(0, first) - points.index_select(0, second)
     return offset, (offset.square().sum(-1) + _EPSILON).sqrt()
 
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastfold.data.loading.worker_process import PROTOCOL, describe_end, describe_failure, receive, send, work
 from fastfold.errors import FastFoldError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.report.molstar import pack_ahead
 from fastfold.utils.machine import available_cores, host_available_bytes
+from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg")
 """Modules that plots need."""
@@ -82,6 +83,8 @@ def open_background(config: InferConfig, device: torch.device, targets: int) -> 
         processes = count_processes(targets, available_cores(), host_available_bytes())
     background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
     try:
+        if config.embed is None:  # a page shows structures
+            pack_ahead(lambda call: background.submit(BackgroundWork(call, (), {})))
         yield background
     finally:
         background.close()

@@ -94,10 +94,23 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
     Args:
         x: ``[n, K]``, in float32, or in bfloat16 if :func:`multiplies_bfloat16`.
-        weight: ``[N, K]``, of the same dtype.
+        weight: ``[N, K]``, of the same dtype, or the result of :func:`pack_weight`.
         bias: ``[N]``, in float32, or None.
     """
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
+
+
+def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Lay a weight out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
+
+    The product is the same bit for bit. Without this, every call packs the weight again.
+
+    Args:
+        weight: ``[N, K]``, as :func:`onednn_linear` takes it.
+        rows: Number of rows of most calls.
+    """
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return found
 
 

@@ -16,7 +16,7 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.regather import (
-    Again,
+    Regather,
     Regathered,
     RegatheringLayer,
     attention_regathered,
@@ -44,7 +44,12 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
         return super().forward(msa, pair, msa_mask, whole)
 
     def attend(
-        self, msa: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
+        self,
+        msa: Tensor,
+        msa_mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        begun: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated ``msa``, with gradients.
 
@@ -77,7 +82,12 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         return super().forward(pair, pair_mask, whole)
 
     def attend(
-        self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
+        self,
+        pair: Tensor,
+        pair_mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        begun: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated shard of the pair, with gradients.
 
@@ -140,7 +150,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         whole: Tensor,
         pair: Tensor,
         msa_mask: Tensor,
-        again: Again | None,
+        again: Regather | None,
         *,
         rows: bool,
     ) -> Tensor:

@@ -25,12 +25,6 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-PARAMS_SCHEMA = (
-    "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
-    "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
-)
-"""Fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
-
 LONG_ROW = 4096
 """Maximum row length at which each thread works on its own blocks, in positions."""
 
@@ -111,7 +105,8 @@ def forward(
     blocks = blocks_of(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    step = blocks.Forward(centred_on(x, arrange(parameters, x.dtype)), heads)
+    weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Forward(weights, heads)
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
