@@ -272,8 +272,9 @@ def _mini() -> ConfigDict:
         {"weight": 1.0, "overlap": 3.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 30.0}
     )
     heads.structure_module.distogram_descent = ConfigDict(
-        {"steps": 200, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
+        {"steps": 100, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
         | {"overlap": 15.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4}
+        | {"local_start": 5.0, "last_steps": 100, "lddt": 7.0, "share": 0.5}
     )
     return config
 

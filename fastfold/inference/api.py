@@ -318,7 +318,6 @@ def embed(
 
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
-    """Return the validated settings."""
     known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON) - {"device"}
     for name in settings:
         if name in _NOT_FOR_PYTHON:

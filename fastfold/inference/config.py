@@ -235,7 +235,7 @@ class InferConfig:
         default=None,
         group="ranks",
         metavar="dap=N",
-        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+        help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
     memory_budget: str | int | None = option(
         "--memory-budget",
@@ -468,12 +468,10 @@ class InferConfig:
         if self.restraint_leave_one_out and self.restraints is None:
             raise ConfigError("restraint_leave_one_out needs restraints")
         if self.restraints is not None:
-            for name, why in (
-                ("parallel", "gradients need one process per fold"),
-                ("cuda_graphs", "gradient steps are not recorded"),
-            ):
-                if getattr(self, name):
-                    raise ConfigError(f"restraints and {name} exclude each other: {why}")
+            if self.cuda_graphs:
+                raise ConfigError(
+                    "restraints and cuda_graphs exclude each other: gradient steps are not recorded"
+                )
             if self.precision in ("int8", "bf16-products"):
                 raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
         if self.embed is not None:

@@ -11,7 +11,7 @@ from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.config import MINI, has_whole_blocks, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import set_precision
+from fastfold.evoformer.precision import precision_of, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.inference.config import InferConfig
@@ -41,18 +41,21 @@ class Network:
         return file_digest(self.path)
 
     def load(self, precision: str | None) -> AlphaFold:
-        """Return the network on the host, loaded at the first call.
+        """Return the network, loaded on the host at the first call.
 
         Args:
-            precision: Precision of its trunk; None for float32.
+            precision: Precision of its trunk; None for float32. A network in float32 changes in place, because its
+                parameters are those of the file; others are loaded again.
 
         Raises:
             WeightsError: The file is damaged, or has values that are not finite.
         """
-        if self._model is None:
-            self._model = set_precision(load_model(self.path), precision or "fp32")
+        wanted = precision or "fp32"
+        kept = "fp32" if self._model is None else precision_of(self._model)
+        if self._model is None or kept not in (wanted, "fp32"):
+            self._model, kept = load_model(self.path), "fp32"
             self._model.name = self.name
-        return self._model
+        return self._model if kept == wanted else set_precision(self._model, wanted)
 
 
 def about_mini(network: Network) -> str:

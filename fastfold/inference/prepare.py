@@ -60,11 +60,12 @@ class InferJob:
     notes: list[str]
 
 
-def prepare(request: InferRequest) -> InferJob:
+def prepare(request: InferRequest, networks: Sequence[Network] | None = None) -> InferJob:
     """Check a request, open its networks, and read its targets.
 
     Args:
         request: The request, with the precision of the device.
+        networks: Its networks if they are open; None to open them.
 
     Raises:
         FastFoldError: The run cannot start.
@@ -73,7 +74,8 @@ def prepare(request: InferRequest) -> InferJob:
     check_request(config, options)
     left_out: list[str] = []
     skip = left_out.append if options.skip_bad_weights else None
-    networks = requested_networks(request.weights, options.num_models, skip=skip)
+    if networks is None:
+        networks = requested_networks(request.weights, options.num_models, skip=skip)
     if config.is_parallel:
         check_divisible(networks)
     if config.embed is not None:
@@ -95,7 +97,7 @@ def prepare(request: InferRequest) -> InferJob:
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)
     ]
-    return InferJob(request, networks, targets, errors, finder, warnings, notes)
+    return InferJob(request, list(networks), targets, errors, finder, warnings, notes)
 
 
 def check_request(config: InferConfig, options: RunOptions) -> None:

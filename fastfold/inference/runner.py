@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold._version import __version__
@@ -24,12 +25,12 @@ from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
-from fastfold.inference.models import target_cost
+from fastfold.inference.models import Network, target_cost
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.prepare import InferJob, about_kernels, prepare, with_precision
-from fastfold.inference.progress import LOG, Progress
+from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
@@ -82,17 +83,36 @@ def run(request: InferRequest) -> Summary:
         WriteError: A result cannot be written; names the missing ones.
     """
     where = choose_device(request.config.device)
-    config, chosen = with_precision(request.config, where)
-    check_cuda_graphs(config.cuda_graphs, where)
-    with distributed_folder(config.parallel, where) as distributed:
+    with distributed_folder(request.config.parallel, where) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        job = prepare(replace(request, config=config))
-        job.notes += [line for line in (chosen, about_kernels(where)) if line]
-        job = search(job)
-        device = where if distributed is None else distributed.context.device
-        return fold_all(job, device, distributed)
+        return run_leading(request, where, distributed)
+
+
+def run_leading(
+    request: InferRequest,
+    where: torch.device,
+    distributed: DistributedFolder | None,
+    networks: Sequence[Network] | None = None,
+) -> Summary:
+    """Fold as :func:`run` does, on the first of processes that a caller has started.
+
+    Args:
+        request: Targets to fold, and how.
+        where: Device of the folds.
+        distributed: The processes; None for one.
+        networks: Networks of the request that are open; None to open them.
+
+    Raises:
+        FastFoldError: See :func:`run`.
+    """
+    config, chosen = with_precision(request.config, where)
+    check_cuda_graphs(config.cuda_graphs, where)
+    job = prepare(replace(request, config=config), networks)
+    job.notes += [line for line in (chosen, about_kernels(where)) if line]
+    job = search(job)
+    return fold_all(job, where if distributed is None else distributed.context.device, distributed)
 
 
 def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
@@ -123,7 +143,7 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(job.request.output, warn, kind, options.folder_per_target)
-            open_log(progress, folder, f"{len(targets):,} targets on {device}")
+            open_log(progress.log, folder.path, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
                 job.networks, folder, device, config, options, progress, distributed, job.finder
             )
@@ -134,16 +154,16 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
     return summary
 
 
-def open_log(progress: Progress, folder: ResultsFolder, what: str) -> None:
+def open_log(log: RunLog, folder: Path, what: str) -> None:
     """Begin the log of a run in its folder.
 
     Args:
-        progress: Progress of the run, whose lines the log has.
+        log: Log of the run.
         folder: The results folder.
         what: Targets and device of the run.
     """
-    progress.log.open(folder.path / LOG)
-    progress.log.append(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
+    log.open(folder / LOG)
+    log.append(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
 
 
 def fold_targets(

@@ -13,7 +13,6 @@ from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
-    from fastfold.memory.devices.caching_allocator import CachingAllocator
     from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
     from fastfold.memory.devices.simulated import SimulatedDevice
     from fastfold.memory.devices.tiers import NvmeTier, Tier
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Access",
     "BudgetError",
-    "CachingAllocator",
     "ChunkPlan",
     "ChunkedModule",
     "CudaDevice",
@@ -55,7 +53,6 @@ __getattr__, __dir__ = lazy_names(
     {
         "Access": "fastfold.memory.planner.schedule",
         "BudgetError": "fastfold.memory.planner.schedule",
-        "CachingAllocator": "fastfold.memory.devices.caching_allocator",
         "ChunkPlan": "fastfold.memory.chunking",
         "ChunkedModule": "fastfold.memory.chunking",
         "CudaDevice": "fastfold.memory.devices.device",

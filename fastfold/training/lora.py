@@ -163,7 +163,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield names and layers with adapters."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
             yield name, layer

@@ -60,6 +60,18 @@ def test_a_finished_target_is_compared_with_its_structure(tmp_path: Path) -> Non
         )
     ]
     assert "t_rank_001_key" in json.loads((tmp_path / "out" / "t_reference.json").read_text())
+    # A structure of another protein, here of histidines alone.
+    lines = (truth / "t.pdb").read_text().splitlines()
+    others = [line[:17] + "HIS" + line[20:] if line.startswith("ATOM") else line for line in lines]
+    (truth / "t.pdb").write_text("\n".join(others) + "\n")
+    runner.compare(results, target, "1/1 t", truth)
+    (problem, is_important) = said.lines.pop()
+    assert is_important
+    assert problem.startswith(
+        "warning: t: not comparable with t.pdb: the prediction and the reference do not share"
+    )
+    found = json.loads((tmp_path / "out" / "t_reference.json").read_text())
+    assert found.keys() == {"schema_version", "name", "reference", "not_comparable"}
     (truth / "t.pdb").unlink()
     report_comparison(runner.progress, results, target, "1/1 t", truth)
     assert said.lines[1:] == [(f"warning: t: no structure of this name in {truth}", True)]

@@ -115,7 +115,6 @@ def _ending(path: PathLike) -> str:
 
 
 def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
-    """Read the targets of a file or of standard input."""
     if os.fspath(path) == STDIN:
         data = read_stdin_bytes(limit=MAX_A3M_BYTES)
         path, ending = STDIN_NAME, _ending_of_content(data)

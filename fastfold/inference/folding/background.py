@@ -208,7 +208,6 @@ class _Process:
 
 
 def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:
-    """Return the result of a call, or its error."""
     try:
         return call.run(), None
     except Exception as error:

@@ -106,7 +106,10 @@ def report_comparison(
     if path is None:
         progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
         return
-    found = compare_target(results.folder, results.stem, path, results.parent.style)
+    found, problem = compare_target(results.folder, results.stem, path, results.parent.style)
+    if problem:
+        progress.line(f"warning: {target.name}: not comparable with {path.name}: {problem}", important=True)
+        return
     best = next(iter(found.values()))
     progress.line(
         f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "

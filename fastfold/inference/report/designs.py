@@ -18,7 +18,7 @@ from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.encode import pack
 from fastfold.inference.report.guard import check_size, leaving_out
 
-_PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6})?$")
+_PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
 _MOST_STEPS = 20_000
 _LONGEST = 500

@@ -46,7 +46,6 @@ def parse_condition(text: str, columns: Sequence[str]) -> Condition:
 
 
 def _condition(node: ast.expr, columns: Sequence[str]) -> Condition:
-    """Return the function of a part of a condition."""
     match node:
         case ast.BoolOp(op=op, values=values):
             parts = [_condition(value, columns) for value in values]

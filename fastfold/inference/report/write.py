@@ -300,7 +300,6 @@ def _is_finite(value: Any) -> bool:
 def _detail(
     prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
 ) -> dict[str, Any]:
-    """Return the details of a prediction for the page of a folder."""
     scores = prediction.scores
     found = {
         "name": scores["name"],

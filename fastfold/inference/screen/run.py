@@ -113,7 +113,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
                 networks, not request.weights, request.output, config, options, where, search, progress.line
             )
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
-            open_log(progress, folder, f"{len(targets):,} targets")
+            open_log(progress.log, folder.path, f"{len(targets):,} targets")
             summary = _Screen(targets, costs, folder, progress, errors).run(setup)
     summary = replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
     progress.log.append(summary.counts())
@@ -176,7 +176,6 @@ class _Screen:
         return Job(number, job.name, "finish", FoldedJob(job.payload, result), job.cost)
 
     def _report(self, job: Job, result: JobResult) -> None:
-        """Report a finished job."""
         for line in result.lines:
             self._progress.line(line, important=True)
         if job.kind == "search":

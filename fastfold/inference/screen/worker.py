@@ -99,7 +99,6 @@ class FoldWorker:
         return [results[index] for index in range(len(targets))]
 
     def _ended(self, runner: TargetRunner, target: Target, found: FoldedTarget | Exception) -> JobResult:
-        """Return the result of a target, or raise its error."""
         if isinstance(found, Exception):
             raise found
         if found.in_progress:

@@ -120,6 +120,11 @@ def multiplied_by_onednn() -> bool:
     return untouched and _onednn_is_better()
 
 
+def onednn_bytes() -> int:
+    """Return the bytes of code that oneDNN compiles for shapes of products, and of operands in another layout."""
+    return 40 << 20 if multiplied_by_onednn() else 0
+
+
 @functools.cache
 def _onednn_is_better() -> bool:
     """Return True if oneDNN is exact and faster on this processor.

@@ -122,9 +122,9 @@ def test_any_number_of_leading_axes(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("axes", [(-4, -3), (-3, -2), (-2, -1)], ids=["rows", "heads", "channels"])
+@pytest.mark.parametrize("axes", [(-4, -3), (-3, -2)], ids=["rows", "heads"])
 def test_strides_do_not_matter(backend: str, axes: tuple[int, int]) -> None:
-    """Rows and columns transposed, as around the ending node; heads outside; channels that are not innermost."""
+    """Rows and columns transposed, as around the ending node, and heads outside."""
     inputs = on_device(operands(2, 5, 5, batch=(2,)))
     strided = {
         name: x.transpose(*axes).contiguous().transpose(*axes) for name, x in inputs.items() if x.dim() > 4

@@ -19,7 +19,7 @@ from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of t
 EPS = 1e-5
 
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
-_POSITIONS = 1024
+POSITIONS = 1024
 
 backward_dtype = accumulation_dtype
 """Dtype of the products of the backward pass."""
@@ -116,7 +116,7 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
-    return max(1, _POSITIONS // max(1, x.shape[1]))
+    return max(1, POSITIONS // max(1, x.shape[1]))
 
 
 def centred_on(x: Tensor, weights: Weights) -> Weights:

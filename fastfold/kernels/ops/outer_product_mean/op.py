@@ -78,19 +78,20 @@ class OuterProductRows:
         first = next(parts)
         refuse_gradients(first, weight, bias)
         backend = products_backend(first, len(bias), backend)
+        like, is_whole = first.new_empty(0), first.shape[:-1] == right_mask.shape
+        # Unlike a list, an iterator frees the part once it is consumed.
+        parts = itertools.chain(iter([first]), parts)
+        del first
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
-            if first.shape[:-1] == right_mask.shape:
-                whole = triton_fwd.masked(first, right_mask)
-            else:
-                whole = _join_blocks(itertools.chain([first], parts), right_mask)
+            whole = (
+                triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
+            )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
-            like, parts = first.new_empty(0), itertools.chain([first], parts)
-            del first  # frees the part once it is consumed
             right_mask = right_mask.to(accumulation_dtype(like))
             kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
@@ -117,6 +118,7 @@ def _join_blocks(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
         rows = slice(start, start + block.shape[-3])
         torch.mul(block, mask[..., rows, :, None].to(block.dtype), out=whole[..., rows, :, :])
         start = rows.stop
+        del block  # before the next one is made
     assert whole is not None
     return whole
 
