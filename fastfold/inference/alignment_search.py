@@ -60,17 +60,13 @@ def alignment_engines(options: RunOptions) -> Engines:
     secrets = sources.access.headers(sources.server)
     if secrets and sources.server.startswith("http://"):
         _print("warning: --msa-server begins with http://: credentials are sent unencrypted")
-    say = _ignore if options.quiet else _print
+    say = (lambda line: None) if options.quiet else _print
     modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
 
 
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _ignore(line: str) -> None:
-    pass
 
 
 def search_targets(

@@ -519,7 +519,7 @@ class InferConfig:
     @property
     def is_parallel(self) -> bool:
         """True if several processes fold each target together."""
-        return self.parallel not in (None, "dap=1")
+        return (self.parallel or "dap=1") != "dap=1"
 
     @property
     def budget(self) -> int | None:

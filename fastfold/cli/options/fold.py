@@ -40,15 +40,8 @@ def add_fold_options(
         has_order: Add the order of the targets.
     """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
-    own = (
-        "weights",
-        "networks",
-        "alignments",
-        "sources",
-        "pairs",
-        "targets",
-        *(["order"] if has_order else []),
-    )
+    own = ["weights", "networks", "alignments", "sources", "pairs", "targets"]
+    own += ["order"] if has_order else []
     add_field_options(dict.fromkeys(own, parser), InferRequest, RunOptions, SearchSources, ServerAccess)
     templates, sampling = parser.add_argument_group("templates"), parser.add_argument_group("sampling")
     output, machine = parser.add_argument_group("output"), parser.add_argument_group("machine")

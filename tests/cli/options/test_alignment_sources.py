@@ -235,6 +235,11 @@ def test_the_public_server_gets_no_key_of_a_private_one(monkeypatch: pytest.Monk
         assert ServerAccess().headers(url) == secrets
 
 
+def test_credentials_are_not_shown() -> None:
+    shown = repr(ServerAccess("me", "a password", "a key"))
+    assert ("me" in shown, "a password" in shown, "a key" in shown) == (True, False, False)
+
+
 def _engines(*arguments: str) -> Engines:
     parser = argparse.ArgumentParser()
     add_field_options({"sources": parser, "search processes": parser}, *SOURCE_KINDS)

@@ -90,6 +90,11 @@ def test_processes_start_only_for_plots_and_relaxation(
         def __init__(self, modules: Any, processes: int) -> None:
             found.append((processes, modules))
 
+        def submit(self, call: BackgroundWork) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result({})
+            return future
+
         def close(self) -> None:
             pass
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, field_values
-from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve.options import DEFAULT_PORT, ServeOptions
 
 _SERVE = """\
@@ -86,7 +86,7 @@ def add_serve_command(commands: Any) -> None:
     limits.add_argument(
         "--keep-days", type=float, metavar="N", help="remove finished jobs after N days (default: keep them)"
     )
-    add_worker_group(serve, shard=False)
+    add_field_options({"workers": serve.add_argument_group("workers")}, ScreenOptions)
     machine = serve.add_argument_group("machine")
     machine.add_argument(
         "--group",
@@ -132,9 +132,9 @@ def run_serve(options: argparse.Namespace) -> int:
         if not options.quiet or line.startswith("error"):
             print(line, file=sys.stderr, flush=True)
 
-    values = field_values(options, InferRequest, InferConfig)
+    values = field_values(options, InferRequest, InferConfig, ScreenOptions)
     weights, config = values[InferRequest].get("weights", ()), InferConfig(**values[InferConfig])
-    where = worker_options(options)
+    where = ScreenOptions(**values[ScreenOptions])
     with orderly_termination():
         serve(served, weights, config, RunOptions(), where, say)
     return 0
