@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastfold.inference.ensemble.settings import Sampling
     from fastfold.inference.exporting.export import export, load_exported
     from fastfold.inference.output.prediction import Prediction
+    from fastfold.memory.gemini.config import GeminiConfig
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.apply_plan import parallelize
     from fastfold.parallel.plan import ParallelPlan
@@ -32,6 +33,7 @@ __all__ = [
     "AlphaFold",
     "FastFoldError",
     "Gemini",
+    "GeminiConfig",
     "ParallelPlan",
     "Prediction",
     "Protein",
@@ -69,6 +71,7 @@ __getattr__, __dir__ = lazy_names(
         "Sampling": "fastfold.inference.ensemble.settings",
         "Prediction": "fastfold.inference.output.prediction",
         "Gemini": "fastfold.memory.gemini.manager",
+        "GeminiConfig": "fastfold.memory.gemini.config",
         "parallelize": "fastfold.parallel.apply_plan",
         "ParallelPlan": "fastfold.parallel.plan",
         "compare_structures": "fastfold.protein.metrics.compare",

@@ -53,13 +53,18 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def is_first_process() -> bool:
+    """Return True in the process that prints, of several that torchrun started or of one."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def announce(options: argparse.Namespace) -> None:
     """Print the first line of a command before PyTorch is loaded, unless it is quiet or another process prints.
 
     Args:
         options: Options of a command that folds.
     """
-    if options.quiet or int(os.environ.get("RANK", "0")) > 0:
+    if options.quiet or not is_first_process():
         return
     line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):

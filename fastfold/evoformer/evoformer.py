@@ -27,12 +27,14 @@ class Step(NamedTuple):
         updates: ``msa`` or ``pair``.
         cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
             for any.
+        node: Node of the layer in the official ``evoformer`` config node.
         reads_other: True if the layer also reads the other tensor.
     """
 
     name: str
     layer: type[PolicyModule]
     updates: str
+    node: str
     cut: int | None = None
     reads_other: bool = False
 
@@ -43,21 +45,48 @@ class Step(NamedTuple):
         x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)
         return (x,) if self.layer is Transition else (x, mask)
 
+    def layer_of(self, *, global_column: bool) -> type[PolicyModule]:
+        """Return the layer's class in a block with global column attention, or without."""
+        return MSAColumnGlobalAttention if global_column and self.layer is MSAColumnAttention else self.layer
 
-_MULTIPLICATION = (
-    Step("triangle_multiplication_outgoing", TriangleMultiplication, "pair", cut=-2),
-    Step("triangle_multiplication_incoming", TriangleMultiplication, "pair", cut=-3),
+    def build(
+        self, config: Any, c_m: int, c_z: int, *, global_column: bool, zero_init: bool
+    ) -> nn.Module | None:
+        """Return the layer of a block; None if its config node says ``enabled: false``."""
+        node = config[self.node]
+        if not node.get("enabled", True):
+            return None
+        channels = (c_m, c_z) if self.reads_other else (c_m if self.updates == "msa" else c_z,)
+        return self.layer_of(global_column=global_column)(node, *channels, zero_init=zero_init)
+
+
+_MULTIPLICATION = tuple(
+    Step(
+        f"triangle_multiplication_{way}",
+        TriangleMultiplication,
+        "pair",
+        f"triangle_multiplication_{way}",
+        cut=cut,
+    )
+    for way, cut in (("outgoing", -2), ("incoming", -3))
 )
-_ATTENTION = (
-    Step("triangle_attention_starting", TriangleAttention, "pair", cut=-3),
-    Step("triangle_attention_ending", TriangleAttention, "pair", cut=-2),
+_ATTENTION = tuple(
+    Step(f"triangle_attention_{way}", TriangleAttention, "pair", f"triangle_attention_{way}_node", cut=cut)
+    for way, cut in (("starting", -3), ("ending", -2))
 )
-_OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", reads_other=True)
-_PAIR_TRANSITION = Step("pair_transition", Transition, "pair")
+_OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", "outer_product_mean", reads_other=True)
+_PAIR_TRANSITION = Step("pair_transition", Transition, "pair", "pair_transition")
 EVOFORMER_STEPS = (
-    Step("msa_row_attention", MSARowAttention, "msa", cut=-3, reads_other=True),
-    Step("msa_column_attention", MSAColumnAttention, "msa", cut=-2),
-    Step("msa_transition", Transition, "msa"),
+    Step(
+        "msa_row_attention",
+        MSARowAttention,
+        "msa",
+        "msa_row_attention_with_pair_bias",
+        cut=-3,
+        reads_other=True,
+    ),
+    Step("msa_column_attention", MSAColumnAttention, "msa", "msa_column_attention", cut=-2),
+    Step("msa_transition", Transition, "msa", "msa_transition"),
     _OUTER_PRODUCT,
     *_MULTIPLICATION,
     *_ATTENTION,
@@ -80,8 +109,8 @@ class EvoformerBlock(nn.Module):
     In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
     Args:
-        config: Official ``evoformer`` config node. Column attention and triangle attention are left out if
-            their nodes say ``enabled: false`` (not in official configurations).
+        config: Official ``evoformer`` config node. Steps are left out if their nodes say
+            ``enabled: false`` (not in official configurations).
         c_m: MSA channels.
         c_z: Pair channels.
         global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
@@ -93,29 +122,9 @@ class EvoformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.outer_product_first = config.outer_product_mean.first
-        self.msa_row_attention = MSARowAttention(
-            config.msa_row_attention_with_pair_bias, c_m, c_z, zero_init=zero_init
-        )
-        column = MSAColumnGlobalAttention if global_column else MSAColumnAttention
-        self.msa_column_attention: nn.Module | None = None
-        if config.msa_column_attention.get("enabled", True):
-            self.msa_column_attention = column(config.msa_column_attention, c_m, zero_init=zero_init)
-        self.msa_transition = Transition(config.msa_transition, c_m, zero_init=zero_init)
-        self.outer_product_mean = OuterProductMean(config.outer_product_mean, c_m, c_z, zero_init=zero_init)
-        self.triangle_multiplication_outgoing = TriangleMultiplication(
-            config.triangle_multiplication_outgoing, c_z, zero_init=zero_init
-        )
-        self.triangle_multiplication_incoming = TriangleMultiplication(
-            config.triangle_multiplication_incoming, c_z, zero_init=zero_init
-        )
-        starting, ending = config.triangle_attention_starting_node, config.triangle_attention_ending_node
-        self.triangle_attention_starting: nn.Module | None = None
-        if starting.get("enabled", True):
-            self.triangle_attention_starting = TriangleAttention(starting, c_z, zero_init=zero_init)
-        self.triangle_attention_ending: nn.Module | None = None
-        if ending.get("enabled", True):
-            self.triangle_attention_ending = TriangleAttention(ending, c_z, zero_init=zero_init)
-        self.pair_transition = Transition(config.pair_transition, c_z, zero_init=zero_init)
+        for step in EVOFORMER_STEPS:
+            layer = step.build(config, c_m, c_z, global_column=global_column, zero_init=zero_init)
+            setattr(self, step.name, layer)
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""
@@ -157,19 +166,8 @@ class TemplatePairBlock(nn.Module):
     def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()
         self.attention_first = attention_first
-        self.triangle_attention_starting = TriangleAttention(
-            config.triangle_attention_starting_node, c_t, zero_init=zero_init
-        )
-        self.triangle_attention_ending = TriangleAttention(
-            config.triangle_attention_ending_node, c_t, zero_init=zero_init
-        )
-        self.triangle_multiplication_outgoing = TriangleMultiplication(
-            config.triangle_multiplication_outgoing, c_t, zero_init=zero_init
-        )
-        self.triangle_multiplication_incoming = TriangleMultiplication(
-            config.triangle_multiplication_incoming, c_t, zero_init=zero_init
-        )
-        self.pair_transition = Transition(config.pair_transition, c_t, zero_init=zero_init)
+        for step in (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION):
+            setattr(self, step.name, step.build(config, c_t, c_t, global_column=False, zero_init=zero_init))
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""

@@ -7,8 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, GlobalAttention, bias_for_blocks, self_attention
-from fastfold.evoformer.execution import Block, PolicyModule
+from fastfold.evoformer.attention import (
+    Attention,
+    GlobalAttention,
+    bias_bytes,
+    bias_for_blocks,
+    self_attention,
+)
+from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
@@ -53,6 +59,11 @@ class MSARowAttention(PolicyModule):
             return self_attention(self.norm, self.attention, block, bias, msa_mask[..., block.rows, :])
 
         return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of the bias."""
+        return bias_bytes(config.num_head, sizes)
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
@@ -126,3 +137,8 @@ class MSAColumnGlobalAttention(PolicyModule):
             return block.add(self.attention(self.norm(block.x.transpose(-3, -2)), mask).transpose(-3, -2))
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of a block's normalised input, keys and values, gated values, and output."""
+        return 4 * sizes.element_size * elements

@@ -38,16 +38,14 @@ class Transition(PolicyModule):
         """Return ``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
 
         def add_transition(block: Block) -> Tensor:
-            return kernels.transition(
-                block.x,
+            parameters = kernels.TransitionParams(
                 self.norm.weight,
                 self.norm.bias,
                 self.hidden.weight,
                 self.hidden.bias,
                 self.output.weight,
                 self.output.bias,
-                residual=block.x,
-                out=block.out,
             )
+            return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
 
         return self.policy.apply_residual(x, add_transition, dim=-3)

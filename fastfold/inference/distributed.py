@@ -3,13 +3,15 @@
 Rank 0 reads the inputs and the weights, and writes the results. The other ranks receive a network, then for each target
 the features of every cycle. If memory is short, MSA and pair representation are sharded over the processes
 (:func:`fastfold.parallel.alphafold.shard`). Each process has a part of the machine, and all make the same plan from
-the same numbers. Commands that score, mutate and embed use them as well.
+the same numbers. Commands that score, mutate and embed use them as well. Gradients of designs and restraints are
+functions of sharded networks that rank 0 calls on all processes (:meth:`DistributedFolder.together`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +24,7 @@ import torch.distributed as dist
 from ml_collections import ConfigDict
 from torch import Tensor
 
-from fastfold.errors import ConfigError, FastFoldError
+from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from fastfold.parallel.distributed import DistributedContext
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
+Shared = Callable[..., Any]
+"""Function that all processes call with the same arguments."""
 
 
 _MEMORY = "out of memory"
@@ -66,6 +70,8 @@ class DistributedFolder:
 
     context: DistributedContext
     _networks: list[tuple[AlphaFold, AlphaFold]] = field(default_factory=list)
+    _precisions: list[Precision] = field(default_factory=list)
+    _shared: list[Shared] = field(default_factory=list)
     _host: HostBuffers = field(default_factory=HostBuffers)
 
     @property
@@ -145,9 +151,7 @@ class DistributedFolder:
             return found
 
         try:
-            if not any(model is known for known, _ in self._networks):
-                self._share(model)
-            number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
+            number, sharded = self._known(model)
             other = None if state is None else state.of_rank()
             self._send("fold", (function, number, passes, None if plan is None else plan.request, other))
             if state is not None:
@@ -163,6 +167,66 @@ class DistributedFolder:
                 f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
                 "ends here; start it again to continue with the next target"
             ) from error
+
+    def together(
+        self,
+        make: Callable[[Sequence[AlphaFold], DistributedContext], Shared],
+        models: Sequence[AlphaFold],
+    ) -> tuple[Shared, Shared]:
+        """On rank 0, make a function of networks on all processes.
+
+        Args:
+            make: Returns the function for the sharded networks and the processes. It is pickled, and fails on all
+                processes alike.
+            models: Networks on the device of the processes.
+
+        Returns:
+            The function of rank 0 alone, and one that calls it on all processes. Arguments of the second are pickled.
+            It raises ``MemoryError`` if a process ran out of memory, ``OutputError`` as the function does on all
+            processes alike, and :class:`DistributedFoldError` otherwise.
+
+        Raises:
+            ConfigError: ``make`` cannot be pickled.
+            FastFoldError: ``make`` failed.
+        """
+        known = [self._known(model) for model in models]
+        try:
+            pickle.dumps(make)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"other processes cannot receive a part of this task ({error}); define own losses at the top level of "
+                "a module, or use one process"
+            ) from error
+        self._send("make", (make, [number for number, _ in known]))
+        number, function = len(self._shared), make([sharded for _, sharded in known], self.context)
+        self._shared.append(function)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._send("call", (number, arguments, options))
+            try:
+                with self._until_parted():
+                    return function(*arguments, **options)
+            except OutputError:
+                raise
+            except Exception as error:
+                if self._met_again(error):
+                    raise MemoryError("of one of the processes") from None
+                raise DistributedFoldError(
+                    f"{type(error).__name__}: {error}. The other processes are in the middle of this step, so the run "
+                    "ends here; start it again to continue"
+                ) from error
+
+        return function, call
+
+    def forget(self) -> None:
+        """On rank 0, forget the functions of :meth:`together` on all processes."""
+        self._send("forget", None)
+        self._shared.clear()
+
+    def rest(self) -> None:
+        """On rank 0, forget the functions of :meth:`together`, and move all networks to the host."""
+        self._send("rest", None)
+        self._rest()
 
     def worker_loop(self) -> None:
         """On the other ranks, fold the targets that rank 0 sends until it stops.
@@ -193,6 +257,22 @@ class DistributedFolder:
                         function(model, self._features, passes, None, plan=plan, state=state)
             finally:
                 model.to("cpu")
+        elif message == "precision":
+            number, precision = content
+            self._set_precision(number, precision)
+        elif message == "make":
+            make, numbers = content
+            models = [self._networks[number][1].to(self.context.device) for number in numbers]
+            with suppress(FastFoldError):  # rank 0 raises it too
+                self._shared.append(make(models, self.context))
+        elif message == "call":
+            number, arguments, options = content
+            with suppress(OutputError), self._until_parted():
+                self._shared[number](*arguments, **options)
+        elif message == "forget":
+            self._shared.clear()
+        elif message == "rest":
+            self._rest()
         elif message == "memory":
             with suppress(ConfigError):  # rank 0 raises it too
                 self._smallest_memory(*content)
@@ -212,7 +292,7 @@ class DistributedFolder:
             meeting.say_why(_MEMORY)
         elif meeting.why() != _MEMORY:
             return False
-        self.context.meet_again()
+        self.context.regroup()
         return True
 
     def stop(self) -> None:
@@ -246,6 +326,25 @@ class DistributedFolder:
         found: Mapping[str, Tensor] = content
         return found
 
+    def _rest(self) -> None:
+        self._shared.clear()
+        for _, model in self._networks:
+            model.to("cpu")
+
+    def _known(self, model: AlphaFold) -> tuple[int, AlphaFold]:
+        """Return number and shard of a network, which all processes get with the first use."""
+        if not any(model is known for known, _ in self._networks):
+            self._share(model)
+        number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
+        if (precision := precision_of(model)) != self._precisions[number]:
+            self._send("precision", (number, precision))
+            self._set_precision(number, precision)
+        return number, sharded
+
+    def _set_precision(self, number: int, precision: Precision) -> None:
+        set_precision(self._networks[number][1], precision)
+        self._precisions[number] = precision
+
     def _share(self, model: AlphaFold) -> None:
         """Send a network, and parallelise this process's copy."""
         self._send("network", (model.config.to_dict(), precision_of(model)))
@@ -261,6 +360,7 @@ class DistributedFolder:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
+        self._precisions.append(precision_of(model))
         # The caller's network keeps its identity, and shares the submodules.
         self._networks.append((model, alphafold.shard(copy.copy(model), self.context.mesh)))
 
@@ -300,6 +400,8 @@ def parse_parallel(text: str | None) -> ParallelPlan:
 def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
+    The first process stops the others at the end.
+
     Args:
         text: ``dap=<number>``, or None.
         device: Device of the fold; on CUDA each process uses the GPU of its local rank.
@@ -317,4 +419,21 @@ def distributed_folder(text: str | None, device: torch.device) -> Iterator[Distr
 
     # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
-        yield DistributedFolder(context)
+        folder = DistributedFolder(context)
+        with _stopping_others(folder):
+            yield folder
+
+
+@contextmanager
+def _stopping_others(folder: DistributedFolder) -> Iterator[None]:
+    """On the first of several processes, stop the others at the end."""
+    try:
+        yield
+    except DistributedFoldError:
+        raise  # the others do not receive messages
+    except Exception:
+        if folder.context.is_rank_zero:
+            folder.stop()
+        raise
+    if folder.context.is_rank_zero:
+        folder.stop()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
     from fastfold.memory.devices.simulated import SimulatedDevice
     from fastfold.memory.devices.tiers import NvmeTier, Tier
+    from fastfold.memory.gemini.config import GeminiConfig
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.memory.offload import HostBuffers, disk_buffers
     from fastfold.memory.planner.planner import choose_spans, plan, with_spans
@@ -31,6 +32,7 @@ __all__ = [
     "Device",
     "DeviceFull",
     "Gemini",
+    "GeminiConfig",
     "HostBuffers",
     "NvmeTier",
     "Plan",
@@ -57,6 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "Device": "fastfold.memory.devices.device",
         "DeviceFull": "fastfold.memory.devices.device",
         "Gemini": "fastfold.memory.gemini.manager",
+        "GeminiConfig": "fastfold.memory.gemini.config",
         "HostBuffers": "fastfold.memory.offload",
         "NvmeTier": "fastfold.memory.devices.tiers",
         "Plan": "fastfold.memory.planner.schedule",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -88,7 +89,7 @@ def _pair(cli: CommandLine, *arguments: object, out: Path) -> list[tuple[int, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["columns", "depth", "dropout", "score", "mutate", "embed"])
+@pytest.mark.parametrize("command", ["columns", "depth", "dropout", "score", "mutate", "embed", "restraints"])
 def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine, command: str) -> None:
     """The second process prints nothing; structures, tables and arrays are equal within float32's sums."""
     fasta, msas = cli.fasta({"T1": SEQUENCE}), cli.folder / "msas"
@@ -105,6 +106,18 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
         ]
     elif command == "mutate":
         arguments = ["mutate", fasta, *quick, "--mutations", "K2A,T3W"]
+    elif command == "restraints":
+        (cli.folder / "links.csv").write_text("chain1,residue1,chain2,residue2,max\nA,3,A,9,5\nA,1,A,20,6\n")
+        arguments = [
+            "infer",
+            fasta,
+            *quick,
+            "--restraints",
+            cli.folder / "links.csv",
+            "--restraint-steps",
+            "3",
+        ]
+        arguments += ["--restraint-leave-one-out", "--memory-budget", "8GiB"]
     elif command == "embed":
         arguments = ["embed", fasta, "--num-recycles", "1", "--msa-dir", msas]
         arguments += ["--arrays", "single,pair,msa_row,structure_module,distogram,contacts"]
@@ -142,6 +155,14 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
         elif name in ("scores.tsv", "mutations.tsv"):
             for one, two in zip(_cells(first), _cells(second), strict=True):
                 assert one == two or float(one) == pytest.approx(float(two), abs=0.02)
+        elif name.endswith("_scores.json") and command == "restraints":
+            reports = [json.loads(path.read_text())["restraints"] for path in (first, second)]
+            assert len(reports[0]["restraints"]) == reports[0]["total"] == 2
+            assert reports[0]["confidence_paid"] != 0
+            for one, two in zip(*(report["restraints"] for report in reports), strict=True):
+                assert two["distance_before"] == pytest.approx(one["distance_before"], abs=0.05)
+                assert two["distance"] == pytest.approx(one["distance"], abs=0.05)
+            assert reports[1]["confidence_paid"] == pytest.approx(reports[0]["confidence_paid"], abs=0.05)
         elif name.endswith("_msa.a3m"):
             assert first.read_text() == second.read_text()
         else:

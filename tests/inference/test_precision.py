@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import precision_of
+from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.config import InferConfig
-from fastfold.inference.runner import about_kernels, with_precision
+from fastfold.inference.models import open_networks
+from fastfold.inference.prepare import about_kernels, with_precision
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")
@@ -83,3 +88,23 @@ def test_kernels_to_compile_are_announced_where_there_are_none_yet(
     assert about_kernels(CPU) == ""
     (tmp_path / "kernel").mkdir()
     assert about_kernels(torch.device("cuda")) == ""
+
+
+def test_a_loaded_network_changes_its_precision_and_is_read_again_where_it_was_rounded(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> AlphaFold:
+        read.append(path)
+        return load_model(path)
+
+    monkeypatch.setattr("fastfold.inference.models.load_model", counted)
+    (network,) = open_networks([cli.weights()])
+    exact = copy.deepcopy(network.load("fp32").state_dict())
+    rounded = network.load("bf16")
+    assert rounded is network.load("bf16")
+    assert (precision_of(rounded), len(read)) == ("bf16", 1)
+    again = network.load(None).state_dict()
+    assert len(read) == 2
+    assert all(torch.equal(again[key], value) for key, value in exact.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import add_field_options, whole_number
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import is_first_process, orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 
@@ -228,6 +228,11 @@ def add_design_command(commands: Any) -> None:
         metavar="FILE",
         help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
     )
+    after.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
+    )
     run = parser.add_argument_group("run")
     run.add_argument(
         "--num-designs",
@@ -239,7 +244,7 @@ def add_design_command(commands: Any) -> None:
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
-    add_field_options({"memory": run}, InferConfig)
+    add_field_options({"memory": run, "ranks": run}, InferConfig)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
     parser.set_defaults(run=run_design)
@@ -272,12 +277,16 @@ def run_design(options: argparse.Namespace) -> int:
                 seeds=tuple(range(options.predict_seeds)),
                 memory_budget=options.memory_budget,
                 host_memory=options.host_memory,
+                parallel=options.parallel,
             ),
             filters=options.filters,
+            where=options.where,
             redesign=_redesign(options),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )
+    if not is_first_process():
+        return 0
     page = options.out / "report.html"
     opened = f" Open {page}" if page.exists() else ""
     print(f"{len(designs)} designed. Table: {options.out / TABLE}.{opened}", flush=True)

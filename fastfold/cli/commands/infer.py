@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.commands.resources.search import search_alone
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import announce, imports_without_collection, orderly_termination, silence_stdout
+from fastfold.cli.process import (
+    announce,
+    imports_without_collection,
+    is_first_process,
+    orderly_termination,
+    silence_stdout,
+)
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,7 +107,7 @@ def run_infer(options: argparse.Namespace) -> int:
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if not request.options.engines:
+        if not request.options.sources.wanted:
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
             )
@@ -122,7 +127,7 @@ def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
 
     Of several processes that fold together, only the first one prints.
     """
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not is_first_process():
         return 0
     from fastfold.inference.report.write import NAME as PAGE
 

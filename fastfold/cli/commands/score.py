@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.commands.screen import absolute_database
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
@@ -81,7 +80,6 @@ def run_score(options: argparse.Namespace) -> int:
     """
     if not options.inputs:
         raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
-    options.db = [absolute_database(database) for database in options.db]
     request = infer_request(options)
 
     from fastfold.inference.score.run import TABLE, Protocol, run_scores

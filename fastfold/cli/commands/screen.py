@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +81,6 @@ def run_screen(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    options.db = [absolute_database(database) for database in options.db]
     request = infer_request(options)
     announce(options)
     with imports_without_collection():
@@ -102,9 +100,3 @@ def run_screen(options: argparse.Namespace) -> int:
     with orderly_termination():
         summary = screen(replace(request, inputs=targets), worker_options(options))
     return print_summary(summary, request.output)
-
-
-def absolute_database(database: str) -> str:
-    """Make the path of a database, ``FILE`` or ``NAME=FILE``, valid in every working folder."""
-    name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
-    return f"{name}{separator}{os.path.abspath(path)}" if path else database

@@ -46,6 +46,15 @@ _KEPT = 32
 """Number of chains whose templates are kept in memory, because targets of a run often share chains."""
 
 
+def open_templates(options: TemplateOptions) -> TemplateFinder | None:
+    """Open sources of templates; None if they name no templates.
+
+    Raises:
+        FastFoldError: See :class:`TemplateFinder`.
+    """
+    return TemplateFinder(options) if options.wanted else None
+
+
 class TemplateFinder:
     """Finder of templates.
 

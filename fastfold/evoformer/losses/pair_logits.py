@@ -48,29 +48,56 @@ class PairLogits:
         if self.order is not None:
             back = torch.argsort(self.order)
             pairs = tuple(x[back][:, back] for x in pairs)
+        found = self._of_rows(function, pairs, -2)
+        return found if self.order is None else found[self.order][:, self.order]
+
+    def at(self, columns: Tensor) -> Tensor:
+        """Return the logits of some columns of each row; see :func:`at_columns`."""
+        if self.order is not None:
+            columns = self.order[columns[torch.argsort(self.order)]]
+        found = self._of_rows(_columns, (columns,), -3)
+        return found if self.order is None else found[self.order]
+
+    def _of_rows(self, function: Callable[..., Tensor], rows: tuple[Tensor, ...], dim: int) -> Tensor:
+        """Return a function of all rows of the logits and of other tensors, joined along the axis of the rows."""
         if self.rows is not None:
             own = self.rows.own
-            pairs = tuple(x[own] for x in pairs)
+            rows = tuple(x[own] for x in rows)
         logits = self.logits
         if isinstance(logits, Tensor):
-            found = function(logits, *pairs)
+            found = function(logits, *rows)
         else:
             blocks = []
             for index in logits.slices():
-                reduced = partial(_reduce_rows, function, logits, index)
-                given = tuple(x[index] for x in pairs)
+                of_block = partial(_of_block, function, logits, index)
+                given = tuple(x[index] for x in rows)
                 recorded = torch.is_grad_enabled()
                 blocks.append(
-                    checkpoint(reduced, *given, use_reentrant=False) if recorded else reduced(*given)
+                    checkpoint(of_block, *given, use_reentrant=False) if recorded else of_block(*given)
                 )
             found = torch.cat(blocks)
-        if self.rows is not None:
-            found = self.rows.join(found)
-        return found if self.order is None else found[self.order][:, self.order]
+        return found if self.rows is None else self.rows.join(found, dim)
 
 
-def _reduce_rows(function: Callable[..., Tensor], logits: LazyRows, index: slice, *pairs: Tensor) -> Tensor:
-    return function(logits.rows(index), *pairs)
+def _of_block(function: Callable[..., Tensor], logits: LazyRows, index: slice, *rows: Tensor) -> Tensor:
+    return function(logits.rows(index), *rows)
+
+
+def _columns(logits: Tensor, columns: Tensor) -> Tensor:
+    return logits.gather(-2, columns[..., None].expand(*columns.shape, logits.shape[-1]))
+
+
+def at_columns(logits: Tensor | PairLogits, columns: Tensor) -> Tensor:
+    """Return the logits of some columns of each row.
+
+    Args:
+        logits: ``[N, N, bins]``, a tensor or in rows.
+        columns: Their numbers ``[N, K]``, int64.
+
+    Returns:
+        ``[N, K, bins]``.
+    """
+    return _columns(logits, columns) if isinstance(logits, Tensor) else logits.at(columns)
 
 
 def over_bins(function: Callable[..., Tensor], logits: Tensor | PairLogits, *pairs: Tensor) -> Tensor:

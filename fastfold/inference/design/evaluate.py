@@ -26,9 +26,10 @@ from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.limits import Limits, count_residues
+from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
-from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
+from fastfold.inference.folding.gradients import GradientRun, differentiable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
@@ -118,9 +119,7 @@ class Evaluator:
                     f"{model.name} takes single chains; design {task.name} with several chains by a multimer network "
                     "(--weights multimer)"
                 )
-        templates = () if task.templates is None else None
-        residues = len(task.source)
-        self._gradients = gradients or GradientRun(GradientPolicy.of_length(residues, templates))
+        self._gradients = gradients or design_gradients(task, None, self.device)
         self._features = [self._constant_features(model) for model in models]
 
     def __call__(

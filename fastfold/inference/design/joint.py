@@ -1,4 +1,4 @@
-"""One sequence for several targets, and against off-targets."""
+"""Losses of one sequence for its target, several targets, and against off-targets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
-from fastfold.inference.design.evaluate import Evaluation, Evaluator
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.evaluate import Evaluation, Evaluator, uniform_bias
+from fastfold.inference.design.limits import limit_weights
+from fastfold.inference.design.memory import design_gradients
+from fastfold.inference.design.optimise import DesignConfig
+from fastfold.inference.design.task import DesignTask
+from fastfold.inference.planning.gradient_plan import GradientPlan
+from fastfold.parallel.comm.groups import Group
+
+_AVOID = "avoid"
 
 
 class JointEvaluator(Evaluator):
@@ -79,3 +89,54 @@ def _gradient(*groups: Sequence[Evaluation]) -> Tensor:
         if group
     ]
     return torch.stack(means).sum(0)
+
+
+def planned_evaluator(
+    task: DesignTask,
+    config: DesignConfig,
+    plans: Sequence[GradientPlan | None],
+    models: Sequence[AlphaFold],
+    group: Group | None = None,
+) -> Evaluator:
+    """Return the losses of a task with the weights of its protocol and of the settings.
+
+    Args:
+        task: The task.
+        config: Settings of the optimisation.
+        plans: Plan of the gradients of each of its complexes; None for those without a memory limit.
+        models: Networks of one kind, on one device.
+        group: Ranks that share each complex; None for one.
+
+    Raises:
+        ConfigError: The loss ``avoid`` is asked for without off-targets, or see :class:`Evaluator`.
+    """
+    weights = {**task.weights, **limit_weights(config.limits), **config.weights}
+    settings: dict[str, Any] = {
+        "recycles": config.recycles,
+        "recycle_mode": config.recycle_mode,
+        "bias": uniform_bias(config.forbid),
+    }
+    if _AVOID in config.weights and not task.avoided:
+        raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
+    device = next(models[0].parameters()).device
+    runs = [
+        design_gradients(one, plan, device, group) for one, plan in zip(task.complexes, plans, strict=True)
+    ]
+    first, further, off = runs[0], runs[1 : 1 + len(task.others)], runs[1 + len(task.others) :]
+    if not (task.others or task.avoided):
+        return Evaluator(task, models, weights, limits=config.limits, gradients=first, **settings)
+    avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
+    avoided = zip(task.avoided, off, strict=True) if avoid[_AVOID] else ()
+    return JointEvaluator(
+        task,
+        models,
+        weights,
+        limits=config.limits,
+        gradients=first,
+        others=[
+            Evaluator(one, models, weights, limits=config.limits, gradients=run, **settings)
+            for one, run in zip(task.others, further, strict=True)
+        ],
+        avoided=[Evaluator(one, models, avoid, gradients=run, **settings) for one, run in avoided],
+        **settings,
+    )

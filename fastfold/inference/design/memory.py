@@ -10,17 +10,22 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.inference.planning.planner import parameter_bytes
+from fastfold.parallel.comm.groups import Group
 from fastfold.utils.units import GIB
 
 
 def plan_design(
-    task: DesignTask, models: Sequence[AlphaFold], infer: InferConfig, say: Callable[[str], None]
-) -> GradientRun | None:
+    task: DesignTask,
+    models: Sequence[AlphaFold],
+    infer: InferConfig,
+    say: Callable[[str], None],
+    distributed: DistributedFolder | None = None,
+) -> GradientPlan | None:
     """Plan the gradients of a design, or refuse it.
 
     Args:
@@ -28,6 +33,7 @@ def plan_design(
         models: Its networks, on their device.
         infer: Its ``memory_budget`` and ``host_memory``; by default the free memory.
         say: Called with a line about a design whose block inputs leave the device.
+        distributed: Processes that share each gradient; None for one.
 
     Returns:
         The plan; None for a short target without a budget, whose gradients are not planned.
@@ -39,7 +45,11 @@ def plan_design(
     if residues < CHECKPOINTED and infer.budget is None:
         return None
     device = next(model.parameters()).device
-    memory = FoldMemory.here(device, host_memory=infer.host_bytes)
+    memory = (
+        FoldMemory.here(device, host_memory=infer.host_bytes)
+        if distributed is None
+        else distributed.memory(host_memory=infer.host_bytes, offload_dir=None)
+    )
     here = sum(map(parameter_bytes, models))
     budget = memory.free + here if infer.budget is None else infer.budget
     planner = GradientPlanner(
@@ -47,8 +57,9 @@ def plan_design(
         residues,
         "bf16" if precision_of(model) == "bf16" else "fp32",
         device=device.type,
+        ranks=1 if distributed is None else distributed.ranks,
         host_memory=memory.host if device.type == "cuda" else 0,
-        templates=() if task.templates is None else None,
+        templates=_templates(task),
     )
     # The planner counts the parameters of one network.
     plan = plan_gradients(planner, budget - here + parameter_bytes(model), name=task.name)
@@ -57,11 +68,26 @@ def plan_design(
             f"{task.name}: a gradient takes {plan.peak / GIB:,.1f} GiB of {device.type}, and "
             f"{plan.policy.host / GIB:,.1f} GiB of the host's memory"
         )
-    return gradient_run(plan, device)
+    return plan
 
 
-def gradient_run(plan: GradientPlan, device: torch.device) -> GradientRun:
-    """Return the passes of a plan on a device, with the host's memory that they need."""
-    if not plan.policy.host:
-        return GradientRun(plan.policy)
-    return GradientRun(plan.policy, SavedInputs(plan.host_room, plan.offload_from // 2, device))
+def design_gradients(
+    task: DesignTask, plan: GradientPlan | None, device: torch.device, group: Group | None = None
+) -> GradientRun:
+    """Return the passes of a design by a plan, or by its length alone.
+
+    Args:
+        task: Task of the design.
+        plan: Plan of its gradients; None for one without a memory limit.
+        device: Device of the networks.
+        group: Ranks that share the target; None for one.
+    """
+    if plan is not None:
+        return plan.run_on(device, group)
+    ranks = 1 if group is None else group.size
+    return GradientRun(GradientPolicy.of_length(len(task.source), _templates(task), ranks=ranks), None, group)
+
+
+def _templates(task: DesignTask) -> tuple[int, ...] | None:
+    """Return the indices of the templates that a monomer network reads; None for all."""
+    return () if task.templates is None else None

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.evaluate import Evaluator, uniform_bias
-from fastfold.inference.design.joint import JointEvaluator
-from fastfold.inference.design.limits import limit_weights
+from fastfold.inference.design.evaluate import Evaluator
+from fastfold.inference.design.joint import planned_evaluator
 from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
     DesignConfig,
@@ -34,14 +33,19 @@ from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import touching
 from fastfold.inference.design.results.program import SequenceProgram
 from fastfold.inference.design.results.refold import fold_designs
-from fastfold.inference.design.results.table import PASSED, Design, design_rows, table_text
+from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
+from fastfold.inference.design.together import SharedEvaluator
+from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding.gradients import GradientRun
-from fastfold.inference.models import requested_networks, suitable
+from fastfold.inference.models import Network, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
+from fastfold.inference.prepare import check_divisible
+from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
+from fastfold.inference.report.where import parse_condition
+from fastfold.inference.runner import open_log, run_leading
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -52,7 +56,6 @@ SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "traje
 """Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
 
 _SAVE_EVERY = 10
-_AVOID = "avoid"
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def run_designs(
     redesign: Redesign | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
+    where: str | None = None,
 ) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 
@@ -92,14 +96,16 @@ def run_designs(
         seeds: One optimisation for each.
         predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
             the templates of given chains.
-        infer: Settings of these folds, their seeds included, and device and memory of both.
+        infer: Settings of these folds, their seeds included, and device, memory and processes of both.
         filters: File of filters (:mod:`fastfold.inference.design.results.filters`); None for none.
         redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
         overwrite: True to start again where the folder has designs with other settings.
         say: Called with lines about the progress.
+        where: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``.
 
     Returns:
-        The designs in the order of the seeds, each followed by the other program's sequences.
+        The designs in the order of the seeds, each followed by the other program's sequences. The list is empty on
+        all but the first of several processes.
 
     Raises:
         ConfigError: Settings contradict the task or the networks, or the folder has designs with other settings.
@@ -108,135 +114,186 @@ def run_designs(
     """
     config, infer = config or DesignConfig(), infer or InferConfig()
     device = choose_device(infer.device)
-    networks = requested_networks(weights)
-    folding = list(predict if predict is not None else weights)
-    tasks = [task(seed) if callable(task) else task for seed in seeds]
-    names = [network.name for network in suitable(requested_networks(folding), tasks[0].target)]
-    chosen = [] if filters is None else _filters(filters, tasks[0], len(names))
-    models = [network.load(infer.precision or "fp32").to(device) for network in networks]
-    digests = [network.digest for network in networks]
-    plan = partial(plan_design, models=models, infer=infer, say=say)
-    evaluator = design_evaluator(tasks[0], models, config, plan)
-    folder = prepare_output_directory(prepare_output_directory(output) / TRAJECTORIES)
-    designs = []
-    for seed, one in zip(seeds, tasks, strict=True):
-        if one is not evaluator.task:
-            evaluator = design_evaluator(one, models, config, plan)
-        identity = f"{design_identity(one, config, digests)}-{seed}"
-        path = folder / f"{one.name}_seed_{seed:03d}"
-        design = _design(evaluator, config, seed, path, identity, overwrite, say)
-        designs.append(design)
-        if redesign is not None and not design.is_given_up:
-            designs += _redesigned(design, redesign, output, seed, config, say)
-    del evaluator, models, networks  # before the networks that fold are loaded
-    folded = [design for design in designs if not design.is_given_up]
-    write_atomic(output / SEQUENCES, "".join(design.records for design in folded))
-    if folded:
-        for target, why in fold_designs(folded, output / SEQUENCES, folding, infer, overwrite=overwrite):
-            say(f"error: {target}: {why}")
-    rows = design_rows(designs, output, names, chosen, config.limits)
-    write_atomic(output / TABLE, table_text(rows))
-    if folded:
-        with suppress(InputError):  # nothing to show if all folds failed
-            write_report(output, say=say)  # the page shows the table's verdicts
-    if chosen:
-        say(f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters")
-    return designs
+    if where is not None:
+        parse_condition(where, COLUMNS)  # refused before anything is computed
+    with distributed_folder(infer.parallel, device) as distributed:
+        if distributed is not None and not distributed.context.is_rank_zero:
+            distributed.worker_loop()
+            return []
+        run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
+        tasks = [task(seed) if callable(task) else task for seed in seeds]
+        return run.design_all(tasks, seeds, weights, predict, filters, where, redesign)
 
 
-def design_evaluator(
-    task: DesignTask,
-    models: Sequence[AlphaFold],
-    config: DesignConfig,
-    plan: Callable[[DesignTask], GradientRun | None] = lambda _: None,
-) -> Evaluator:
-    """Return the losses of a task with the weights of its protocol and of the settings.
+@dataclass
+class _DesignRun:
+    """Designs of a folder, on the first of the processes that share them."""
 
-    Args:
-        task: The task.
-        models: Networks of one kind, on one device.
-        config: Settings of the optimisation.
-        plan: Function that plans the gradients of each complex.
-    """
-    weights = {**task.weights, **limit_weights(config.limits), **config.weights}
-    settings: dict[str, Any] = {
-        "recycles": config.recycles,
-        "recycle_mode": config.recycle_mode,
-        "bias": uniform_bias(config.forbid),
-    }
-    if _AVOID in config.weights and not task.avoided:
-        raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
-    if not (task.others or task.avoided):
-        return Evaluator(task, models, weights, limits=config.limits, gradients=plan(task), **settings)
-    avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
-    avoided = task.avoided if avoid[_AVOID] else []
-    return JointEvaluator(
-        task,
-        models,
-        weights,
-        limits=config.limits,
-        gradients=plan(task),
-        others=[
-            Evaluator(one, models, weights, limits=config.limits, gradients=plan(one), **settings)
-            for one in task.others
-        ],
-        avoided=[Evaluator(one, models, avoid, gradients=plan(one), **settings) for one in avoided],
-        **settings,
-    )
+    output: Path
+    config: DesignConfig
+    infer: InferConfig
+    device: torch.device
+    distributed: DistributedFolder | None
+    overwrite: bool
+    shows: Callable[[str], None]
+    log: RunLog = field(default_factory=RunLog)
+
+    def say(self, line: str) -> None:
+        """Show a line, and add it to the log."""
+        self.log.append(line)
+        self.shows(line)
+
+    def design_all(
+        self,
+        tasks: Sequence[DesignTask],
+        seeds: Sequence[int],
+        weights: Sequence[Path],
+        predict: Sequence[Path] | None,
+        filters: Path | None,
+        where: str | None,
+        redesign: Redesign | None,
+    ) -> list[Design]:
+        """Design and fold; see :func:`run_designs`."""
+        networks = requested_networks(weights)
+        folding = networks if predict is None else _reopened(networks, predict)
+        if self.distributed is not None:
+            check_divisible([*networks, *folding])
+            self.device = self.distributed.context.device
+        number = len(suitable(folding, tasks[0].target))
+        chosen = [] if filters is None else _filters(filters, tasks[0], number)
+        models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
+        digests = [network.digest for network in networks]
+        evaluator = self._evaluator(tasks[0], models)
+        folder = prepare_output_directory(prepare_output_directory(self.output) / TRAJECTORIES)
+        self._open_log(len(tasks))
+        designs = []
+        for seed, one in zip(seeds, tasks, strict=True):
+            if one is not evaluator.task:
+                evaluator = self._evaluator(one, models)
+            identity = f"{design_identity(one, self.config, digests)}-{seed}"
+            path = folder / f"{one.name}_seed_{seed:03d}"
+            design = self._design(evaluator, seed, path, identity)
+            designs.append(design)
+            if redesign is not None and not design.is_given_up:
+                designs += self._redesigned(design, redesign, seed)
+        if self.distributed is not None:
+            self.distributed.rest()
+        for model in models:  # they fold one after the other
+            model.to("cpu")
+        del evaluator, models, networks  # networks that do not fold are freed
+        folded = [design for design in designs if not design.is_given_up]
+        sequences = self.output / SEQUENCES
+        write_atomic(sequences, "".join(design.records for design in folded))
+        if folded:
+            by = partial(run_leading, where=self.device, distributed=self.distributed, networks=folding)
+            for target, why in fold_designs(
+                folded, sequences, folding, self.infer, overwrite=self.overwrite, run=by
+            ):
+                self.say(f"error: {target}: {why}")
+        rows = design_rows(designs, self.output, folding, chosen, self.config.limits, where)
+        write_atomic(self.output / TABLE, table_text(rows))
+        if folded:
+            with suppress(InputError):  # nothing to show if all folds failed
+                write_report(self.output, say=self.say)  # the page shows the table's verdicts
+        if chosen or where is not None:
+            self.say(
+                f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
+            )
+        self.log.append(f"{len(designs)} designed")
+        return designs
+
+    def _open_log(self, number: int) -> None:
+        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
+        open_log(self.log, self.output, f"{number:,} designs on {self.device}{together}")
+
+    def _evaluator(self, task: DesignTask, models: Sequence[AlphaFold]) -> Evaluator:
+        plans = [plan_design(one, models, self.infer, self.say, self.distributed) for one in task.complexes]
+        if self.distributed is None:
+            return planned_evaluator(task, self.config, plans, models)
+        return SharedEvaluator(task, self.config, plans, models, self.distributed)
+
+    def _design(self, evaluator: Evaluator, seed: int, path: Path, identity: str) -> Design:
+        """Optimise one sequence from its last saved state, and write its trajectory."""
+        saved = path.with_name(f"{path.name}.safetensors")
+        state = load_state(saved, identity, overwrite=self.overwrite)
+        if state is None:
+            state = first_state(evaluator, self.config, seed)
+        elif state.step:
+            self.say(f"{path.name}: continues after step {state.step}")
+        total = len(schedule(self.config))
+
+        def keep(current: DesignState) -> None:
+            row = current.log[-1]
+            if current.step % _SAVE_EVERY == 0 or current.step == total:
+                save_state(saved, current, identity)
+                self.say(
+                    f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
+                    f"pLDDT {row['mean_plddt']:.1f}"
+                )
+
+        try:
+            optimise(evaluator, self.config, seed, state, keep)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
+                "fewer, --precision bf16, or a device with more memory"
+            ) from error
+        save_state(saved, state, identity)
+        design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
+        write_atomic(
+            path.with_name(f"{path.name}.jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log)
+        )
+        write_atomic(
+            path.with_name(f"{path.name}.pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain)
+        )
+        write_atomic(path.with_name(f"{path.name}_design.pdb"), to_pdb(_structure(design)))
+        if find_spec("matplotlib") is not None:
+            series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
+            write_atomic(path.with_name(f"{path.name}.png"), trajectory_png(*series, title=path.name))
+        if design.is_given_up:
+            self.say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
+        return design
+
+    def _redesigned(self, design: Design, redesign: Redesign, seed: int) -> list[Design]:
+        """Return the other program's sequences for a design, those outside the limits left out."""
+        structure = _structure(design)
+        kept = np.zeros(0, np.int64)
+        if redesign.keep_interface:
+            near = touching(structure.atom_positions, structure.atom_mask, design.task.chain)
+            kept = np.flatnonzero(
+                near & np.isin(design.task.chain, design.task.chain[design.task.source >= 0])
+            )
+        found = redesign.program.sequences(
+            design.task,
+            to_pdb(structure),
+            "".join(design.sequences),
+            kept=kept,
+            folder=prepare_output_directory(self.output / PROGRAM),
+            name=design.name,
+            seed=seed,
+        )
+        made = [
+            Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
+            for number, (parameters, score) in enumerate(found, 1)
+        ]
+        within = [one for one in made if not self.config.limits.broken(one.designed)]
+        left = len(made) - len(within)
+        out = f", {left} left out because they break --composition or --charge" if left else ""
+        self.say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
+        return within
 
 
 def _filters(path: Path, task: DesignTask, networks: int) -> list[Filter]:
     chains = len(task.target.chains)
-    return read_filters(path, networks=networks, chains=chains, off_targets=len(task.avoided))
-
-
-def _design(
-    evaluator: Evaluator,
-    config: DesignConfig,
-    seed: int,
-    path: Path,
-    identity: str,
-    overwrite: bool,
-    say: Callable[[str], None],
-) -> Design:
-    """Optimise one sequence from its last saved state, and write its trajectory."""
-    saved = path.with_name(f"{path.name}.safetensors")
-    state = load_state(saved, identity, overwrite=overwrite)
-    if state is None:
-        state = first_state(evaluator, config, seed)
-    elif state.step:
-        say(f"{path.name}: continues after step {state.step}")
-    total = len(schedule(config))
-
-    def keep(current: DesignState) -> None:
-        row = current.log[-1]
-        if current.step % _SAVE_EVERY == 0 or current.step == total:
-            save_state(saved, current, identity)
-            say(
-                f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
-                f"pLDDT {row['mean_plddt']:.1f}"
-            )
-
-    try:
-        optimise(evaluator, config, seed, state, keep)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
-            "fewer, --precision bf16, or a device with more memory"
-        ) from error
-    save_state(saved, state, identity)
-    design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
-    write_atomic(path.with_name(f"{path.name}.jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log))
-    write_atomic(path.with_name(f"{path.name}.pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain))
-    write_atomic(path.with_name(f"{path.name}_design.pdb"), to_pdb(_structure(design)))
-    if find_spec("matplotlib") is not None:
-        series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
-        write_atomic(path.with_name(f"{path.name}.png"), trajectory_png(*series, title=path.name))
-    if design.is_given_up:
-        say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
-    return design
+    return read_filters(
+        path,
+        networks=networks,
+        chains=chains,
+        off_targets=len(task.avoided),
+        is_binder=task.given is not None,
+    )
 
 
 def _structure(design: Design) -> Protein:
@@ -249,35 +306,7 @@ def _structure(design: Design) -> Protein:
     return Protein(design.state.positions, mask, aatype, task.place + 1, task.chain, b_factors)
 
 
-def _redesigned(
-    design: Design,
-    redesign: Redesign,
-    output: Path,
-    seed: int,
-    config: DesignConfig,
-    say: Callable[[str], None],
-) -> list[Design]:
-    """Return the other program's sequences for a design, those outside the limits left out."""
-    structure = _structure(design)
-    kept = np.zeros(0, np.int64)
-    if redesign.keep_interface:
-        near = touching(structure.atom_positions, structure.atom_mask, design.task.chain)
-        kept = np.flatnonzero(near & np.isin(design.task.chain, design.task.chain[design.task.source >= 0]))
-    found = redesign.program.sequences(
-        design.task,
-        to_pdb(structure),
-        "".join(design.sequences),
-        kept=kept,
-        folder=prepare_output_directory(output / PROGRAM),
-        name=design.name,
-        seed=seed,
-    )
-    made = [
-        Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
-        for number, (parameters, score) in enumerate(found, 1)
-    ]
-    within = [one for one in made if not config.limits.broken(one.designed)]
-    left = len(made) - len(within)
-    out = f", {left} left out because they break --composition or --charge" if left else ""
-    say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
-    return within
+def _reopened(networks: Sequence[Network], weights: Sequence[Path]) -> list[Network]:
+    """Open networks; those that are open already are shared."""
+    known = {network.path: network for network in networks}
+    return [known.get(network.path, network) for network in requested_networks(weights)]

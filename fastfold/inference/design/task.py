@@ -18,6 +18,7 @@ from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.inference.design.residues import residue_places
 from fastfold.inference.design.targets import Flexible, TargetStructure, check_flexible, template_features
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.protein import chain_name
@@ -65,6 +66,7 @@ class DesignTask:
         others: Further complexes that the designed residues shall form.
         avoided: Complexes that they shall not form.
         own_losses: Losses of the user by name; their weights are settings of the design.
+        given: CA atoms ``[N, 3]`` of a binder's given chains in Å, NaN where unknown; None without given chains.
     """
 
     name: str
@@ -79,6 +81,7 @@ class DesignTask:
     others: Sequence[DesignTask] = ()
     avoided: Sequence[DesignTask] = ()
     own_losses: Mapping[str, Loss] = field(default_factory=dict)
+    given: np.ndarray | None = None
 
     @cached_property
     def template_features(self) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
@@ -86,6 +89,20 @@ class DesignTask:
         return (
             None if self.templates is None else template_features(self.target, self.templates, self.flexible)
         )
+
+    @property
+    def complexes(self) -> list[DesignTask]:
+        """The task itself, those of further targets, and those of off-targets."""
+        return [self, *self.others, *self.avoided]
+
+    @property
+    def alone(self) -> DesignTask | None:
+        """Task of a binder without its given chains; None for other protocols."""
+        if self.given is None:
+            return None
+        length = len(self.designed_chain)
+        target = target_from_sequence(_PLACEHOLDER * length, "alone")
+        return DesignTask("alone", target, np.arange(length), {}, cyclic=self.cyclic)
 
     @property
     def num_parameters(self) -> int:
@@ -313,6 +330,8 @@ def binder(
     touched = residue_places(hotspots, given, path)
     sequences = [one.sequence for one in given] + [_PLACEHOLDER * length]
     fixed = sum(len(one) for one in given)
+    ca = rc.atom_order["CA"]
+    atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
     return DesignTask(
         "binder",
         target_from_sequence(":".join(sequences), "binder"),
@@ -324,6 +343,7 @@ def binder(
         flexible=flexible,
         others=[_binder_of(one, length, flexible, cyclic) for one in others],
         avoided=[_binder_of(one, length, flexible, cyclic) for one in avoided],
+        given=np.concatenate([*atoms, np.full((length, 3), np.nan)]),
     )
 
 

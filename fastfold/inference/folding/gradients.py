@@ -36,14 +36,12 @@ class GradientPolicy:
         pairs: Pairs of residues of a block of rows.
         host: Bytes of the host's memory for inputs of the trunk's blocks.
         templates: Indices of the templates that a monomer network reads; None for all.
-        whole_logits: True to compute logits of pairs whole, for losses that read single pairs.
     """
 
     recompute: bool
     pairs: int = _SMALLEST_BLOCK
     host: int = 0
     templates: tuple[int, ...] | None = None
-    whole_logits: bool = False
 
     @classmethod
     def of_length(
@@ -77,7 +75,7 @@ class GradientPolicy:
                     module.policy,
                     block_elements=self.pairs * _CHANNELS,
                     recompute=True,
-                    lazy_logits=not self.whole_logits,
+                    lazy_logits=True,
                 )
 
 

@@ -15,11 +15,12 @@ import torch
 from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
+from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
 from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
@@ -29,7 +30,10 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.restraints import fit_restraints, read_restraints
+from fastfold.inference.restraints.fit import RestrainedFeatures
+from fastfold.inference.restraints.memory import plan_restraints
 from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
@@ -52,6 +56,13 @@ class DistributedRun(Protocol):
     @property
     def represent(self) -> Represent:
         """Function that computes representations on all processes."""
+
+    @property
+    def together(self) -> Callable[..., tuple[Callable[..., Any], Callable[..., Any]]]:
+        """Function that makes a function of networks on all processes."""
+
+    def forget(self) -> None:
+        """Forget the functions of :attr:`together`."""
 
 
 class TargetPredictor:
@@ -98,7 +109,7 @@ class TargetPredictor:
         if self._graph is not None:
             self._graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
-        self.device, self.say, self._is_distributed = device, say, distributed is not None
+        self.device, self.say, self._distributed = device, say, distributed
         self._run = run_network if distributed is None else distributed.run
         self._represent = represent if distributed is None else distributed.represent
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
@@ -148,6 +159,11 @@ class TargetPredictor:
             id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
             for model in models
         }
+        self._gradients: dict[int, GradientPlan | None] = {
+            number: plan_restraints(fit, is_limited=config.budget is not None)
+            for number, fit in self._fits.items()
+            if self._restraints
+        }
 
     def _shows(self, model: AlphaFold) -> bool:
         """Return True if a network uses the target's templates."""
@@ -185,13 +201,7 @@ class TargetPredictor:
             sampler = self._features(model, seed, sample)
             restrained = None
             if self._restraints:
-                restrained = fit_restraints(
-                    model,
-                    sampler,
-                    self._restraints,
-                    steps=self.config.restraint_steps,
-                    leave_one_out=self.config.restraint_leave_one_out,
-                )
+                restrained = self._restrained(model, sampler)
                 sampler = restrained.sampler
             by = partial(
                 fold,
@@ -269,7 +279,7 @@ class TargetPredictor:
         """
         config = self.config
         settings = (
-            (self._is_distributed, "parallel"),
+            (self._distributed is not None, "parallel"),
             (config.cuda_graphs, "cuda_graphs"),
             (config.dropout, "dropout"),
             (config.restraints is not None, "restraints"),
@@ -316,6 +326,31 @@ class TargetPredictor:
         )
         add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
         return sampler
+
+    def _restrained(self, model: AlphaFold, sampler: FeatureSampler) -> RestrainedFeatures:
+        """Return features with the bias of the restraints.
+
+        Raises:
+            InputError: The memory was not enough.
+        """
+        try:
+            return fit_restraints(
+                model,
+                sampler,
+                self._restraints,
+                steps=self.config.restraint_steps,
+                leave_one_out=self.config.restraint_leave_one_out,
+                plan=self._gradients[id(model)],
+                distributed=self._distributed,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"the memory was not enough for a gradient of {self.target.num_residues:,} residues; use --max-msa, "
+                "--precision bf16, or a device with more memory",
+                record=self.target.name,
+            ) from error
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
         """Return the templates for a network; None if it uses none."""

@@ -49,11 +49,11 @@ def find_reference(reference: Path, name: str) -> Path | None:
 
 def compare_target(
     output: Path, name: str, reference: Path, output_format: OutputFormat = "fastfold"
-) -> dict[str, StructureScores]:
+) -> tuple[dict[str, StructureScores], str]:
     """Compare the written predictions of a target with a structure, and write the scores.
 
     ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
-    reference.
+    reference; or ``not_comparable``, the reason, if the reference and the target do not share a residue.
 
     Args:
         output: Folder of the results.
@@ -62,10 +62,10 @@ def compare_target(
         output_format: Style of the file names.
 
     Returns:
-        Scores by prediction, the best ranked first.
+        Scores by prediction, the best ranked first, and the reason why there are none, else an empty text.
 
     Raises:
-        InputError: The reference cannot be read, or has no residue in common with the target.
+        InputError: The reference cannot be read.
         OutputError: The scores cannot be written.
     """
     true = structure_to_protein(read_user_structure(reference))
@@ -75,10 +75,13 @@ def compare_target(
         for kind in (("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed"))
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
     ]
-    found = {
-        path.stem: compare_structures(structure_to_protein(read_structure(path)), true) for path in files
-    }
+    proteins = {path.stem: structure_to_protein(read_structure(path)) for path in files}
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
+    found, reason = {}, ""
+    try:
+        found = {key: compare_structures(protein, true) for key, protein in proteins.items()}
+    except InputError as error:
+        reason = scores["not_comparable"] = str(error)
     for key, value in found.items():
         plain = asdict(value)
         per_residue = plain.pop("lddt_ca_per_residue")
@@ -86,4 +89,4 @@ def compare_target(
         plain["lddt_ca_per_residue"] = [None if np.isnan(x) else rounded(x, 4) for x in per_residue]
         scores[key] = plain
     write_atomic(output / f"{stem}_reference.json", lines_json(scores))
-    return found
+    return found, reason

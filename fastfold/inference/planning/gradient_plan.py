@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.errors import InputError
@@ -22,10 +23,13 @@ from fastfold.evoformer.losses.design import (
     pae_loss,
     plddt_loss,
 )
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy
+from fastfold.inference.folding.background import Background, BackgroundWork
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
+from fastfold.inference.folding.saved_inputs import SavedInputs
 from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.cost_model import Cost, step_cost
@@ -47,6 +51,8 @@ _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 Block inputs that leave and return make more of them."""
 
 _SHORTEST = 20
+_FEW_ROWS = (128, 256)
+"""Rows of the MSA and of the extra MSA that are proposed where more do not fit."""
 _ASSUMED_GPU = "h100"
 _BYTES_OF_PAIR = 9 << 10
 """Bytes per pair of residues of a block of rows in the structure module's backward pass on a GPU.
@@ -79,6 +85,12 @@ class GradientPlan:
         """Bytes of the host for offloaded tensors, with room for a whole one more, because they leave whole."""
         return self.policy.host + self.offload_from if self.policy.host else 0
 
+    def run_on(self, device: torch.device, group: Group | None = None) -> GradientRun:
+        """Return the passes of the plan on a device and its ranks, with the host's memory that they need."""
+        if not self.policy.host:
+            return GradientRun(self.policy, None, group)
+        return GradientRun(self.policy, SavedInputs(self.host_room, self.offload_from // 2, device), group)
+
 
 @dataclass(frozen=True)
 class GradientPlanner:
@@ -95,6 +107,7 @@ class GradientPlanner:
         extra_msa: Rows of the extra alignment.
         templates: Indices of the templates that a monomer network reads; None for all.
         speeds: Rates of the GPUs; None for those of the data sheet of an H100.
+        held: Bytes of each device for tensors that the caller keeps between passes.
     """
 
     config: Any
@@ -107,6 +120,7 @@ class GradientPlanner:
     extra_msa: int = 1
     templates: tuple[int, ...] | None = ()
     speeds: Rates | None = None
+    held: int = 0
 
     def plan(self, budget: int) -> GradientPlan:
         """Return the fastest plan within a budget.
@@ -147,7 +161,7 @@ class GradientPlanner:
             budget: Bytes of each device.
         """
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
-        fixed = self.fixed + plan.parts["parameters"]
+        fixed = self.fixed + plan.parts["parameters"] + self.held
         room = max(0.0, budget - fixed)
         # Block inputs may fill the host and the rest of the device.
         times = min(room / (plan.peak - fixed), (room + self.host_memory) / (whole.peak - fixed))
@@ -184,7 +198,7 @@ class GradientPlanner:
         cost, forward = self._cost(recompute, host)
         pairs = -(-self.residues // self.ranks) * self.residues
         policy = replace(self._policy(recompute), host=math.ceil(cost.host))
-        parts = dict(cost.memory)
+        parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
             parts["working"] += self._attention_bytes
             if recompute:
@@ -254,6 +268,16 @@ def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = 
     Raises:
         InputError: The target does not fit; names the memory that it needs and what makes it fit.
     """
+    if planner.ranks > 1 and dist.is_initialized():
+        # Ranks are traced with a fake group, which excludes the real one of this process.
+        apart = Background()
+        try:
+            found: GradientPlan = apart.submit(
+                BackgroundWork(plan_gradients, (planner, budget), {"name": name})
+            ).result()
+            return found
+        finally:
+            apart.close()
     try:
         return planner.plan(budget)
     except BudgetError as error:
@@ -267,6 +291,13 @@ def _remedy(planner: GradientPlanner, budget: int) -> str:
         ways.append("use --precision bf16")
     if planner.device == "cuda" and enough.peak <= budget:
         ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
+    clusters, extra = (
+        min(rows, most) for rows, most in zip((planner.msa, planner.extra_msa), _FEW_ROWS, strict=True)
+    )
+    if (clusters, extra) != (planner.msa, planner.extra_msa):
+        fewer = replace(planner, msa=clusters, extra_msa=extra, held=planner.held * clusters // planner.msa)
+        if fewer.smallest().peak <= budget:
+            ways.append(f"use --max-msa {clusters}:{extra}")
     fits = planner.longest(budget)
     ways.append(f"take about {fits:,} residues" if fits >= _SHORTEST else "use a device with more memory")
     return ", or ".join(ways)

@@ -262,7 +262,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
 
     def rows(blocks: int) -> None:
         for part in z.chunk(blocks):
-            kernels.transition(part, *transition, residual=part, out=part)
+            kernels.transition(part, kernels.TransitionParams(*transition), residual=part, out=part)
 
     def groups(count: int) -> None:
         plan = ContractionPlan(c // count)

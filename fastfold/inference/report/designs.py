@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gemmi
 import numpy as np
 
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
@@ -19,7 +18,7 @@ from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.encode import pack
 from fastfold.inference.report.guard import check_size, leaving_out
 
-_PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6})?$")
+_PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
 _MOST_STEPS = 20_000
 _LONGEST = 500
@@ -100,6 +99,8 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
     """
     if not path.is_file() or path.is_symlink():
         return None
+    import gemmi  # slow to import
+
     try:
         models = gemmi.read_pdb_string(check_size(path, MAX_SCORES_BYTES).read_text("utf-8"))
     except (RuntimeError, UnicodeDecodeError) as error:

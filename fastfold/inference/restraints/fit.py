@@ -6,9 +6,11 @@ residues near in the sequence keep the rest of the prediction as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +21,19 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.confidence.scores import plddt
 from fastfold.evoformer.losses.design import Outputs, plddt_loss
 from fastfold.evoformer.losses.masked import masked_mean
+from fastfold.evoformer.losses.pair_logits import at_columns
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
+from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products
+from fastfold.parallel.comm.collectives import broadcast
 from fastfold.protein import residue_constants as rc
+
+if TYPE_CHECKING:
+    from fastfold.inference.folding.predictor import DistributedRun
+    from fastfold.parallel.distributed import DistributedContext
 
 BIASED = ("msa_feat", "target_feat")
 """Features that get a bias."""
@@ -184,6 +193,12 @@ class _Loss:
         self.first, self.second = (order[column(name)] for name in ("first", "second"))
         self.low, self.high, self.weight = (column(name).to(like.dtype) for name in ("low", "high", "weight"))
         self._groups = [torch.tensor(group, device=like.device) for group in grouped(restraints)]
+        # Restraints of a residue are columns of its row.
+        rows = self.first.tolist()
+        slots = [rows[:number].count(row) for number, row in enumerate(rows)]
+        self._slots = torch.tensor(slots, device=like.device)
+        self._columns = torch.zeros(len(order), max(slots) + 1, dtype=torch.int64, device=like.device)
+        self._columns[self.first, self._slots] = self.second
 
     def distances(self, outputs: Outputs) -> Tensor:
         """Return CA distances in Å, ``[R]``."""
@@ -201,8 +216,8 @@ class _Loss:
         possible = (edges < self.high[:, None] + _BETA_TOLERANCE) & (
             upper > self.low[:, None] - _BETA_TOLERANCE
         )
-        assert isinstance(outputs.distogram, Tensor)
-        probability = (outputs.distogram[self.first, self.second].softmax(-1) * possible).sum(-1)
+        logits = at_columns(outputs.distogram, self._columns)[self.first, self._slots]
+        probability = (logits.softmax(-1) * possible).sum(-1)
         losses = bounded - torch.log(probability + 1e-6)
         best = torch.stack([losses[group].min() for group in self._groups])
         weights = torch.stack([self.weight[group].max() for group in self._groups])
@@ -212,31 +227,39 @@ class _Loss:
 class _Fit:
     """Bias of the features of a target, and steps of it towards restraints.
 
-    All passes of the fold use the same rows of the alignment, because the bias belongs to them.
+    All passes of the fold use the same rows of the alignment, because the bias belongs to them. Ranks that share the
+    target take equal steps.
     """
 
-    def __init__(self, model: AlphaFold, sampler: FeatureSampler, restraints: Sequence[Restraint]) -> None:
+    def __init__(
+        self,
+        model: AlphaFold,
+        sampled: Mapping[str, Tensor],
+        order: np.ndarray,
+        restraints: Sequence[Restraint],
+        run: GradientRun,
+    ) -> None:
         parameter = next(model.parameters())
         device, dtype = parameter.device, model.structure_module.initial.weight.dtype
-        self._model, self._sampler, self._restraints, self._dtype = model, sampler, restraints, dtype
-        sampled = sampler.sample(0).items()
-        self._sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampled}
-        self._features = features = {key: value.to(device) for key, value in self._sampled.items()}
+        self._model, self._restraints, self._dtype, self._recording = model, restraints, dtype, run
+        self._features = features = {key: value.to(device) for key, value in sampled.items()}
         self.bias = {key: torch.zeros_like(features[key], dtype=dtype).requires_grad_() for key in BIASED}
-        self._order = torch.from_numpy(input_order(sampler)).to(device)
-        self.residues = len(self._order)
+        self.residues = len(order)
         self._everyone = torch.ones(self.residues, device=device, dtype=dtype)
-        chain = features.get("asym_id", torch.zeros(self.residues, device=device))
-        index = features["residue_index"]
-        apart = (index[:, None] - index[None]).abs()
-        near = (apart > 0) & (apart <= _NEAR) & (chain[:, None] == chain[None])
-        self._near = near.to(dtype)
-        with torch.no_grad():
+        self._loss = partial(_Loss, order=torch.from_numpy(order).to(device), like=self._everyone)
+        self._all = self._loss(restraints)
+        self._neighbours, self._near = _near_residues(features)
+        with torch.no_grad(), self._recorded():
             first = self._run()
-        assert isinstance(first.distogram, Tensor)
-        self._start = first.distogram.log_softmax(-1)
-        self._loss = _Loss(restraints, self._order, self._start)
-        self.first = self._figures(first)
+            self._start = at_columns(first.distogram, self._neighbours).log_softmax(-1)
+            self.first = self._figures(first)
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record a pass and its gradient by the plan."""
+        recording = differentiable(self._model, self.residues, 0, False, self._recording)
+        with recording, exact_products(self._everyone.device):
+            yield
 
     def _run(self) -> Outputs:
         given = self._features | {
@@ -245,13 +268,30 @@ class _Fit:
         return Outputs.from_result(self._model(lambda cycle, member: given, 1, recycle_tolerance=0.0))
 
     def _figures(self, outputs: Outputs) -> Figures:
-        distances = self._loss.distances(outputs).detach().cpu().numpy()
+        distances = self._agreed(self._all.distances(outputs))
         return Figures(distances, float(plddt(outputs.lddt.detach()).mean()))
+
+    def _agreed(self, distances: Tensor) -> np.ndarray:
+        """Return distances ``[R]`` in Å, those of the first rank, by which all ranks decide alike."""
+        distances, group = distances.detach(), self._recording.group
+        found = distances if group is None else broadcast(distances, 0, group)
+        return found.cpu().numpy()
 
     def figures(self) -> Figures:
         """Return the figures with the bias as it stands."""
-        with torch.no_grad():
+        with torch.no_grad(), self._recorded():
             return self._figures(self._run())
+
+    def fit(self, steps: int, leave_one_out: bool) -> _Fitted:
+        """Fit the bias; arguments as those of :func:`fit_restraints`."""
+        done = self.descend(steps)
+        last = self.figures()
+        left_out = None
+        if leave_one_out:
+            holds = satisfied(self._restraints, last.distances) == len(grouped(self._restraints))
+            left_out = () if holds else tuple(self.contradictions(max(1, round(steps * _TRIAL))))
+        bias = {key: value.detach().cpu() for key, value in self.bias.items()}
+        return _Fitted(bias, self.first, last, done, left_out)
 
     def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
         """Take steps until all restraints hold or their number is reached; return the number taken.
@@ -261,24 +301,30 @@ class _Fit:
             left_out: Numbers of restraints that do not count.
         """
         kept = [one for number, one in enumerate(self._restraints) if number not in left_out]
-        loss = _Loss(kept, self._order, self._start)
+        loss = self._loss(kept)
         optimizer = torch.optim.Adam(self.bias.values(), lr=_RATE)
         for done in range(steps):
-            outputs = self._run()
-            distances = loss.distances(outputs).detach().cpu().numpy()
-            if satisfied(kept, distances) == len(grouped(kept)) and done:
-                return done
-            assert isinstance(outputs.distogram, Tensor)
-            changed = (self._start.exp() * (self._start - outputs.distogram.log_softmax(-1))).sum(-1)
-            size = torch.stack([value.square().sum() for value in self.bias.values()]).sum() / self.residues
-            total = (
-                loss(outputs)
-                + _CONFIDENCE * plddt_loss(outputs, self._everyone)
-                + _LOCAL * masked_mean(self._near, changed, 2)
-                + _SIZE * size
-            )
-            optimizer.zero_grad()
-            total.backward()
+            with self._recorded():
+                outputs = self._run()
+                held = satisfied(kept, self._agreed(loss.distances(outputs)))
+                if held == len(grouped(kept)) and done:
+                    return done
+                changed = at_columns(outputs.distogram, self._neighbours).log_softmax(-1)
+                changed = (self._start.exp() * (self._start - changed)).sum(-1)
+                size = (
+                    torch.stack([value.square().sum() for value in self.bias.values()]).sum() / self.residues
+                )
+                total = (
+                    loss(outputs)
+                    + _CONFIDENCE * plddt_loss(outputs, self._everyone)
+                    + _LOCAL * masked_mean(self._near, changed, 2)
+                    + _SIZE * size
+                )
+                optimizer.zero_grad()
+                total.backward()
+            for value in self.bias.values():
+                assert value.grad is not None
+                value.grad = self._recording.mean(value.grad)
             optimizer.step()
         return steps
 
@@ -320,20 +366,28 @@ class _Fit:
                 value.copy_(fitted[key])
         return found
 
-    def sampler(self) -> FeatureSampler:
-        """Return the features with the bias, the same in all passes."""
-        biased = {
-            key: (self._sampled[key].to(self._dtype) + self.bias[key].detach().cpu()).numpy()
-            for key in BIASED
-        }
-        return FeatureSampler(
-            {key: value.numpy() for key, value in self._sampled.items()} | biased,
-            lambda rng: {},
-            seed=0,
-            is_multimer=self._sampler.is_multimer,
-            resample=False,
-            chain_order=self._sampler.chain_order,
-        )
+
+class _Fitted(NamedTuple):
+    """Result of a fit: the bias on the host, and what :class:`RestrainedFeatures` tells of it."""
+
+    bias: dict[str, Tensor]
+    before: Figures
+    fitted: Figures
+    steps: int
+    left_out: tuple[LeftOut, ...] | None
+
+
+def _near_residues(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the residues ``[N, 2·8]`` before and after each one, and 1 for those that keep their distance."""
+    index = features["residue_index"]
+    chain = features.get("asym_id", torch.zeros_like(index))
+    places = torch.arange(len(index), device=index.device)
+    steps = torch.tensor([*range(-_NEAR, 0), *range(1, _NEAR + 1)], device=index.device)
+    wanted = places[:, None] + steps
+    columns = wanted.clamp(0, len(index) - 1)
+    apart = (index[:, None] - index[columns]).abs()
+    near = (wanted == columns) & (apart > 0) & (apart <= _NEAR) & (chain[:, None] == chain[columns])
+    return columns, near.to(features["msa_feat"].dtype)
 
 
 def fit_restraints(
@@ -343,6 +397,8 @@ def fit_restraints(
     *,
     steps: int,
     leave_one_out: bool = False,
+    plan: GradientPlan | None = None,
+    distributed: DistributedRun | None = None,
 ) -> RestrainedFeatures:
     """Return features with a bias under which the prediction obeys the restraints.
 
@@ -355,21 +411,56 @@ def fit_restraints(
         restraints: Restraints in the order of the target's chains.
         steps: Largest number of steps.
         leave_one_out: True to leave out each group in turn with a quarter of the steps, if not all restraints hold.
+        plan: Plan of the gradients; None for one without a memory limit.
+        distributed: Processes that share each pass; None for one.
 
     Raises:
         ConfigError: The trunk computes in 8 bits, for which gradients are missing.
     """
     if not next(model.parameters()).is_floating_point():
         raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use --precision fp32")
+    sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
+    make = partial(_fit_on, sampled, input_order(sampler), restraints, plan)
+    if distributed is None:
+        found = make([model])(steps, leave_one_out)
+    else:
+        found = distributed.together(make, [model])[1](steps, leave_one_out)
+        distributed.forget()
+    exact = model.structure_module.initial.weight.dtype
+    biased = {key: (sampled[key].to(exact) + value).numpy() for key, value in found.bias.items()}
+    features = FeatureSampler(
+        {key: value.numpy() for key, value in sampled.items()} | biased,
+        lambda rng: {},
+        seed=0,
+        is_multimer=sampler.is_multimer,
+        resample=False,
+        chain_order=sampler.chain_order,
+    )
+    return RestrainedFeatures(
+        features, tuple(restraints), found.before, found.fitted, found.steps, found.left_out
+    )
+
+
+def _fit_on(
+    sampled: Mapping[str, Tensor],
+    order: np.ndarray,
+    restraints: Sequence[Restraint],
+    plan: GradientPlan | None,
+    models: Sequence[AlphaFold],
+    context: DistributedContext | None = None,
+) -> Callable[[int, bool], _Fitted]:
+    """Return the fit of a target by a network, on this process's part of it."""
+    (model,) = models
     device = next(model.parameters()).device
-    residues = len(input_order(sampler))
-    recording = GradientRun(replace(GradientPolicy.of_length(residues), whole_logits=True))
-    with differentiable(model, residues, 0, False, recording), exact_products(device):
-        fit = _Fit(model, sampler, restraints)
-        done = fit.descend(steps)
-        last = fit.figures()
-        left_out = None
-        if leave_one_out:
-            holds = satisfied(restraints, last.distances) == len(grouped(restraints))
-            left_out = () if holds else tuple(fit.contradictions(max(1, round(steps * _TRIAL))))
-    return RestrainedFeatures(fit.sampler(), tuple(restraints), fit.first, last, done, left_out)
+    group = None if context is None else context.mesh.group("dap")
+    if plan is None:
+        policy = GradientPolicy.of_length(len(order), ranks=1 if group is None else group.size)
+        run = GradientRun(policy, None, group)
+    else:
+        run = plan.run_on(device, group)
+
+    def fit(steps: int, leave_one_out: bool) -> _Fitted:
+        # All of it in the call, because a network is idle between calls.
+        return _Fit(model, sampled, order, restraints, run).fit(steps, leave_one_out)
+
+    return fit

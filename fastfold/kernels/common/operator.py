@@ -31,8 +31,9 @@ def define_operator(
 ) -> Operator:
     """Register ``fastfold::name``, and with a ``backward`` its gradients by ``fastfold::name_backward``.
 
-    A backward operator takes the gradient of the result, inputs of the forward pass by their names, and ``needs``: a
-    flag for each tensor of ``gradients``. It returns their gradients, empty if not needed. Only these inputs are saved.
+    A backward operator takes the gradient of the result, inputs of the forward pass by their names, the result as
+    ``out``, and ``needs``: a flag for each tensor of ``gradients``. It returns their gradients, empty if not needed.
+    Only the tensors that it takes are saved. Autograd casts gradients to the dtypes of their inputs.
 
     Args:
         name: Name in the namespace ``fastfold``.
@@ -68,7 +69,7 @@ def define_operator(
     )
     parameters = inspect.signature(forward).parameters.values()
     inputs = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
-    kept = [x.name for x in parameters if x.name in signature.parameters]
+    kept = [x for x in (*(p.name for p in parameters), "out") if x in signature.parameters]
     gradient = _Gradient(found, inputs, kept, gradients, residual, constants or {})
     operator.register_autograd(gradient.compute, setup_context=gradient.save)
     return call
@@ -111,7 +112,7 @@ class _Gradient:
     def save(
         self, ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Mapping[str, Any] | None = None
     ) -> None:
-        given = {**dict(zip(self.inputs, inputs, strict=True)), **(keyword_only_inputs or {})}
+        given = {**dict(zip(self.inputs, inputs, strict=True)), **(keyword_only_inputs or {}), "out": output}
         kept = {name: given[name] for name in self.kept}
         tensors = {name: x for name, x in kept.items() if x is None or isinstance(x, Tensor | list | tuple)}
         ctx.options = {name: x for name, x in kept.items() if name not in tensors}
@@ -130,13 +131,15 @@ class _Gradient:
         grads = iter(
             grads_or_none(self.operator(grad, **tensors, **ctx.options, **self.constants, needs=needs), needs)
         )
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {
+            name: [None] * len(x) if isinstance(x, list | tuple) else None for name, x in needed.items()
+        }
         for name in self.gradients:
             many = isinstance(needed[name], list | tuple)
             found[name] = [next(grads) for _ in needed[name]] if many else next(grads)
         if self.residual is not None and needed[self.residual]:
             found[self.residual] = grad
-        return tuple(found.get(name) for name in self.inputs)
+        return tuple(found.values())
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:

@@ -101,8 +101,8 @@ class SimulatedDevice(Device):
         """Count a tensor of an operator or of the batch until its memory is freed."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        elsewhere = tensor.device.type != self.device.type
-        if self._paused or elsewhere or key in self._known or key in self._buffers:
+        is_other_device = tensor.device.type != self.device.type
+        if self._paused or is_other_device or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size

@@ -60,7 +60,7 @@ class AsyncResult(Generic[T]):
         if self.work is not None:
             _wait(self.work)
             self.work = self.sent = None
-        finish, self.finish = self.finish, _taken
+        finish, self.finish = self.finish, _refuse_second_wait
         return finish()
 
 
@@ -88,7 +88,7 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
-def _taken() -> Any:
+def _refuse_second_wait() -> Any:
     raise RuntimeError("the result of a collective was asked for twice")
 
 

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from fastfold.cli.commands.design import PROTOCOLS
+from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.inference import models
 from fastfold.inference.design.run import SEQUENCES, TABLE
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
@@ -29,7 +31,11 @@ def table(cli: CommandLine) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None:
+def test_a_hallucination_is_designed_folded_and_listed(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    monkeypatch.setattr(models, "load_model", lambda path: loaded.append(path) or load_model(path))
     done = design(cli, "hallucinate", "--length", "10", *SHORT, "--num-designs", "2", "--forbid", "C")
     assert done.code == 0, done.err
     rows = table(cli)
@@ -48,6 +54,10 @@ def test_a_hallucination_is_designed_folded_and_listed(cli: CommandLine) -> None
     assert rows[0]["sequence"] in (cli.out / SEQUENCES).read_text()
     assert (cli.out / "report.html").exists()
     assert "2 designed" in done.out
+    assert len(loaded) == 1
+    written = (cli.out / "log.txt").read_text()
+    wanted = ("2 designs on cpu", "hallucinate_seed_001: step 4 of 4", "2 targets on cpu", "2 designed")
+    assert [text in written for text in wanted] == [True] * 4
 
 
 @pytest.mark.slow
@@ -160,7 +170,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     filters = cli.folder / "filters.yaml"
     filters.write_text(
         "Average_pLDDT: {threshold: 1.0, higher: true}\nAverage_Off_i_pTM: {threshold: 0.0, higher: false}\n"
-        "Average_RMSD: {threshold: 100, higher: false}\n"
+        "Average_RMSD: {threshold: 100, higher: false}\nAverage_Binder_pLDDT: {threshold: 1.0, higher: true}\n"
     )
     done = design(
         cli,
@@ -190,8 +200,12 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
     assert "target 2: Average_pLDDT" in row["filters"]
     assert "off 1: Average_Off_i_pTM" in row["filters"]
     assert "Average_RMSD" not in row["filters"]
+    assert row["filters"].count("Average_Binder_pLDDT") == 1
+    assert float(row["binder_rmsd"]) > 0
     records = (cli.out / SEQUENCES).read_text()
-    assert [f"binder_seed_000{end}\n" in records for end in ("", "_target_2", "_off_1")] == [True] * 3
+    assert [f"binder_seed_000{end}\n" in records for end in ("", "_alone", "_target_2", "_off_1")] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize(
@@ -213,6 +227,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--composition", "K<3"), "expected a limit such as KE<=0.3"),
         (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
+        (("hallucinate", "--length", "20", "--where", "rmds<2"), "no column 'rmds'; did you mean rmsd?"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
         (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),
     ],

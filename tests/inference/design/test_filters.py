@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.results.filters import Filter, read_filters
-from fastfold.inference.design.results.folds import fold_figures, mean_figure, touching
+from fastfold.inference.design.results.folds import alone_figures, fold_figures, mean_figure, touching
 from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.task import binder, hallucination
+from fastfold.inference.models import requested_networks
 from fastfold.inference.report.discover import find_predictions
 from tests.helpers.results import helix_prediction
 
@@ -53,6 +54,8 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
         ({"pLDDT": entry(0.8)}, "unknown filters: pLDDT"),
         ({"3_pLDDT": entry(0.8)}, "3_pLDDT needs 3 networks that fold the designs, found 2"),
         ({"Average_i_pTM": entry(0.5)}, "Average_i_pTM needs designs of several chains"),
+        ({"1_Binder_RMSD": entry(3.5)}, "1_Binder_RMSD belongs to the protocol binder"),
+        ({"Average_Off_i_pTM": entry(3.5)}, "Average_Off_i_pTM needs off-targets"),
         ({"Average_pLDDT": 0.8}, "expected threshold and higher, found 0.8"),
         ({"Average_pLDDT": entry("high")}, "expected a number as threshold"),
         ({"Average_pLDDT": entry(0.8, "yes")}, "true or false as higher"),
@@ -89,14 +92,33 @@ def test_figures_of_a_fold(tmp_path: Path, backbone: Path) -> None:
     between = np.concatenate([made.pae[:14, 14:].ravel(), made.pae[14:, :14].ravel()])
     assert figures["i_pAE"] == pytest.approx(between.mean() / 31, abs=1e-3)
     assert figures["pAE"] == pytest.approx(made.pae[14:, 14:].mean() / 31, abs=1e-3)
-    assert figures["RMSD"] == pytest.approx(0, abs=1e-2)
+    assert [figures[name] for name in ("RMSD", "Hotspot_RMSD", "Target_RMSD")] == pytest.approx(
+        [0, 0, 0], abs=1e-2
+    )
+    moved_by_5 = made.atom_positions + 0.0
+    moved_by_5[14:] += np.array([3.0, 4.0, 0.0])
+    moved = fold_figures(found, task, moved_by_5)
+    assert moved["Hotspot_RMSD"] == pytest.approx(5, abs=1e-2)
+    assert 1 < moved["RMSD"] < 5
+    assert moved["Target_RMSD"] == pytest.approx(0, abs=1e-2)
+
+
+def test_a_binder_is_compared_with_itself_alone(tmp_path: Path, backbone: Path) -> None:
+    """Alone it is a helix; in the design its second half has moved."""
+    made = helix_prediction("x", 10)
+    made.save(tmp_path / "out", rank=1, plots=False)
+    (found,) = find_predictions(tmp_path / "out")
+    alone = binder(backbone, 10, chains=["A"]).alone
+    assert alone is not None
+    figures = alone_figures(found, alone, made.atom_positions + 5.0)
+    assert figures["Binder_pLDDT"] == pytest.approx(made.plddt.mean() / 100, abs=1e-3)
+    assert made.pae is not None
+    assert figures["Binder_pAE"] == pytest.approx(made.pae.mean() / 31, abs=1e-3)
     assert figures["Binder_RMSD"] == pytest.approx(0, abs=1e-2)
     bent = made.atom_positions + 0.0
-    bent[14:] += 4.0
-    moved = fold_figures(found, task, bent)
-    assert moved["RMSD"] is not None
-    assert moved["RMSD"] > 1
-    assert moved["Binder_RMSD"] == pytest.approx(0, abs=1e-2)
+    bent[5:] += 10.0
+    assert alone_figures(found, alone, bent)["Binder_RMSD"] > 3
+    assert hallucination(10).alone is None
 
 
 def test_residues_touch_within_four_angstroms() -> None:
@@ -128,13 +150,20 @@ def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path)
         )
         return Design(name, task, found.sequences[0], state)
 
+    (network,) = requested_networks([])
+    network.name = "model_1_multimer_v3"  # that of the folds
     designs = [design("low", given_up=True), design("high")]
-    rows = design_rows(designs, tmp_path, ["model_1_multimer_v3"], [Filter("pLDDT", None, 0.5, True)])
+    rows = design_rows(designs, tmp_path, [network], [Filter("pLDDT", None, 0.5, True)])
     assert [(row["name"], row["filters"]) for row in rows] == [
         ("high", PASSED),
         ("low", "Average_pLDDT is missing"),
     ]
     assert rows[1]["note"] == "given up after step 3"
+    for where, wanted in (("plddt>10 and charge<99", PASSED), ("plddt<10", "not plddt<10")):
+        (met,) = design_rows(designs[1:], tmp_path, [network], where=where)
+        assert met["filters"] == wanted
+    with pytest.raises(ConfigError, match="no column 'pldt'; did you mean plddt"):
+        design_rows(designs, tmp_path, [network], where="pldt>10")
     assert rows[0]["loss"] == "1.5000"
     lines = table_text(rows).splitlines()
     assert lines[0].split("\t") == list(COLUMNS)

@@ -11,7 +11,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.memory import gradient_run, plan_design
+from fastfold.inference.design.memory import design_gradients, plan_design
 from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import hallucination
@@ -22,8 +22,10 @@ from fastfold.inference.planning.gradient_plan import GradientPlan
 def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> None:
     models = [copy.deepcopy(monomer)]
     assert plan_design(hallucination(40), models, InferConfig(device="cpu"), print) is None
-    run = plan_design(hallucination(40), models, InferConfig(device="cpu", memory_budget="8GiB"), print)
-    assert run is not None
+    plan = plan_design(hallucination(40), models, InferConfig(device="cpu", memory_budget="8GiB"), print)
+    assert plan is not None
+    run = design_gradients(hallucination(40), plan, torch.device("cpu"))
+    assert run.policy is plan.policy
     assert not run.policy.recompute
     assert run.saved is None
 
@@ -42,7 +44,7 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
     plan = GradientPlan(
         GradientPolicy(True, host=100), peak=1, parts={}, seconds=1.0, forward_seconds=1.0, offload_from=30
     )
-    run = gradient_run(plan, torch.device("cpu"))
+    run = plan.run_on(torch.device("cpu"))
     assert run.saved is not None
     assert run.saved.stays(("saved", -1, 0), 14)
     assert not run.saved.stays(("saved", -1, 1), 130)

@@ -15,14 +15,14 @@ from fastfold.evoformer.losses.design import Outputs, avoid_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.joint import JointEvaluator
+from fastfold.inference.design.joint import JointEvaluator, planned_evaluator
 from fastfold.inference.design.optimise import DesignConfig, DesignState
 from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import Design
-from fastfold.inference.design.run import design_evaluator
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.targets import TargetStructure, check_flexible, template_features
 from fastfold.inference.design.task import binder, draw_length, hallucination
+from fastfold.inference.models import requested_networks
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary
 from fastfold.protein import residue_constants as rc
@@ -90,7 +90,7 @@ def test_joint_losses_are_means_over_targets_plus_off_targets(multimer: AlphaFol
     first, second, off = (TargetStructure(backbone, (chain,)) for chain in "ABA")
     task = binder(backbone, 6, chains=["A"], others=[second], avoided=[off])
     weights = {"plddt": 1.0, "avoid": 0.5}
-    made = design_evaluator(task, [multimer], DesignConfig(weights=weights))
+    made = planned_evaluator(task, DesignConfig(weights=weights), [None] * 3, [multimer])
     assert isinstance(made, JointEvaluator)
     x = torch.randn(6, 20, generator=torch.manual_seed(0))
     found = made(x, Relaxation(soft=0.5))
@@ -111,10 +111,10 @@ def test_joint_losses_are_means_over_targets_plus_off_targets(multimer: AlphaFol
     wanted = (gradients[0] + gradients[1]) / 2 + gradients[2]  # type: ignore[operator]
     torch.testing.assert_close(found.gradient, wanted, rtol=1e-4, atol=1e-6)
     assert len(found.plddt) == 20
-    nothing = design_evaluator(task, [multimer], DesignConfig(weights={"avoid": 0.0}))
+    nothing = planned_evaluator(task, DesignConfig(weights={"avoid": 0.0}), [None] * 3, [multimer])
     assert "avoid" not in nothing(x, Relaxation(soft=0.5), gradient=False).losses
     with pytest.raises(ConfigError, match="the loss avoid needs off-targets"):
-        design_evaluator(binder(backbone, 6), [multimer], DesignConfig(weights={"avoid": 0.5}))
+        planned_evaluator(binder(backbone, 6), DesignConfig(weights={"avoid": 0.5}), [None], [multimer])
     assert first == off
 
 
@@ -141,15 +141,21 @@ def test_every_complex_is_folded_with_its_templates(
         targets, errors = request.read_targets()
         assert not errors
         for one in targets:
-            read[one.name] = [chain is not None for chain in one.templates]
+            read[one.name] = [chain is not None for chain in one.templates or ()]
             assert one.chains[-1].sequence == "ACDEFG"
         return Summary((), (), ())
 
-    monkeypatch.setattr("fastfold.inference.design.results.refold.run_infer", run)
     monkeypatch.setattr("fastfold.inference.design.results.refold.takes_templates", lambda *settings: True)
-    fold_designs([design], tmp_path / "d.fasta", [], InferConfig(), overwrite=False)
-    assert rings == ["B", "C"]
-    assert read == {"d": [True, False], "d_target_2": [True, False], "d_off_1": [True, True, False]}
+    fold_designs(
+        [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
+    )
+    assert rings == ["B", True, "C"]
+    assert read == {
+        "d": [True, False],
+        "d_alone": [],
+        "d_target_2": [True, False],
+        "d_off_1": [True, True, False],
+    }
 
 
 def test_lengths_follow_the_seed() -> None:

@@ -50,7 +50,7 @@ def test_a_distorted_reference_with_missing_residues_scores_less(cli: CommandLin
     protein.atom_positions[:] += rng.normal(size=protein.atom_positions.shape) * 2
     protein.atom_mask[:3] = 0
     (tmp_path / "true.pdb").write_text(to_pdb(protein))
-    scores = next(iter(compare_target(cli.out, "one", tmp_path / "true.pdb").values()))
+    scores = next(iter(compare_target(cli.out, "one", tmp_path / "true.pdb")[0].values()))
     assert 0.05 < scores.tm_score < 0.95
     assert scores.aligned_residues == len(SEQUENCE) - 3
 

@@ -200,7 +200,7 @@ def test_the_command_writes_the_report(cli: CommandLine) -> None:
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
-    for wrong in ({"precision": "int8"}, {"parallel": "dap=2"}, {"cuda_graphs": True}):
+    for wrong in ({"precision": "int8"}, {"cuda_graphs": True}):
         with pytest.raises(ConfigError, match="restraints"):
             InferConfig(restraints=tmp_path, **wrong)
     with pytest.raises(ConfigError, match="restraint_leave_one_out needs restraints"):

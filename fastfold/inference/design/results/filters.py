@@ -12,12 +12,20 @@ from typing import Any
 import yaml
 
 from fastfold.errors import InputError
-from fastfold.inference.design.results.folds import INTERFACE, SINGLE, Figures, mean_figure
+from fastfold.inference.design.results.folds import (
+    ALONE,
+    BOUND,
+    INTERFACE,
+    SINGLE,
+    Figures,
+    mean_figure,
+)
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
-_DEVIATIONS = ("RMSD", "Binder_RMSD")
+_KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE)
+_FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,14 @@ class Filter:
         return f"{'Average' if self.network is None else self.network}_{off}{self.figure}"
 
     @property
-    def is_deviation(self) -> bool:
+    def is_from_design(self) -> bool:
         """True if the figure compares with the design, which has the first target alone."""
-        return self.figure in _DEVIATIONS
+        return self.figure in _FROM_DESIGN
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the figure is that of a binder folded alone."""
+        return self.figure in ALONE
 
     def failure(self, folds: Mapping[str, Sequence[Figures]]) -> str:
         """Return why a design fails, in words; empty if it passes.
@@ -65,7 +78,9 @@ class Filter:
         return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
 
 
-def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0) -> list[Filter]:
+def read_filters(
+    path: Path, *, networks: int, chains: int, off_targets: int = 0, is_binder: bool = False
+) -> list[Filter]:
     """Read filters from YAML or JSON: ``NAME: {threshold: NUMBER, higher: true}``.
 
     Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
@@ -77,6 +92,7 @@ def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0
         networks: Number of networks that fold the designs.
         chains: Number of chains of a design.
         off_targets: Number of off-targets.
+        is_binder: True if designs bind given chains, and are folded alone as well.
 
     Raises:
         InputError: The file cannot be read, or has unknown filters or those of missing networks or chains.
@@ -96,7 +112,7 @@ def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0
         if isinstance(value, Mapping) and "threshold" in value and value["threshold"] is None:
             continue
         match = _NAME.fullmatch(str(name))
-        if match is None or match[3] not in (INTERFACE if match[2] else (*SINGLE, *INTERFACE)):
+        if match is None or match[3] not in (INTERFACE if match[2] else _KNOWN):
             unknown.append(str(name))
             continue
         threshold, higher = _values(name, value, path)
@@ -107,15 +123,17 @@ def read_filters(path: Path, *, networks: int, chains: int, off_targets: int = 0
                 "--predict-weights",
                 path=path,
             )
-        if match[2] and (not off_targets or match[3] in _DEVIATIONS):
-            raise InputError(f"{name} needs off-targets and no deviation; leave it out", path=path)
+        if match[2] and not off_targets:
+            raise InputError(f"{name} needs off-targets; leave it out", path=path)
+        if match[3] in (*BOUND, *ALONE) and not is_binder:
+            raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
         if match[3] in INTERFACE and chains < 2:
             raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
         found.append(Filter(match[3], number, threshold, higher, bool(match[2])))
     if unknown:
         raise InputError(
             f"has unknown filters: {', '.join(unknown)}; remove them or set their threshold to null. Known, after "
-            f"Average_ or the number of a network and _: {', '.join((*SINGLE, *INTERFACE))}",
+            f"Average_ or the number of a network and _: {', '.join(_KNOWN)}",
             path=path,
         )
     return found

@@ -14,11 +14,13 @@ from fastfold.inference.report.discover import FoundPrediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.all_atom import count_clashes
-from fastfold.protein.metrics.superposition import rmsd
+from fastfold.protein.metrics.superposition import rmsd, superpose
 
 SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
-INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues", "Binder_RMSD")
-"""Figures of every fold, and of those with several chains."""
+INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues")
+BOUND = ("Hotspot_RMSD", "Target_RMSD")
+ALONE = ("Binder_pLDDT", "Binder_pTM", "Binder_pAE", "Binder_RMSD")
+"""Figures of every fold, of those with several chains, of binders with their given chains, and of binders alone."""
 
 _LARGEST_ERROR = 31.0
 _TOUCH = 4.0
@@ -32,17 +34,18 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
     to 1. ``pAE`` (within the designed chains) and ``i_pAE`` (between them and other chains, both ways) are divided by
     31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
-    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.all_atom.count_clashes`). ``RMSD`` is the
-    deviation of CA from the design in Å, and ``Binder_RMSD`` that of the designed chains, superposed on them alone.
+    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.all_atom.count_clashes`). Deviations are those of
+    CA in Å: ``RMSD`` from the design, ``Hotspot_RMSD`` of the binder from the design with the given chains superposed,
+    and ``Target_RMSD`` of the given chains from their file.
 
     Args:
         prediction: The fold.
         task: Task of the design.
-        design: Atoms ``[N, 37, 3]`` of the design in Å; None without one, and without deviations.
+        design: Atoms ``[N, 37, 3]`` of the design in Å; None without one, and without deviations from it.
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
-    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE))
+    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND))
     found |= {"pLDDT": float(scores[chosen].mean())}
     found |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
     same = task.chain[:, None] == task.chain[None]
@@ -62,12 +65,41 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
         near = touching(positions, mask, task.chain) & chosen
         found["n_InterfaceResidues"] = float(near.sum())
         found["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
+    return found | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
+
+
+def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np.ndarray | None) -> Figures:
+    """Return the deviations of CA atoms ``[N, 3]`` that are defined for a task."""
+    found: Figures = {}
+    points = torch.from_numpy(ca).double()
+    binder = torch.from_numpy(chosen).double()
     if design is not None:
-        ca = rc.atom_order["CA"]
-        points = torch.from_numpy(positions[:, ca]), torch.from_numpy(np.asarray(design[:, ca], np.float32))
-        found["RMSD"] = float(rmsd(*points, torch.ones(len(chosen))))
-        found["Binder_RMSD"] = None if same.all() else float(rmsd(*points, torch.from_numpy(chosen).float()))
+        wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
+        found["RMSD"] = float(rmsd(points, wanted, torch.ones_like(binder)))
+        if task.given is not None:
+            moved = superpose(points, wanted, 1.0 - binder).apply(points)
+            squared = (moved - wanted).square().sum(-1)
+            found["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
+    if task.given is not None:
+        known = np.isfinite(task.given).all(-1)
+        given = torch.from_numpy(np.nan_to_num(task.given)).double()
+        found["Target_RMSD"] = float(rmsd(points, given, torch.from_numpy(known).double()))
     return found
+
+
+def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray) -> Figures:
+    """Return the figures of a binder that is folded alone, from its sequence.
+
+    ``Binder_pLDDT``, ``Binder_pTM`` and ``Binder_pAE`` are those of this fold. ``Binder_RMSD`` is its deviation of CA
+    from the binder in the design, in Å.
+
+    Args:
+        prediction: The fold.
+        task: Task of the binder alone.
+        design: Atoms ``[L, 37, 3]`` of the binder in the design in Å.
+    """
+    figures = fold_figures(prediction, task, design)
+    return {name: figures[name.removeprefix("Binder_")] for name in ALONE}
 
 
 def _aligned_error(prediction: FoundPrediction, residues: int) -> np.ndarray | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,20 @@ from fastfold.errors import InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.results.table import Design
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.models import requested_networks
+from fastfold.inference.models import Network
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.runner import run as run_infer
+from fastfold.inference.runner import Summary
 from fastfold.inference.target_templates import takes_templates
 
 
 def fold_designs(
     designs: Sequence[Design],
     path: Path,
-    networks: Sequence[Path],
+    networks: Sequence[Network],
     config: InferConfig,
     *,
     overwrite: bool,
+    run: Callable[[InferRequest], Summary],
 ) -> list[tuple[str, str]]:
     """Fold designs from a FASTA file into its folder.
 
@@ -35,6 +36,7 @@ def fold_designs(
         networks: Networks that fold; templates are left out if none of them takes any.
         config: Settings of the folds.
         overwrite: True to fold everything again.
+        run: Folds the targets of a request by the networks.
 
     Returns:
         Name and reason of each fold that failed.
@@ -42,11 +44,10 @@ def fold_designs(
     Raises:
         WriteError: A result cannot be written.
     """
-    opened = requested_networks(networks)
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
     def with_templates(target: Target, task: DesignTask) -> Target:
-        takers = [one for one in opened if takes_templates(one.info.config, target)]
+        takers = [one for one in networks if takes_templates(one.info.config, target)]
         return replace(target, templates=task.template_features) if takers else target
 
     def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
@@ -59,6 +60,7 @@ def fold_designs(
         kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
         settings = replace(config, **kept)
         options = RunOptions(overwrite=overwrite)
-        summary = run_infer(InferRequest(partial(read, rings), path.parent, networks, settings, options))
+        weights = [network.path for network in networks]
+        summary = run(InferRequest(partial(read, rings), path.parent, weights, settings, options))
         failed += summary.failed
     return failed

@@ -11,16 +11,18 @@ from typing import Any
 from fastfold.inference.design.limits import Limits, net_charge
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.results.filters import Filter
-from fastfold.inference.design.results.folds import Figures, fold_figures, mean_figure
+from fastfold.inference.design.results.folds import Figures, alone_figures, fold_figures, mean_figure
 from fastfold.inference.design.task import DesignTask
+from fastfold.inference.models import Network, suitable
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.inference.report.where import parse_condition
 
 PASSED = "passed"
 """Verdict of a design that passes all filters."""
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
-    "rmsd", "target_iptm", "off_iptm", "charge", "filters", "note",
+    "rmsd", "binder_rmsd", "binder_plddt", "target_iptm", "off_iptm", "charge", "filters", "note",
 )  # fmt: skip
 
 
@@ -51,8 +53,10 @@ class Design:
 
     @property
     def complexes(self) -> dict[str, DesignTask]:
-        """Task of each complex of the design by the name of its record: its own, further targets, off-targets."""
+        """Task of each fold by the name of its record: its own, a binder alone, further targets, off-targets."""
         named = {self.name: self.task}
+        if self.task.alone is not None:
+            named[f"{self.name}_alone"] = self.task.alone
         named |= {f"{self.name}_target_{i}": one for i, one in enumerate(self.task.others, 2)}
         return named | {f"{self.name}_off_{i}": one for i, one in enumerate(self.task.avoided, 1)}
 
@@ -77,9 +81,10 @@ class Design:
 def design_rows(
     designs: Sequence[Design],
     output: Path,
-    networks: Sequence[str],
+    networks: Sequence[Network],
     filters: Sequence[Filter] = (),
     limits: Limits | None = None,
+    where: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
@@ -88,15 +93,35 @@ def design_rows(
     Args:
         designs: The designs.
         output: Folder of their folds.
-        networks: Names of the networks that fold, in their order.
+        networks: Networks that fold, in their order.
         filters: Filters of the designs.
         limits: Limits of the designed chains.
+        where: Condition on :data:`COLUMNS` that designs have to meet as well; None for none.
+
+    Raises:
+        ConfigError: The condition is not understood.
     """
+    meets = None if where is None else parse_condition(where, COLUMNS)
     folds: dict[str, list[FoundPrediction]] = {}
     for one in find_predictions(output):
         folds.setdefault(one.scores["name"], []).append(one)
     rows = [_row(design, folds, networks, filters, limits) for design in designs]
+    for row in rows:
+        if meets is None:
+            break
+        failed = [row["filters"]] if row["filters"] not in ("", PASSED) else []
+        if not meets({column: _value(row.get(column)) for column in COLUMNS}):
+            failed.append(f"not {where}")
+        row["filters"] = "; ".join(failed) or PASSED
     return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
+
+
+def _value(cell: Any) -> float | str | None:
+    """Return a cell as a number where it is one; None for an empty one."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell or None
 
 
 def _confidence(row: Mapping[str, Any]) -> float:
@@ -108,7 +133,7 @@ def _confidence(row: Mapping[str, Any]) -> float:
 def _row(
     design: Design,
     folds: Mapping[str, Sequence[FoundPrediction]],
-    networks: Sequence[str],
+    networks: Sequence[Network],
     filters: Sequence[Filter],
     limits: Limits | None,
 ) -> dict[str, Any]:
@@ -127,14 +152,15 @@ def _row(
     else:
         row |= {"loss": f"{loss:.4f}", "design_plddt": f"{float(state.plddt.mean()):.2f}"}
     figures = {
-        name: [
-            (one.scores["model"], fold_figures(one, task, state.positions if name == design.name else None))
-            for one in folds.get(name, ())
-        ]
-        for name, task in design.complexes.items()
+        name: [(one.scores["model"], _figures(design, name, one)) for one in folds.get(name, ())]
+        for name in design.complexes
     }
     if figures[design.name]:
         row |= _cells(folds[design.name][0], figures[design.name][0][1])
+    for column, figure, digits in (("binder_rmsd", "Binder_RMSD", 2), ("binder_plddt", "Binder_pLDDT", 3)):
+        value = mean_figure([one for _, one in figures.get(f"{design.name}_alone", ())], figure)
+        if value is not None:
+            row[column] = f"{value:.{digits}f}"
     for column, group, worst in (("target_iptm", "_target_", min), ("off_iptm", "_off_", max)):
         values = [
             mean_figure([one for _, one in found], "i_pTM")
@@ -152,23 +178,34 @@ def _row(
     return row | {"note": "; ".join(notes)}
 
 
+def _figures(design: Design, name: str, fold: FoundPrediction) -> Figures:
+    """Return the figures of one fold of a design."""
+    task, positions = design.complexes[name], design.state.positions
+    if name == f"{design.name}_alone":
+        return alone_figures(fold, task, positions[design.task.designed_chain])
+    return fold_figures(fold, task, positions if name == design.name else None)
+
+
 def _failures(
     design: Design,
     figures: Mapping[str, Sequence[tuple[str, Figures]]],
-    networks: Sequence[str],
+    networks: Sequence[Network],
     filters: Sequence[Filter],
 ) -> list[str]:
     """Return the filters that a design fails with any of its targets or off-targets, in words."""
     found = []
     for name, folds in figures.items():
-        by_network = {network: [one for model, one in folds if model == network] for network in networks}
+        folding = [network.name for network in suitable(networks, design.complexes[name].target)]
+        by_network = {network: [one for model, one in folds if model == network] for network in folding}
         is_off = name.startswith(f"{design.name}_off_")
         rest = name.removeprefix(design.name).strip("_").replace("_", " ")
         for one in filters:
-            if one.is_off != is_off or (one.is_deviation and name != design.name):
+            if one.is_off != is_off or (one.is_from_design and name != design.name):
+                continue
+            if one.is_alone != (rest == "alone"):
                 continue
             if text := one.failure(by_network):
-                found.append(f"{rest}: {text}" if rest else text)
+                found.append(f"{rest}: {text}" if rest and not one.is_alone else text)
     return found
 
 

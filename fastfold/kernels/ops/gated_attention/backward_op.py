@@ -14,20 +14,35 @@ from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.cost import flops_of, scores_of, without_beginning
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Weights, gradients_of
-from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
 
 
 def _compute_gradients(
-    grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, **options: Any
+    grad: Tensor,
+    x: Tensor,
+    begun: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    add_x: bool,
+    backend: str,
+    need_bias: bool,
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
     Arguments are those of :func:`~.passes.backward`, by the same names.
     """
-    bias, mask, dropout, *parameters = others
-    given = GatedAttentionParams._make(parameters)
+    given = GatedAttentionParams.of(parameters)
     grad_x, grad_bias, totals = passes.backward(
-        grad, x, bias, mask, given, begun=begun, dropout=dropout, **options
+        *(grad, x, bias, mask, given),
+        begun=begun,
+        dropout=dropout,
+        heads=heads,
+        add_x=add_x,
+        backend=backend,
+        need_bias=need_bias,
     )
     found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
     of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
@@ -35,10 +50,18 @@ def _compute_gradients(
 
 
 def _fake(
-    grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, need_bias: bool, **options: Any
+    grad: Tensor,
+    x: Tensor,
+    begun: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    need_bias: bool,
+    **options: Any,
 ) -> list[Tensor]:
-    bias, _, _, *parameters = others
-    p = GatedAttentionParams._make(parameters)
+    p = GatedAttentionParams.of(parameters)
     biases = []
     if bias is not None and need_bias:
         biases.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
@@ -55,14 +78,12 @@ def _fake(
     ]
 
 
-def gradients_of_parameters(
-    found: Iterable[Tensor], parameters: Sequence[Tensor | None]
-) -> GatedAttentionParams:
+def gradients_of_parameters(found: Iterable[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
     """Arrange the operator's results after those of ``x`` and bias as gradients of the parameters; views."""
-    p, rest = GatedAttentionParams._make(parameters), iter(found)
+    p, rest = GatedAttentionParams.of(parameters), iter(found)
     norm, merged = (next(rest), next(rest)), next(rest)
     gate_bias = None if p.gate_bias is None else next(rest)
-    return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest)))
+    return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest))).present()
 
 
 def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
@@ -84,10 +105,5 @@ def _cost(call: Arguments) -> OperatorCost:
 
 
 gated_attention_backward = define_operator(
-    "gated_attention_backward",
-    _compute_gradients,
-    fake=_fake,
-    cost=_cost,
-    schema="(Tensor grad, Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
+    "gated_attention_backward", _compute_gradients, fake=_fake, cost=_cost
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.backward_op import gated_attention_backward, gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.cost import forward_cost
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
 
@@ -40,9 +40,19 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
-def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
-    bias, mask, residual, dropout, *parameters = others
-    given, residual = GatedAttentionParams._make(parameters), x if add_x else residual
+def _forward(
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    add_x: bool,
+    backend: str,
+) -> Tensor:
+    given, residual = GatedAttentionParams.of(parameters), x if add_x else residual
     how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
     return passes.forward(torch.empty_like(x), x, bias, mask, given, **how, scratch=Scratch())
 
@@ -51,20 +61,22 @@ def _setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
 ) -> None:
     """Save the inputs only: projections and weights are recomputed."""
-    x, bias, mask, _, dropout, *parameters = inputs
+    x, bias, mask, _, dropout, parameters = inputs
     ctx.options = keyword_only_inputs
     ctx.save_for_backward(x, bias, mask, dropout, *parameters)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     # Read once: activation checkpointing hands saved tensors out a single time.
     x, bias, mask, dropout, *parameters = ctx.saved_tensors
-    need_bias = bias is not None and ctx.needs_input_grad[1]
-    tensors = (bias, mask, dropout, *parameters)
-    found = iter(gated_attention_backward(grad, x, [], *tensors, **ctx.options, need_bias=need_bias))
+    need_x, need_bias, _, need_residual, _, need_each = ctx.needs_input_grad
+    need_bias = need_bias and bias is not None
+    given = (bias, mask, dropout, parameters)
+    found = iter(gated_attention_backward(grad, x, [], *given, **ctx.options, need_bias=need_bias))
     grad_x, grad_bias = next(found), next(found) if need_bias else None
-    grads = (grad_x, grad_bias, None, grad, None, *gradients_of_parameters(found, parameters))
-    return tuple(grads_or_none(grads, ctx.needs_input_grad))
+    of_parameters = grads_or_none(gradients_of_parameters(found, parameters), need_each)
+    grad_residual = grad if need_residual else None
+    return grad_x if need_x else None, grad_bias, None, grad_residual, None, of_parameters
 
 
 _gated_attention = define_operator(
@@ -72,9 +84,8 @@ _gated_attention = define_operator(
     _forward,
     fake=like_first,
     cost=forward_cost,
-    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
 )
+# Gradients of merged weights are views of one tensor, which a backward operator may not return: not `backward=`.
 _gated_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
@@ -151,7 +162,8 @@ def gated_attention(
         return cuequivariance.Addition(residual, dropout, out)(update)
     backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
-        tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
-        return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
+        added, group = None if residual is x else residual, parameters.present()
+        options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "backend": backend}
+        return _gated_attention(x, bias, mask, added, dropout, group, **options)
     how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
     return passes.forward(out, x, bias, mask, parameters, **how, scratch=scratch or Scratch())

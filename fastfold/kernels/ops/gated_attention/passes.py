@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, without_autocast
+from fastfold.kernels.common.scratch import (
+    BLOCK_ELEMENTS,
+    Scratch,
+    accumulation_dtype,
+    finish,
+    without_autocast,
+)
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
@@ -25,14 +31,11 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-PARAMS_SCHEMA = (
-    "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
-    "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
-)
-"""Fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
-
 LONG_ROW = 4096
 """Maximum row length at which each thread works on its own blocks, in positions."""
+
+_LANE = 4 * 12
+"""Bytes per channel and position of a block: projections, their copies, and results, in float32."""
 
 Index = tuple[int | slice, ...]
 
@@ -111,7 +114,8 @@ def forward(
     blocks = blocks_of(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    step = blocks.Forward(centred_on(x, arrange(parameters, x.dtype)), heads)
+    weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Forward(weights, heads)
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
@@ -123,6 +127,17 @@ def forward(
     indices = ((*index, given) for index, given in zip(row_blocks(x, blocks.row_step), first, strict=False))
     for_blocks(block, indices, scratch.of(x), lanes=lanes)
     return out
+
+
+def lanes_bytes(residues: int, channels: int) -> int:
+    """Return the bytes of a CPU's threads that compute blocks at the same time, except one.
+
+    Args:
+        residues: Positions of a row.
+        channels: Channels of the input.
+    """
+    block = _LANE * channels * max(eager.POSITIONS, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
+    return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 
 @without_autocast

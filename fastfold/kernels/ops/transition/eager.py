@@ -27,7 +27,16 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`, in the order of its arguments."""
+    """Parameters of :func:`fastfold.kernels.transition`.
+
+    Attributes:
+        norm_weight: ``[c]``, scale of the normalisation.
+        norm_bias: ``[c]``, its shift.
+        w1: ``[n c, c]``.
+        b1: ``[n c]``.
+        w2: ``[c, n c]``.
+        b2: ``[c]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor
@@ -47,8 +56,10 @@ def forward(
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
     norm, bias = centred(x, norm, EPS, w1, b1)
-    first = Linear(w1, bias, relu=True)
-    second = Linear(w2, b2, positive=True, mean=_mean_hidden(x, norm, w1, bias) if reduced(x) else None)
+    positions = x.shape[:-1].numel()
+    first = Linear(w1, bias, relu=True, positions=positions)
+    mean = _mean_hidden(x, norm, w1, bias) if reduced(x) else None
+    second = Linear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:

@@ -59,7 +59,7 @@ def write_factors(
         b_z, *b_mask = parts
         b_x, _ = _normalise(b_z, norm, scratch.dtype)
         for factor, b_projections in zip(
-            projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
+            projections.chunk(2), _projections(b_x, linear, scratch), strict=True
         ):
             b_factor = out = factor[:, columns]
             if out.dtype != scratch.dtype:
@@ -99,7 +99,7 @@ def factors_backward(
         b_z = b_z.to(weights.projections.dtype)
         b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
         b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-        b_both = _projections(b_x, linear, weights, scratch)
+        b_both = _projections(b_x, linear, scratch)
         for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
             b_grad = grad[:, columns]
             for b_keep in b_mask:
@@ -218,11 +218,9 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _projections(b_x: Tensor, linear: Linear, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
+def _projections(b_x: Tensor, linear: Linear, scratch: Scratch) -> tuple[Tensor, ...]:
     """Compute projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
-    out = scratch("projections", len(weights.projections), len(b_x))
-    linear.fill(out.t(), b_x, scratch)
-    return out.chunk(2)
+    return linear.by_channel(b_x, "projections", scratch).chunk(2)
 
 
 def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:

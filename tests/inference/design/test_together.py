@@ -1,0 +1,109 @@
+"""Designs by two processes (design/together.py): the sequences, tables and folds of one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastfold.inference.design.run import TABLE
+from tests.helpers.command_line import CommandLine
+from tests.helpers.forked import fork_command, rank_environments
+from tests.helpers.results import helix_prediction
+
+NAME = "hallucinate_seed_000"
+TASK = ("hallucinate", "--length", "11", "--num-designs", "2", "--steps", "2,1,1", "--mutations", "1,2")
+
+
+def together(cli: CommandLine, *arguments: object, out: Path, weights: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of a design on two processes."""
+    words = ["design", *arguments, "--device", "cpu", "--parallel", "dap=2"]
+    words += ["--weights", cli.weights(weights, noise=0.05), "--out", out]
+    started = [fork_command(*words, env=environment) for environment in rank_environments(2)]
+    printed = [process.communicate() for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, printed, strict=True)]
+
+
+def log(out: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (out / "trajectories" / f"{name}.jsonl").open()]
+
+
+def compare(alone: Path, both: Path, names: list[str]) -> None:
+    """Compare trajectories and tables within the rounding of sums in float32."""
+    for name in names:
+        for one, other in zip(log(alone, name), log(both, name), strict=True):
+            assert (one["step"], one["stage"], one["sequence"]) == (
+                other["step"],
+                other["stage"],
+                other["sequence"],
+            )
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
+            assert other["mean_plddt"] == pytest.approx(one["mean_plddt"], abs=0.05)
+    tables = []
+    for out in (alone, both):
+        with (out / TABLE).open(newline="") as file:
+            tables.append({row["name"]: row for row in csv.DictReader(file, delimiter="\t")})
+    assert tables[0].keys() == tables[1].keys() >= set(names)
+    for name, row in tables[0].items():
+        assert tables[1][name]["sequence"] == row["sequence"]
+        assert float(tables[1][name]["plddt"]) == pytest.approx(float(row["plddt"]), abs=0.1)
+        assert float(tables[1][name]["rmsd"]) == pytest.approx(float(row["rmsd"]), abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["monomer", "multimer"])
+def test_two_processes_design_what_one_does_and_continue_it(cli: CommandLine, kind: str) -> None:
+    """With dropout, mutations, a plan, and folds of the designs; the second process is silent."""
+    weights, arguments, name = "model_1_ptm", TASK, NAME
+    if kind == "multimer":
+        given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+        weights, name = "model_1_multimer_v3", "binder_seed_000"
+        arguments = ("binder", str(given), "--length", "6", "--avoid", f"{given}:A", "--steps", "1,1,1")
+    alone, both = cli.folder / "alone", cli.folder / "both"
+    path = cli.weights(weights, noise=0.05)
+    done = cli.run("design", *arguments, "--device", "cpu", "--weights", path, "--out", alone)
+    assert done.code == 0, done.err
+    budget = ("--memory-budget", "8GiB")
+    (code, out, errors), (other, silent, quiet) = together(
+        cli, *arguments, *budget, out=both, weights=weights
+    )
+    assert (code, other) == (0, 0), errors
+    assert (silent, quiet) == ("", "")
+    assert "designed. Table:" in out
+    assert "2 processes" in (both / "log.txt").read_text()
+    compare(alone, both, [name])
+    assert sorted(path.name for path in both.iterdir()) == sorted(path.name for path in alone.iterdir())
+    if kind == "multimer":
+        return
+    # The state of another number of processes continues.
+    kept = (both / "trajectories" / f"{name}.safetensors").read_bytes()
+    shutil.rmtree(both)
+    (both / "trajectories").mkdir(parents=True)
+    (both / "trajectories" / f"{name}.safetensors").write_bytes(kept)
+    assert "continues after step 5" in together(cli, *arguments, out=both, weights=weights)[0][1]
+    compare(alone, both, [name])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
+        pytest.param(
+            ("--memory-budget", "1MiB"),
+            "a gradient of 11 residues needs .* in each of 2 processes",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_two_processes_refuse_what_one_refuses(cli: CommandLine, more: tuple[str, ...], message: str) -> None:
+    (code, _, errors), (other, silent, quiet) = together(
+        cli, *TASK, *more, out=cli.out, weights="model_1_ptm"
+    )
+    assert code in (1, 2)
+    assert re.search(message, errors.replace("\n", " "))
+    assert (other, silent, quiet) == (0, "", "")
+    assert not cli.names()

@@ -1,0 +1,57 @@
+"""Gradients of restraints are planned with the fold, and refused where they do not fit (restraints/memory.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastfold.errors import InputError
+from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.restraints.memory import plan_restraints
+from tests.helpers.networks import oracle_config, random_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    model = random_model(oracle_config("synthetic_monomer"), dtype=torch.float32)
+    return fit_target(model, CPU, 40, None, name="T1", rows=1, templates=0)
+
+
+def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(fit: Fit) -> None:
+    assert plan_restraints(fit, is_limited=False) is None
+    plan = plan_restraints(fit, is_limited=True)
+    assert plan is not None
+    assert not plan.policy.recompute
+    # Six copies of 49 and 22 channels in float32.
+    assert plan.parts["held"] == 6 * 71 * 4 * 40
+
+
+@pytest.mark.slow
+def test_the_rows_of_an_alignment_count(fit: Fit) -> None:
+    short, deep = (plan_restraints(replace(fit, rows=rows), is_limited=True) for rows in (1, 40))
+    assert short is not None
+    assert deep is not None
+    assert deep.peak > short.peak
+    assert plan_restraints(replace(fit, residues=150), is_limited=False) is not None
+
+
+def test_a_gradient_that_does_not_fit_is_refused_with_a_remedy(fit: Fit) -> None:
+    with pytest.raises(
+        InputError, match=r"T1, steps towards restraints.*a gradient of 40 residues needs .* found 0.10 GiB; "
+    ):
+        plan_restraints(replace(fit, budget=100 << 20), is_limited=True)
+
+
+@pytest.mark.slow
+def test_fewer_rows_are_proposed_where_they_fit(fit: Fit) -> None:
+    config = oracle_config("synthetic_monomer")
+    config.data.eval.max_msa_clusters = 2000
+    deep = replace(fit, planner=replace(fit.planner, config=config), rows=2000)
+    few = plan_restraints(replace(deep, rows=128), is_limited=True)
+    assert few is not None
+    with pytest.raises(InputError, match=r"use --max-msa 128:\d+, or "):
+        plan_restraints(replace(deep, budget=few.peak + (64 << 20)), is_limited=True)
