@@ -27,7 +27,7 @@ class Allocator(Protocol):
     """Model of the allocator of an accelerator."""
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a block for a tensor of ``nbytes``; raise :class:`DeviceFull` on a full device."""
+        """Return a block for a tensor of ``nbytes``; raise :class:`DeviceFull` if it does not fit."""
 
     def free(self, block: Any) -> None:
         """Free a block."""
