@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import add_field_options, whole_number
-from fastfold.cli.process import is_first_process, orderly_termination
+from fastfold.cli.process import announce, is_first_process, orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 
@@ -247,7 +247,7 @@ def add_design_command(commands: Any) -> None:
     add_field_options({"memory": run, "ranks": run}, InferConfig)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
-    parser.set_defaults(run=run_design)
+    parser.set_defaults(run=run_design, quiet=False)
 
 
 def run_design(options: argparse.Namespace) -> int:
@@ -256,6 +256,7 @@ def run_design(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: Options contradict each other.
     """
+    announce(options)
     from fastfold.inference.config import check_seeds
     from fastfold.inference.design.run import TABLE, run_designs
 

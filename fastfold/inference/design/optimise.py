@@ -18,6 +18,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
 from fastfold.inference.design.evaluate import Evaluation, Evaluator, RecycleMode
 from fastfold.inference.design.limits import Limits, parse_shares
+from fastfold.inference.design.task import DesignTask
 
 Optimizer = Literal["sgd", "adam"]
 Start = Literal["gumbel", "random", "wildtype"]
@@ -163,12 +164,23 @@ class DesignState:
     trace: list[np.ndarray]
 
 
-def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
-    """Return the state before the first step.
+def check_start(task: DesignTask, config: DesignConfig) -> None:
+    """Check that a task has the first sequence of the settings.
 
     Raises:
         ConfigError: The start is ``wildtype`` and the task has no given structure.
     """
+    if config.start == "wildtype" and task.reference is None:
+        raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
+
+
+def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
+    """Return the state before the first step.
+
+    Raises:
+        ConfigError: See :func:`check_start`.
+    """
+    check_start(evaluator.task, config)
     task = evaluator.task
     rng = np.random.default_rng([seed, 0])
     shape = (task.num_parameters, RESIDUES)
@@ -176,8 +188,7 @@ def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> Design
     if config.start == "gumbel":
         x = x + rng.gumbel(size=shape) / Relaxation().alpha
     if config.start == "wildtype":
-        if task.reference is None:
-            raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
+        assert task.reference is not None
         places = [int(np.flatnonzero(task.source == row)[0]) for row in range(task.num_parameters)]
         x = np.eye(RESIDUES)[task.reference.aatype[places].numpy()]
     parameters = torch.from_numpy(x).float()

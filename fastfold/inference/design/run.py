@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
     DesignConfig,
     DesignState,
+    check_start,
     final_parameters,
     first_state,
     optimise,
@@ -39,7 +41,7 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.design.together import SharedEvaluator
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.models import Network, requested_networks, suitable
+from fastfold.inference.models import Network, about_mini, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.prepare import check_divisible
 from fastfold.inference.progress import RunLog
@@ -55,7 +57,8 @@ from fastfold.utils.device import choose_device
 SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "trajectories", "mpnn"
 """Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
 
-_SAVE_EVERY = 10
+_SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
+"""Steps after which the state of a design is saved and shown; earlier if they take longer."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,10 @@ class _DesignRun:
             self.device = self.distributed.context.device
         number = len(suitable(folding, tasks[0].target))
         chosen = [] if filters is None else _filters(filters, tasks[0], number)
+        for one in tasks:
+            check_start(one, self.config)
+        if not weights:
+            self.say(about_mini(networks[0]))
         models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
         digests = [network.digest for network in networks]
         evaluator = self._evaluator(tasks[0], models)
@@ -220,16 +227,19 @@ class _DesignRun:
             state = first_state(evaluator, self.config, seed)
         elif state.step:
             self.say(f"{path.name}: continues after step {state.step}")
-        total = len(schedule(self.config))
+        total, saved_at = len(schedule(self.config)), time.monotonic()
 
         def keep(current: DesignState) -> None:
-            row = current.log[-1]
-            if current.step % _SAVE_EVERY == 0 or current.step == total:
+            nonlocal saved_at
+            is_due = current.step % _SAVE_STEPS == 0 or time.monotonic() - saved_at > _SAVE_SECONDS
+            if is_due or current.step == total:
+                row = current.log[-1]
                 save_state(saved, current, identity)
                 self.say(
                     f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
                     f"pLDDT {row['mean_plddt']:.1f}"
                 )
+                saved_at = time.monotonic()
 
         try:
             optimise(evaluator, self.config, seed, state, keep)

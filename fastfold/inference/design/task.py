@@ -254,10 +254,13 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
 
     Raises:
         InputError: The file or a residue cannot be used.
+        ConfigError: All residues are kept.
     """
     given = _one_chain(path, chain)
     reference = _reference([given])
     kept = residue_places(keep, [given], path)
+    if len(kept) == len(given):
+        raise ConfigError(f"all {len(given)} residues of {path} are kept; leave at least one to design")
     return DesignTask(
         "fixbb", _target("fixbb", [given], kept), _source(len(given), kept), {"dgram_cce": 1.0}, reference
     )
@@ -357,7 +360,7 @@ def _one_chain(path: Path, name: str | None) -> ChainStructure:
     chains = read_user_structure(path).chains
     names = [chain.chain_id for chain in chains]
     if name is None and len(chains) > 1:
-        raise InputError(f"has chains {', '.join(names)}; choose one with --chain", path=path)
+        raise InputError(f"has chains {', '.join(names)}; choose one with --chains", path=path)
     for chain in chains:
         if name in (None, chain.chain_id):
             return chain

@@ -56,6 +56,7 @@ def test_a_hallucination_is_designed_folded_and_listed(
     assert "2 designed" in done.out
     assert len(loaded) == 1
     written = (cli.out / "log.txt").read_text()
+    assert "no alignments given" not in written
     wanted = ("2 designs on cpu", "hallucinate_seed_001: step 4 of 4", "2 targets on cpu", "2 designed")
     assert [text in written for text in wanted] == [True] * 4
 
@@ -228,12 +229,15 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
         (("hallucinate", "--length", "20", "--where", "rmds<2"), "no column 'rmds'; did you mean rmsd?"),
+        (("hallucinate", "--length", "20", "--start", "wildtype"), "has no given residues to start from"),
+        (("fixbb", "GIVEN", "--keep", "A1-12"), "all 12 residues of"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
         (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),
     ],
 )
 def test_wrong_use_is_explained(cli: CommandLine, arguments: tuple[str, ...], message: str) -> None:
-    done = design(cli, *arguments)
+    given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
+    done = design(cli, *(str(given) if word == "GIVEN" else word for word in arguments))
     assert done.code == (1 if "missing.pdb" in arguments else 2)
     assert message in done.err
     assert not cli.names()

@@ -6,25 +6,31 @@ import csv
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from fastfold.inference.design.run import TABLE
 from tests.helpers.command_line import CommandLine
-from tests.helpers.forked import fork_command, rank_environments
+from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.helpers.results import helix_prediction
 
 NAME = "hallucinate_seed_000"
-TASK = ("hallucinate", "--length", "11", "--num-designs", "2", "--steps", "2,1,1", "--mutations", "1,2")
+TASK = ("hallucinate", "--length", "11", "--steps", "6,2,2", "--mutations", "1,2")
+
+
+def start(cli: CommandLine, *arguments: object, out: Path, weights: str) -> list[Forked]:
+    """Two processes of a design."""
+    words = ["design", *arguments, "--device", "cpu", "--parallel", "dap=2"]
+    words += ["--weights", cli.weights(weights, noise=0.05), "--out", out]
+    return [fork_command(*words, env=environment) for environment in rank_environments(2)]
 
 
 def together(cli: CommandLine, *arguments: object, out: Path, weights: str) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of a design on two processes."""
-    words = ["design", *arguments, "--device", "cpu", "--parallel", "dap=2"]
-    words += ["--weights", cli.weights(weights, noise=0.05), "--out", out]
-    started = [fork_command(*words, env=environment) for environment in rank_environments(2)]
-    printed = [process.communicate() for process in started]
+    started = start(cli, *arguments, out=out, weights=weights)
+    printed = [process.communicate(timeout=500.0) for process in started]
     return [(process.returncode, *texts) for process, texts in zip(started, printed, strict=True)]
 
 
@@ -63,6 +69,7 @@ def test_two_processes_design_what_one_does_and_continue_it(cli: CommandLine, ki
         given = helix_prediction("backbone", 12).save(cli.folder / "given", plots=False)["pdb"]
         weights, name = "model_1_multimer_v3", "binder_seed_000"
         arguments = ("binder", str(given), "--length", "6", "--avoid", f"{given}:A", "--steps", "1,1,1")
+        arguments += ("--give-up-below", "1")
     alone, both = cli.folder / "alone", cli.folder / "both"
     path = cli.weights(weights, noise=0.05)
     done = cli.run("design", *arguments, "--device", "cpu", "--weights", path, "--out", alone)
@@ -74,17 +81,26 @@ def test_two_processes_design_what_one_does_and_continue_it(cli: CommandLine, ki
     assert (code, other) == (0, 0), errors
     assert (silent, quiet) == ("", "")
     assert "designed. Table:" in out
+    assert "results go to" in errors
     assert "2 processes" in (both / "log.txt").read_text()
     compare(alone, both, [name])
     assert sorted(path.name for path in both.iterdir()) == sorted(path.name for path in alone.iterdir())
     if kind == "multimer":
         return
-    # The state of another number of processes continues.
-    kept = (both / "trajectories" / f"{name}.safetensors").read_bytes()
+    # A run that is killed continues, with any number of processes.
     shutil.rmtree(both)
-    (both / "trajectories").mkdir(parents=True)
-    (both / "trajectories" / f"{name}.safetensors").write_bytes(kept)
-    assert "continues after step 5" in together(cli, *arguments, out=both, weights=weights)[0][1]
+    state = both / "trajectories" / f"{name}.safetensors"
+    killed = start(cli, *arguments, out=both, weights=weights)
+    while not state.exists():
+        assert killed[0].poll() is None, killed[0].communicate()
+        time.sleep(0.02)
+    for process in killed:
+        process.kill()
+        process.communicate()
+    assert not (both / TABLE).exists()
+    (code, out, errors), _ = together(cli, *arguments, out=both, weights=weights)
+    assert code == 0, errors
+    assert f"{name}: continues after step 10" in out
     compare(alone, both, [name])
 
 

@@ -46,14 +46,16 @@ def fold_designs(
     """
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
-    def with_templates(target: Target, task: DesignTask) -> Target:
+    def prepared(target: Target, task: DesignTask) -> Target:
+        # An empty alignment, because none is missing.
+        target = replace(target, alignments=tuple(([], []) for _ in target.chains))
         takers = [one for one in networks if takes_templates(one.info.config, target)]
         return replace(target, templates=task.template_features) if takers else target
 
     def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
         targets, errors = read_targets([path])
         chosen = [target for target in targets if tasks[target.record].rings == rings]
-        return [with_templates(target, tasks[target.record]) for target in chosen], errors
+        return [prepared(target, tasks[target.record]) for target in chosen], errors
 
     failed: list[tuple[str, str]] = []
     for rings in dict.fromkeys(task.rings for task in tasks.values()):
