@@ -117,6 +117,10 @@ class EvoformerBlock(nn.Module):
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    msa_transition: Transition
+    outer_product_mean: OuterProductMean
+    pair_transition: Transition
+
     def __init__(
         self, config: Any, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
     ) -> None:
@@ -162,6 +166,8 @@ class TemplatePairBlock(nn.Module):
         attention_first: Run triangle attention before triangle multiplication (monomer) or after it (multimer).
         zero_init: Initialise the last layer of each update with zeros.
     """
+
+    pair_transition: Transition
 
     def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()

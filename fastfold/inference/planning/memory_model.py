@@ -16,7 +16,7 @@ from typing import Any
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.evoformer import EVOFORMER_STEPS
-from fastfold.evoformer.execution import LayerSizes
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
@@ -290,9 +290,9 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
     ):
         sizes = fold.layer_sizes(rows, channels, c.pair_channel)
         for step in EVOFORMER_STEPS:
-            layer = step.layer_of(global_column=is_extra)
-            if fold.ranks > 1:
-                layer = AXIAL_VARIANTS.get(layer, layer)
+            plain = step.layer_of(global_column=is_extra)
+            layer = AXIAL_VARIANTS.get(plain, plain) if fold.ranks > 1 else plain
+            assert issubclass(layer, PolicyModule)
             if layer.operator in IN_ROWS:
                 layers[layer.operator].append(partial(layer.workspace, c.evoformer[step.node], sizes))
     return {name: partial(_largest, own) for name, own in layers.items()}
