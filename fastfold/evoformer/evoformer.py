@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
@@ -45,19 +45,39 @@ class Step(NamedTuple):
         x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)
         return (x,) if self.layer is Transition else (x, mask)
 
+    def is_enabled(self, config: Any) -> bool:
+        """Return False if the layer's node of a block's config says ``enabled: false``."""
+        return bool(config[self.node].get("enabled", True))
+
     def layer_of(self, *, global_column: bool) -> type[PolicyModule]:
         """Return the layer's class in a block with global column attention, or without."""
         return MSAColumnGlobalAttention if global_column and self.layer is MSAColumnAttention else self.layer
+
+    def flops(self, config: Any, sizes: LayerSizes, *, global_column: bool = False) -> float:
+        """Return the operations of the layer's matrix products.
+
+        Args:
+            config: Config node of the block.
+            sizes: Sizes of the block's tensors.
+            global_column: True for a block with global column attention.
+        """
+        if not self.is_enabled(config):
+            return 0.0
+        rows, channels = (
+            (sizes.sequences, sizes.c_m) if self.updates == "msa" else (sizes.residues, sizes.c_z)
+        )
+        layer = self.layer_of(global_column=global_column)
+        return layer.flops(config[self.node], sizes, (rows, sizes.residues, channels))
 
     def build(
         self, config: Any, c_m: int, c_z: int, *, global_column: bool, zero_init: bool
     ) -> nn.Module | None:
         """Return the layer of a block; None if its config node says ``enabled: false``."""
-        node = config[self.node]
-        if not node.get("enabled", True):
+        if not self.is_enabled(config):
             return None
         channels = (c_m, c_z) if self.reads_other else (c_m if self.updates == "msa" else c_z,)
-        return self.layer_of(global_column=global_column)(node, *channels, zero_init=zero_init)
+        layer = self.layer_of(global_column=global_column)
+        return layer(config[self.node], *channels, zero_init=zero_init)
 
 
 _MULTIPLICATION = tuple(
@@ -93,6 +113,8 @@ EVOFORMER_STEPS = (
     _PAIR_TRANSITION,
 )
 """Steps of an Evoformer block in the order of supplement Algorithm 6."""
+TEMPLATE_STEPS = (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION)
+"""Steps of a template block of the monomer network in the order of Algorithm 16."""
 
 
 class EvoformerBlock(nn.Module):
@@ -172,7 +194,7 @@ class TemplatePairBlock(nn.Module):
     def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()
         self.attention_first = attention_first
-        for step in (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION):
+        for step in TEMPLATE_STEPS:
             setattr(self, step.name, step.build(config, c_t, c_t, global_column=False, zero_init=zero_init))
 
     def steps(self) -> list[Step]:

@@ -21,7 +21,7 @@ from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.inference.planning.offload_room import OffloadRoom
-from fastfold.inference.planning.time_model import Costs, StepTimes
+from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
 from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
@@ -371,8 +371,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates
     multimer = is_multimer(config)
-    stack = template.template_pair_stack
-    c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
+    stack, c = template.template_pair_stack, template_channels(config)
     one = pairs * c * e
     shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
