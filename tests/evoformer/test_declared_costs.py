@@ -65,7 +65,7 @@ def test_steps_of_a_block_take_the_bytes_that_they_declare(
 
         elements = ROWS * (sequences * c_m if step.updates == "msa" else N * C_Z)
         layer = step.layer_of(global_column=is_extra)
-        declared = layer.workspace(config[step.node], sizes, elements)
+        declared = layer.workspace(step.node_of(config), sizes, elements)
         found, one_row = taken(build, elements, dtype), 12 * max(N, sequences) * max(c_m, C_Z) * e
         assert 0.75 * declared <= found <= declared + one_row, step.name
 

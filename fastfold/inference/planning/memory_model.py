@@ -7,7 +7,6 @@ a target, each holds a shard, and in addition its messages (:mod:`fastfold.paral
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -283,7 +282,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
 def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
     """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
     c = config.model.embeddings_and_evoformer
-    layers: defaultdict[str, list[Workspace]] = defaultdict(list)
+    layers: dict[str, list[Workspace]] = {}
     for rows, channels, is_extra in (
         (fold.extra, c.extra_msa_channel, True),
         (fold.clusters + fold.templates, c.msa_channel, False),
@@ -293,13 +292,15 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
             plain = step.layer_of(global_column=is_extra)
             layer = AXIAL_VARIANTS.get(plain, plain) if fold.ranks > 1 else plain
             assert issubclass(layer, PolicyModule)
-            if layer.operator in IN_ROWS:
-                layers[layer.operator].append(partial(layer.workspace, c.evoformer[step.node], sizes))
-    return {name: partial(_largest, own) for name, own in layers.items()}
+            node = step.node_of(c.evoformer)
+            own = layers.setdefault(layer.operator, [])
+            if node is not None:
+                own.append(partial(layer.workspace, node, sizes))
+    return {name: partial(_largest, found) for name, found in layers.items() if name in IN_ROWS}
 
 
 def _largest(workspaces: Sequence[Workspace], elements: int) -> int:
-    return max(workspace(elements) for workspace in workspaces)
+    return max((workspace(elements) for workspace in workspaces), default=0)
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
