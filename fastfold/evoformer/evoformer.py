@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
@@ -27,16 +27,16 @@ class Step(NamedTuple):
         updates: ``msa`` or ``pair``.
         cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
             for any.
-        node: Node of the layer in the official ``evoformer`` config node.
         reads_other: True if the layer also reads the other tensor.
+        node: Name of the layer's node in the block's official config node; None for ``name``.
     """
 
     name: str
     layer: type[PolicyModule]
     updates: str
-    node: str
     cut: int | None = None
     reads_other: bool = False
+    node: str | None = None
 
     def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:
         """Return the layer's arguments, of ``msa [*, S, N, c_m]``, ``pair [*, N, N, c_z]`` and their masks."""
@@ -45,54 +45,66 @@ class Step(NamedTuple):
         x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)
         return (x,) if self.layer is Transition else (x, mask)
 
+    def node_of(self, config: Any) -> Any:
+        """Return the layer's node of a block's config node; None if it says ``enabled: false``."""
+        node = config[self.node or self.name]
+        return node if node.get("enabled", True) else None
+
     def layer_of(self, *, global_column: bool) -> type[PolicyModule]:
         """Return the layer's class in a block with global column attention, or without."""
         return MSAColumnGlobalAttention if global_column and self.layer is MSAColumnAttention else self.layer
+
+    def flops(self, config: Any, sizes: LayerSizes, *, global_column: bool = False) -> float:
+        """Return the operations of the layer's matrix products.
+
+        Args:
+            config: Config node of the block.
+            sizes: Sizes of the block's tensors.
+            global_column: True for a block with global column attention.
+        """
+        node = self.node_of(config)
+        if node is None:
+            return 0.0
+        rows, channels = (
+            (sizes.sequences, sizes.c_m) if self.updates == "msa" else (sizes.residues, sizes.c_z)
+        )
+        layer = self.layer_of(global_column=global_column)
+        return layer.flops(node, sizes, (rows, sizes.residues, channels))
 
     def build(
         self, config: Any, c_m: int, c_z: int, *, global_column: bool, zero_init: bool
     ) -> nn.Module | None:
         """Return the layer of a block; None if its config node says ``enabled: false``."""
-        node = config[self.node]
-        if not node.get("enabled", True):
+        node = self.node_of(config)
+        if node is None:
             return None
         channels = (c_m, c_z) if self.reads_other else (c_m if self.updates == "msa" else c_z,)
         return self.layer_of(global_column=global_column)(node, *channels, zero_init=zero_init)
 
 
-_MULTIPLICATION = tuple(
-    Step(
-        f"triangle_multiplication_{way}",
-        TriangleMultiplication,
-        "pair",
-        f"triangle_multiplication_{way}",
-        cut=cut,
-    )
-    for way, cut in (("outgoing", -2), ("incoming", -3))
+_MULTIPLICATION = (
+    Step("triangle_multiplication_outgoing", TriangleMultiplication, "pair", cut=-2),
+    Step("triangle_multiplication_incoming", TriangleMultiplication, "pair", cut=-3),
 )
 _ATTENTION = tuple(
-    Step(f"triangle_attention_{way}", TriangleAttention, "pair", f"triangle_attention_{way}_node", cut=cut)
-    for way, cut in (("starting", -3), ("ending", -2))
+    Step(name, TriangleAttention, "pair", cut=cut, node=f"{name}_node")
+    for name, cut in (("triangle_attention_starting", -3), ("triangle_attention_ending", -2))
 )
-_OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", "outer_product_mean", reads_other=True)
-_PAIR_TRANSITION = Step("pair_transition", Transition, "pair", "pair_transition")
+_OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", reads_other=True)
+_PAIR_TRANSITION = Step("pair_transition", Transition, "pair")
+_ROW_NODE = "msa_row_attention_with_pair_bias"
 EVOFORMER_STEPS = (
-    Step(
-        "msa_row_attention",
-        MSARowAttention,
-        "msa",
-        "msa_row_attention_with_pair_bias",
-        cut=-3,
-        reads_other=True,
-    ),
-    Step("msa_column_attention", MSAColumnAttention, "msa", "msa_column_attention", cut=-2),
-    Step("msa_transition", Transition, "msa", "msa_transition"),
+    Step("msa_row_attention", MSARowAttention, "msa", cut=-3, reads_other=True, node=_ROW_NODE),
+    Step("msa_column_attention", MSAColumnAttention, "msa", cut=-2),
+    Step("msa_transition", Transition, "msa"),
     _OUTER_PRODUCT,
     *_MULTIPLICATION,
     *_ATTENTION,
     _PAIR_TRANSITION,
 )
 """Steps of an Evoformer block in the order of supplement Algorithm 6."""
+TEMPLATE_STEPS = (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION)
+"""Steps of a template block of the monomer network in the order of Algorithm 16."""
 
 
 class EvoformerBlock(nn.Module):
@@ -116,6 +128,10 @@ class EvoformerBlock(nn.Module):
         global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
         zero_init: Initialise the last layer of each update with zeros.
     """
+
+    msa_transition: Transition
+    outer_product_mean: OuterProductMean
+    pair_transition: Transition
 
     def __init__(
         self, config: Any, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
@@ -163,10 +179,12 @@ class TemplatePairBlock(nn.Module):
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    pair_transition: Transition
+
     def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()
         self.attention_first = attention_first
-        for step in (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION):
+        for step in TEMPLATE_STEPS:
             setattr(self, step.name, step.build(config, c_t, c_t, global_column=False, zero_init=zero_init))
 
     def steps(self) -> list[Step]:

@@ -347,6 +347,17 @@ class PolicyModule(nn.Module):
         """
         return 0
 
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of a pass's matrix products.
+
+        Args:
+            config: Config node of the layer.
+            sizes: Sizes of the layer's tensors.
+            shape: Rows, columns and channels of the updated tensor.
+        """
+        return 0.0
+
 
 def set_policy(
     model: nn.Module, policy: ExecutionPolicy, blocks: Mapping[str, int | None] | None = None

@@ -16,6 +16,7 @@ from fastfold.evoformer.attention import (
 )
 from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
+from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
 
 
 class MSARowAttention(PolicyModule):
@@ -65,6 +66,11 @@ class MSARowAttention(PolicyModule):
         """Return the bytes of the bias."""
         return bias_bytes(config.num_head, sizes)
 
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of attention within rows."""
+        return sum(gated_attention_flops(*shape))
+
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
         return kernels.pair_bias(
@@ -103,6 +109,12 @@ class MSAColumnAttention(PolicyModule):
             return updated.transpose(-3, -2)
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
+
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of attention within columns."""
+        rows, columns, channels = shape
+        return sum(gated_attention_flops(columns, rows, channels))
 
 
 class MSAColumnGlobalAttention(PolicyModule):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 
 
 class OuterProductMean(PolicyModule):
@@ -80,6 +81,13 @@ class OuterProductMean(PolicyModule):
         # For each row: its column of the MSA normalised, its left side and mask, and the float32 norm of each pair.
         row = depth * sizes.c_m * e + (side + mask) / n + 8 * n
         return side + mask + max(part, passing * side + int(row * elements / (n * sizes.c_z)))
+
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of both sides, their products, and the projection of these."""
+        c = config.num_outer_channel
+        sides = 4.0 * sizes.sequences * sizes.residues * sizes.c_m * c
+        return sides + sum(outer_product_flops(sizes.sequences, shape[0] * shape[1], c, shape[2]))
 
     def recorded(
         self, left: Tensor, right: Tensor, pair: Tensor, left_mask: Tensor, right_mask: Tensor

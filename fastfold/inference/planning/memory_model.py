@@ -7,7 +7,6 @@ a target, each holds a shard, and in addition its messages (:mod:`fastfold.paral
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +15,12 @@ from typing import Any
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.evoformer import EVOFORMER_STEPS
-from fastfold.evoformer.execution import LayerSizes
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.inference.planning.offload_room import OffloadRoom
-from fastfold.inference.planning.time_model import Costs, StepTimes
+from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
 from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
@@ -283,23 +282,25 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
 def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
     """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
     c = config.model.embeddings_and_evoformer
-    layers: defaultdict[str, list[Workspace]] = defaultdict(list)
+    layers: dict[str, list[Workspace]] = {}
     for rows, channels, is_extra in (
         (fold.extra, c.extra_msa_channel, True),
         (fold.clusters + fold.templates, c.msa_channel, False),
     ):
         sizes = fold.layer_sizes(rows, channels, c.pair_channel)
         for step in EVOFORMER_STEPS:
-            layer = step.layer_of(global_column=is_extra)
-            if fold.ranks > 1:
-                layer = AXIAL_VARIANTS.get(layer, layer)
-            if layer.operator in IN_ROWS:
-                layers[layer.operator].append(partial(layer.workspace, c.evoformer[step.node], sizes))
-    return {name: partial(_largest, own) for name, own in layers.items()}
+            plain = step.layer_of(global_column=is_extra)
+            layer = AXIAL_VARIANTS.get(plain, plain) if fold.ranks > 1 else plain
+            assert issubclass(layer, PolicyModule)
+            node = step.node_of(c.evoformer)
+            own = layers.setdefault(layer.operator, [])
+            if node is not None:
+                own.append(partial(layer.workspace, node, sizes))
+    return {name: partial(_largest, found) for name, found in layers.items() if name in IN_ROWS}
 
 
 def _largest(workspaces: Sequence[Workspace], elements: int) -> int:
-    return max(workspace(elements) for workspace in workspaces)
+    return max((workspace(elements) for workspace in workspaces), default=0)
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
@@ -371,8 +372,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates
     multimer = is_multimer(config)
-    stack = template.template_pair_stack
-    c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
+    stack, c = template.template_pair_stack, template_channels(config)
     one = pairs * c * e
     shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES

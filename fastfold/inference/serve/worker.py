@@ -124,7 +124,7 @@ class GroupWorker:
                 job, runner = runs[work]
                 with _answering(job.path, job.target):
                     summary = fold_targets(runner, [job.target], [work.cost], [(work, result)])
-                    runner.progress.log.add(summary.counts())
+                    runner.progress.log.append(summary.counts())
                     write_answer(job.path, _answer(job, runner, summary))
 
     def _start(

@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from fastfold.evoformer.execution import columns
-from fastfold.evoformer.msa_attention import MSAColumnAttention
+from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.regather import (
@@ -88,15 +88,14 @@ class TrainingBlock:
         return msa, self._regathered.started_by(pair)
 
     def _outer_product_last(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
-        attention = self._block.msa_row_attention
+        attention, rest = self._msa_layers()
         move, again = self._gathering(attention, attention.bias(pair), -1, attention.regathers(pair))
         needed, later = self._start_overlapping([move], self._to_rows(pair))
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias, *_) = needed()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
         (msa,) = self._start([self._by_residue(msa)], begins_backward(msa)).wait()
-        msa, begin = self._attend_columns(msa)
-        msa = self._block.msa_transition(msa)
+        msa, begin = self._update_columns(rest, msa)
         if self._contraction == "channels":
             (pair,) = later()
         pair, later = self._outer_product(msa, pair)
@@ -105,7 +104,7 @@ class TrainingBlock:
 
     def _outer_product_first(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
         pair, by_sequence = self._outer_product(msa, pair, self._to_rows(pair))
-        attention = self._block.msa_row_attention
+        attention, rest = self._msa_layers()
         cut, again = -2 if self._contraction == "channels" else -1, attention.regathers(pair)
         move, regather = self._gathering(attention, attention.bias(pair), cut, again)
         gathering = self._start([move])
@@ -115,8 +114,7 @@ class TrainingBlock:
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
         later, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
         pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
-        msa, _ = self._attend_columns(later.wait()[0])
-        msa = self._block.msa_transition(msa)
+        msa, _ = self._update_columns(rest, later.wait()[0])
         if msa.requires_grad:
             # The MSA of the last block of the extra stack is not used, so it gets no gradient.
             msa.register_hook(lambda _: has_gradient.set())
@@ -179,15 +177,25 @@ class TrainingBlock:
     def _by_sequence(self, msa: Tensor) -> TensorMove:
         return msa, self._shards.resharding(msa, cut=-3, join=-2, length=self._residues)
 
-    def _attend_columns(self, msa: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Run attention along the sequences of ``[*, S, n, c_m]``.
+    def _msa_layers(self) -> tuple[Any, list[Any]]:
+        """Return the step on sequences, which reads the pair, and the later steps on residues or any shard."""
+        rows, *rest = (getattr(self._block, step.name) for step in self._block.msa_steps())
+        return rows, rest
 
-        Returns:
-            The updated MSA, and the part of the backward pass that needs no gradient.
-        """
-        layer, mask = self._block.msa_column_attention, self._shards.take(self._msa_mask, -1)
-        if not isinstance(layer, MSAColumnAttention):  # the extra MSA stack has global attention
-            return layer(msa, mask), None
+    def _update_columns(self, layers: Sequence[Any], msa: Tensor) -> tuple[Tensor, Begin | None]:
+        """Return the updated ``[*, S, n, c_m]``, and the part of attention's backward pass that needs no gradient."""
+        begin: Begin | None = None
+        for layer in layers:
+            if isinstance(layer, MSAColumnAttention):
+                msa, begin = self._attend_columns(layer, msa)
+            elif isinstance(layer, MSAColumnGlobalAttention):
+                msa = layer(msa, self._shards.take(self._msa_mask, -1))
+            else:
+                msa = layer(msa)
+        return msa, begin
+
+    def _attend_columns(self, layer: MSAColumnAttention, msa: Tensor) -> tuple[Tensor, Begin | None]:
+        mask = self._shards.take(self._msa_mask, -1)
         turned = attention_regathered(
             *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
             dropout=columns(layer.dropout(msa)),

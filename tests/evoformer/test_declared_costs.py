@@ -1,4 +1,4 @@
-"""Bytes that layers declare for plans: as many as they take on a simulated device, and no fewer."""
+"""Bytes and operations that layers declare for plans: those of a simulated device and of a trace."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
+from fastfold.parallel.planner.trace import Recorder
 
 MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
 N, C_Z, ROWS = 509, 128, 128
@@ -64,9 +65,27 @@ def test_steps_of_a_block_take_the_bytes_that_they_declare(
 
         elements = ROWS * (sequences * c_m if step.updates == "msa" else N * C_Z)
         layer = step.layer_of(global_column=is_extra)
-        declared = layer.workspace(config[step.node], sizes, elements)
+        declared = layer.workspace(step.node_of(config), sizes, elements)
         found, one_row = taken(build, elements, dtype), 12 * max(N, sequences) * max(c_m, C_Z) * e
         assert 0.75 * declared <= found <= declared + one_row, step.name
+
+
+def test_steps_declare_the_operations_of_their_products() -> None:
+    """Those of a bias and of global attention, which is cheap, are left out."""
+    config, sizes = (
+        model_config(MONOMER).model.embeddings_and_evoformer.evoformer,
+        LayerSizes(80, 96, 96, 256, C_Z, 4),
+    )
+    for step in EVOFORMER_STEPS:
+        with torch.device("meta"):
+            layer = step.build(config, sizes.c_m, C_Z, global_column=False, zero_init=False)
+            msa, pair = torch.empty(80, 96, sizes.c_m), torch.empty(96, 96, C_Z)
+            inputs = step.inputs(msa, pair, torch.empty(80, 96), torch.empty(96, 96))
+        assert layer is not None
+        with Recorder(layer) as recorder:
+            layer(*inputs)
+        found, declared = recorder.result().regions[""].forward.flops, step.flops(config, sizes)
+        assert declared == pytest.approx(found, rel=0.01), step.name
 
 
 @pytest.mark.parametrize(("preset", "dtype"), [(MONOMER, BF16), (MULTIMER, FP32)])
