@@ -137,18 +137,6 @@ def block_positions(channels: int) -> int:
     return max(1, min(1024, BLOCK_ELEMENTS // channels))
 
 
-def forward_positions(channels: int, positions: int) -> int:
-    """Return the number of positions per block of a forward pass, which sums nothing over positions.
-
-    Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks.
-
-    Args:
-        channels: Channels of the widest buffer.
-        positions: Number of positions in all blocks.
-    """
-    return max(block_positions(channels), min(4096, BLOCK_ELEMENTS // 2 // channels, positions // 4))
-
-
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Split tensors with equal leading axes into blocks of at most ``size`` positions.
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import Scratch, forward_positions, position_blocks, share_of
+from fastfold.kernels.common.scratch import Scratch, position_blocks, share_of
 
 X = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
 
@@ -63,13 +63,3 @@ def test_a_transposed_copy_is_the_transposed_matrix() -> None:
         assert torch.equal(found, matrix.t())
         assert found.is_contiguous()
         assert torch.equal(kept, wide)
-
-
-@pytest.mark.parametrize(
-    ("channels", "positions", "size"),
-    [(64, 10_000, 2500), (128, 100_000, 4096), (512, 100_000, 1024), (64, 100, 1024), (2048, 100_000, 512)],
-)
-def test_narrow_channels_get_few_large_blocks_of_a_forward_pass(
-    channels: int, positions: int, size: int
-) -> None:
-    assert forward_positions(channels, positions) == size

@@ -14,13 +14,12 @@ from fastfold.kernels.common.scratch import (
     accumulation_dtype,
     block_positions,
     finish,
-    forward_positions,
     normalise,
     normalise_backward,
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.centring import centred, mean_of, sample
 from fastfold.kernels.cpu.linear import Linear, reduced
 

@@ -20,13 +20,12 @@ from fastfold.kernels.common.scratch import (
     at_positions,
     block_positions,
     finish,
-    forward_positions,
     normalise,
     normalise_backward,
     position_blocks,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.centring import centred
 from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
