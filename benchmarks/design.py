@@ -68,6 +68,7 @@ def measure(blocks: int, residues: int) -> dict[str, float]:
         "gflops_per_second": rate / 1e9,
         "outside": used - tensors,
         "tensors": tensors,
+        "working": plan.parts["working"],
     }
 
 

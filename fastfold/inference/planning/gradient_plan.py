@@ -37,8 +37,8 @@ from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
 
-_FIXED_CPU, _GAPS_CPU = 600 << 20, 0.6
-"""Bytes of a process on a CPU in addition to a gradient's tensors, fixed ones and a share of the tensors.
+_FIXED_CPU, _GAPS_CPU = 520 << 20, 1.85
+"""Bytes of a process on a CPU in addition to a gradient's tensors: fixed ones, and a multiple of the working tensors.
 
 They are PyTorch's libraries, and pages that its allocator keeps (``benchmarks/results/design.json``)."""
 
@@ -211,7 +211,7 @@ class GradientPlanner:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
         else:
-            parts["gaps"] = _GAPS_CPU * sum(parts.values())
+            parts["gaps"] = _GAPS_CPU * parts["working"]
         return GradientPlan(
             policy=policy,
             peak=math.ceil(sum(parts.values())) + self.fixed,
@@ -255,9 +255,13 @@ class GradientPlanner:
         )
 
 
-def cpu_allowance(tensors: float) -> float:
-    """Return the bytes of a process on a CPU that a plan adds to those of its tensors."""
-    return _FIXED_CPU + _GAPS_CPU * tensors
+def cpu_allowance(working: float) -> float:
+    """Return the bytes of a process on a CPU that a plan adds to those of its tensors.
+
+    Args:
+        working: Bytes of its working tensors.
+    """
+    return _FIXED_CPU + _GAPS_CPU * working
 
 
 def _score(result: dict[str, Any]) -> Tensor:

@@ -75,7 +75,7 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     spread = f"{gpus} x {where} (dap={gpus})" if gpus > 1 else where
     lines = [
         f"{options.model}, a design of {options.residues:,} residues, {options.precision}, on {spread} with "
-        f"{budget / GIB:,.2f} GiB each",
+        f"{budget / GIB:,.2f} GiB{' each' if gpus > 1 else ''}",
         "",
         *gradient_plan_lines(plan, gpus),
         f"longest that fits   about {planner.longest(budget):,} residues",
