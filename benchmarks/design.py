@@ -94,7 +94,7 @@ def main() -> None:
         found.append(row)
         print(
             f"{residues:4d} residues: {row['share']:.2f} of {row['gflops_per_second']:.0f} GFLOP/s, "
-            f"{row['outside'] / 2**20:,.0f} MiB beside {row['tensors'] / 2**20:,.0f} MiB of tensors",
+            f"{row['outside'] / 2**20:,.0f} MiB in addition to {row['tensors'] / 2**20:,.0f} MiB of tensors",
             flush=True,
         )
     if options.json is not None:
