@@ -37,8 +37,10 @@ from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
 
-_FIXED_CPU = 720 << 20
-"""Bytes of a process on a CPU that plans do not count: PyTorch's libraries and its allocator's pages."""
+_FIXED_CPU, _GAPS_CPU = 520 << 20, 1.85
+"""Bytes of a process on a CPU in addition to a gradient's tensors: fixed ones, and a multiple of the working tensors.
+
+They are PyTorch's libraries, and pages that its allocator keeps (``benchmarks/results/design.json``)."""
 
 _ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
 """Positions of a block of attention on a GPU, and bytes of each in its backward pass, by those of an element.
@@ -71,6 +73,8 @@ class GradientPlan:
         seconds: Estimated seconds of the pass on a GPU.
         forward_seconds: The same of a pass without gradients.
         offload_from: Bytes from which a saved tensor is offloaded.
+        flops: Operations of the pass on all ranks, recomputation included.
+        forward_flops: The same of a pass without gradients.
     """
 
     policy: GradientPolicy
@@ -79,6 +83,8 @@ class GradientPlan:
     seconds: float
     forward_seconds: float
     offload_from: int
+    flops: float = 0.0
+    forward_flops: float = 0.0
 
     @property
     def host_room(self) -> int:
@@ -195,7 +201,7 @@ class GradientPlanner:
         return found
 
     def _plan(self, *, recompute: bool, host: int = 0) -> GradientPlan:
-        cost, forward = self._cost(recompute, host)
+        cost, forward = self._costs(recompute, host)
         pairs = -(-self.residues // self.ranks) * self.residues
         policy = replace(self._policy(recompute), host=math.ceil(cost.host))
         parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
@@ -204,25 +210,29 @@ class GradientPlanner:
             if recompute:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
+        else:
+            parts["gaps"] = _GAPS_CPU * parts["working"]
         return GradientPlan(
             policy=policy,
             peak=math.ceil(sum(parts.values())) + self.fixed,
             parts=parts,
             seconds=cost.seconds,
-            forward_seconds=forward,
+            forward_seconds=forward.seconds - cost.seconds,
             offload_from=pairs * self.config.model.embeddings_and_evoformer.pair_channel * self._size,
+            flops=cost.flops,
+            forward_flops=forward.flops - cost.flops,
         )
 
     def _policy(self, recompute: bool) -> GradientPolicy:
         return GradientPolicy.of_length(self.residues, self.templates, recompute=recompute, ranks=self.ranks)
 
-    def _cost(self, recompute: bool, host: int) -> tuple[Cost, float]:
-        """Return the cost of a pass, and the seconds of one without gradients."""
+    def _costs(self, recompute: bool, host: int) -> tuple[Cost, Cost]:
+        """Return the cost of a pass, and that of it and one without gradients before."""
         workload = self._recomputed if recompute else self._kept
         plan, speeds = ParallelPlan(dap=self.ranks), self.speeds or rates(_ASSUMED_GPU, TRAINING)
         cost = step_cost(workload, plan, speeds, checkpointing=recompute, host=host)
         more = step_cost(replace(workload, passes=1), plan, speeds, checkpointing=recompute, host=host)
-        return cost, more.seconds - cost.seconds
+        return cost, more
 
     @cached_property
     def _recomputed(self) -> Workload:
@@ -243,6 +253,15 @@ class GradientPlanner:
             extra_msa=self.extra_msa,
             precision=self.precision,
         )
+
+
+def cpu_allowance(working: float) -> float:
+    """Return the bytes of a process on a CPU that a plan adds to those of its tensors.
+
+    Args:
+        working: Bytes of its working tensors.
+    """
+    return _FIXED_CPU + _GAPS_CPU * working
 
 
 def _score(result: dict[str, Any]) -> Tensor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
+
+import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
@@ -16,6 +19,11 @@ from fastfold.parallel.planner.hardware import rates
 from fastfold.parallel.planner.report import assumptions_text, seconds_text
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB
+
+CPU_SHARE = 0.55
+"""Share of a float32 matrix product's rate that a gradient on a CPU reaches (``benchmarks/results/choices.md``)."""
+
+_PRODUCT, _ATTEMPTS = 1024, 5
 
 
 def report_gradient_plan(options: argparse.Namespace) -> str:
@@ -67,16 +75,44 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     spread = f"{gpus} x {where} (dap={gpus})" if gpus > 1 else where
     lines = [
         f"{options.model}, a design of {options.residues:,} residues, {options.precision}, on {spread} with "
-        f"{budget / GIB:,.2f} GiB each",
+        f"{budget / GIB:,.2f} GiB{' each' if gpus > 1 else ''}",
         "",
         *gradient_plan_lines(plan, gpus),
         f"longest that fits   about {planner.longest(budget):,} residues",
     ]
-    if speeds is None:
-        return "\n".join(lines)
     config = DesignConfig(recycles=options.recycles or 0)
-    lines += [*_time_lines(plan, config), "", assumptions_text(speeds)]
+    if speeds is not None:
+        lines += [*_time_lines(plan.seconds, plan.forward_seconds, config), "", assumptions_text(speeds)]
+    elif device == "cpu" and options.precision == "fp32" and gpus == 1:
+        lines += cpu_time_lines(plan, config, product_rate())
     return "\n".join(lines)
+
+
+def cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> list[str]:
+    """Format the time of a design on a CPU.
+
+    Args:
+        plan: Plan of its gradient.
+        config: Settings of the design.
+        rate: FLOP/s of a float32 matrix product (:func:`product_rate`).
+    """
+    gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
+    return [
+        *_time_lines(gradient, recycle, config),
+        f"measured here       {rate / 1e9:,.0f} GFLOP/s of float32 matrix products; a gradient reaches about "
+        f"{CPU_SHARE:.0%} of them",
+    ]
+
+
+def product_rate() -> float:
+    """Measure the FLOP/s of a float32 matrix product on this machine's CPU, in a part of a second."""
+    x = torch.rand(_PRODUCT, _PRODUCT)
+    seconds = []
+    for _ in range(_ATTEMPTS):
+        start = time.perf_counter()
+        x @ x
+        seconds.append(time.perf_counter() - start)
+    return 2 * _PRODUCT**3 / min(seconds)
 
 
 def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
@@ -91,11 +127,12 @@ def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
     ]
 
 
-def _time_lines(plan: GradientPlan, config: DesignConfig) -> list[str]:
+def _time_lines(gradient: float, recycle: float, config: DesignConfig) -> list[str]:
+    """Format the time of a design, from the seconds of a gradient and of a pass without one."""
     steps = schedule(config)
-    seconds = sum(plan.seconds + step.recycles * plan.forward_seconds for step in steps)
+    seconds = sum(gradient + step.recycles * recycle for step in steps)
     return [
-        f"time of a gradient  {seconds_text(plan.seconds)}, of a recycle {seconds_text(plan.forward_seconds)}",
+        f"time of a gradient  {seconds_text(gradient)}, of a recycle {seconds_text(recycle)}",
         f"time of a design    {seconds / 3600:,.2f} hours: {len(steps)} steps by one network, "
         f"{config.recycles} recycles",
     ]

@@ -7,11 +7,23 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from fastfold.errors import ConfigError
+from fastfold.evoformer.inputs import Relaxation
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.joint import planned_evaluator
+from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import TABLE
+from fastfold.inference.design.task import hallucination
+from fastfold.inference.design.together import SharedEvaluator
+from fastfold.inference.distributed import DistributedFolder
+from fastfold.parallel.distributed import DistributedContext
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.helpers.results import helix_prediction
@@ -123,3 +135,39 @@ def test_two_processes_refuse_what_one_refuses(cli: CommandLine, more: tuple[str
     assert re.search(message, errors.replace("\n", " "))
     assert (other, silent, quiet) == (0, "", "")
     assert not cli.names()
+
+
+class Here:
+    """Processes of which this is the only one."""
+
+    context = DistributedContext(0, 1, torch.device("cpu"))
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def together(self, make: Callable[..., Any], models: list[AlphaFold]) -> tuple[Any, Callable[..., Any]]:
+        own = make(models, self.context)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            self.calls += 1
+            return own(*arguments, **settings)
+
+        return own, call
+
+
+def test_losses_come_from_all_processes_and_everything_else_from_the_first(monomer: AlphaFold) -> None:
+    task, config, here = hallucination(10), DesignConfig(forbid="C", charge=(-2, 0)), Here()
+    shared = SharedEvaluator(task, config, [None], [monomer], here)  # type: ignore[arg-type]
+    alone = planned_evaluator(task, config, [None], [monomer])
+    x = torch.randn(10, 20, generator=torch.manual_seed(0))
+    found, wanted = (one(x, Relaxation(soft=0.5), seed=1) for one in (shared, alone))
+    assert here.calls == 1
+    assert found.losses == wanted.losses
+    assert torch.equal(found.gradient, wanted.gradient)
+    assert shared.designed(x) == alone.designed(x)
+    assert shared.violation(x) == alone.violation(x)
+
+
+def test_what_cannot_be_sent_to_other_processes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="define own losses at the top level of a module"):
+        DistributedFolder(Here.context).together(lambda models, context: None, [])

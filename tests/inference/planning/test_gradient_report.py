@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from fastfold.inference.design.optimise import DesignConfig
+from fastfold.inference.folding.gradients import GradientPolicy
+from fastfold.inference.planning.gradient_plan import GradientPlan, cpu_allowance
+from fastfold.inference.planning.gradient_report import CPU_SHARE, cpu_time_lines, product_rate
+from tests.conftest import REPOSITORY
 from tests.helpers.command_line import CommandLine
 
 
@@ -41,3 +47,32 @@ def test_what_cannot_be_planned_is_refused(
     done = cli.run("plan", "--design", *arguments)
     assert done.code == 2
     assert message in done.err
+
+
+def test_hours_on_a_cpu_follow_the_rate_of_its_products() -> None:
+    plan = GradientPlan(
+        GradientPolicy(True),
+        peak=1,
+        parts={},
+        seconds=1.0,
+        forward_seconds=1.0,
+        offload_from=1,
+        flops=CPU_SHARE * 20e12,
+        forward_flops=CPU_SHARE * 5e12,
+    )
+    steps = {"soft_steps": 0, "temperature_steps": 180, "hard_steps": 0}
+    lines = cpu_time_lines(plan, DesignConfig(**steps, recycles=2), 1e12)
+    assert lines[0] == "time of a gradient  20 s, of a recycle 5 s"
+    assert lines[1].startswith("time of a design    1.50 hours: 180 steps by one network, 2 recycles")
+    assert "1,000 GFLOP/s" in lines[2]
+    assert product_rate() > 1e8
+
+
+def test_constants_for_cpus_are_those_that_were_measured() -> None:
+    """By ``benchmarks/design.py``: no process took more than its plan, and none was much slower or faster."""
+    rows = json.loads((REPOSITORY / "benchmarks" / "results" / "design.json").read_text())["cases"]
+    assert len(rows) >= 4
+    for row in rows:
+        assert row["outside"] <= cpu_allowance(row["working"])
+        assert 0.8 < CPU_SHARE / row["share"] < 1.2
+    assert any(row["outside"] > 0.8 * cpu_allowance(row["working"]) for row in rows)

@@ -106,13 +106,12 @@ def design_rows(
     for one in find_predictions(output):
         folds.setdefault(one.scores["name"], []).append(one)
     rows = [_row(design, folds, networks, filters, limits) for design in designs]
-    for row in rows:
-        if meets is None:
-            break
-        failed = [row["filters"]] if row["filters"] not in ("", PASSED) else []
-        if not meets({column: _value(row.get(column)) for column in COLUMNS}):
-            failed.append(f"not {where}")
-        row["filters"] = "; ".join(failed) or PASSED
+    if meets is not None:
+        for row in rows:
+            failed = [row["filters"]] if row["filters"] not in ("", PASSED) else []
+            if not meets({column: _value(row.get(column)) for column in COLUMNS}):
+                failed.append(f"not {where}")
+            row["filters"] = "; ".join(failed) or PASSED
     return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
 
 
