@@ -48,7 +48,8 @@ class Step(NamedTuple):
     def node_of(self, config: Any) -> Any:
         """Return the layer's node of a block's config node; None if it says ``enabled: false``."""
         node = config[self.node or self.name]
-        return node if node.get("enabled", True) else None
+        # A missing key makes ``ConfigDict.get`` search for similar ones, which is slow.
+        return node if "enabled" not in node or node["enabled"] else None
 
     def layer_of(self, *, global_column: bool) -> type[PolicyModule]:
         """Return the layer's class in a block with global column attention, or without."""
