@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
+# Tests start hundreds of processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-design test test-quick test-slow test-gpu test-nccl lint docs dist bench clean
 
 # The stamps are older than what they were made from when that has changed.

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.kernels.block import block_config
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from fastfold.evoformer import EvoformerBlock
-from fastfold.memory import BudgetError, DeviceFull, Gemini, SimulatedDevice
+from fastfold.memory import BudgetError, DeviceFull, Gemini, GeminiConfig, SimulatedDevice
 from fastfold.utils.atomic_files import write_atomic
 
 SHARES = (0.3, 0.4, 0.6, 0.8)
@@ -115,9 +115,8 @@ def _settled(
     model, loss = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     blocks: Sequence[nn.Module] = list(model.blocks) if recompute else ()
-    manager = Gemini(
-        *(model, optimizer, budget), device=SimulatedDevice(budget), recompute=blocks, lookahead=lookahead
-    )
+    config = GeminiConfig(budget, device=SimulatedDevice(budget), recompute=blocks, lookahead=lookahead)
+    manager = Gemini(model, optimizer, config)
     saved, residency, store = manager.saved, manager.residency, manager.store
     assert saved is not None
     before, after = (0,) * 5, (0,) * 5

@@ -4,7 +4,7 @@ Usage: python benchmarks/long_plans.py [--residues N ...] [--segments KIND ...] 
        [--cliff] [--json OUT]
 
 Each case runs the whole network, with all blocks, four templates, 64 alignment rows and one recycle, on tensors without
-contents, on a device that refuses allocations beyond its budget (fastfold.inference.simulate): no measurement. Hours
+contents, on a device that refuses allocations beyond its budget (benchmarks/simulation/fold.py): no measurement. Hours
 are those of four passes, uncalibrated: data sheets' rates times assumed shares. ``--cliff`` prints instead the smallest
 budget of 20,000 residues for several sizes of host memory.
 """
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.long_sequence import config_of, features
+from benchmarks.simulation.fold import AllocatorKind, simulate
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.fold_time import fold_costs, fold_time
 from fastfold.inference.planning.planner import Planner
-from fastfold.inference.simulate import AllocatorKind, simulate
 from fastfold.memory import BudgetError, DeviceFull
 from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import rates

@@ -216,7 +216,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Simulate the memory of a device with the budget, and of the host, at each length."""
-    from fastfold.inference.simulate import simulate
+    from benchmarks.simulation.fold import simulate
 
     if options.memory_budget is None:
         raise SystemExit("--simulate needs --memory-budget, because it asks no device")

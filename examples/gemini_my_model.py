@@ -15,7 +15,7 @@ import copy
 import torch
 from torch import nn
 
-from fastfold.memory import Gemini, parse_bytes
+from fastfold.memory import Gemini, GeminiConfig, parse_bytes
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     x, target = torch.randn(16, 128), torch.randn(16, 1)
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    manager = Gemini(model, optimizer, budget=budget, policy=args.policy)
+    manager = Gemini(model, optimizer, GeminiConfig(budget=budget, policy=args.policy))
     batch, wanted = x.to(manager.device.device), target.to(manager.device.device)
     size = sum(p.nbytes for p in model.parameters())
     print(f"{size:,} bytes of parameters, and three times as much with Adam's states; a budget of {budget:,}")

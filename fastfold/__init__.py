@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastfold.inference.ensemble.settings import Sampling
     from fastfold.inference.exporting.export import export, load_exported
     from fastfold.inference.output.prediction import Prediction
+    from fastfold.memory.gemini.config import GeminiConfig
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.apply_plan import parallelize
     from fastfold.parallel.plan import ParallelPlan
@@ -32,6 +33,7 @@ __all__ = [
     "AlphaFold",
     "FastFoldError",
     "Gemini",
+    "GeminiConfig",
     "ParallelPlan",
     "Prediction",
     "Protein",
@@ -52,27 +54,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "featurize": "fastfold.data.features.pipeline",
-        "search": "fastfold.data.search.local",
-        "model_config": "fastfold.evoformer.config",
-        "AlphaFold": "fastfold.evoformer.model",
-        "quantize": "fastfold.evoformer.quantization.any_module",
-        "export": "fastfold.inference.exporting.export",
-        "load_exported": "fastfold.inference.exporting.export",
-        "embed": "fastfold.inference.api",
-        "load_model": "fastfold.inference.api",
-        "predict": "fastfold.inference.api",
-        "predict_many": "fastfold.inference.api",
-        "Sampling": "fastfold.inference.ensemble.settings",
-        "Prediction": "fastfold.inference.output.prediction",
-        "Gemini": "fastfold.memory.gemini.manager",
-        "parallelize": "fastfold.parallel.apply_plan",
-        "ParallelPlan": "fastfold.parallel.plan",
-        "compare_structures": "fastfold.protein.metrics.compare",
-        "Protein": "fastfold.protein.protein",
-        "train": "fastfold.training.run",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

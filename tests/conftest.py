@@ -6,6 +6,7 @@ Triton 3.9 takes any.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of all later garbage collections, which take a tenth of the time then."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter end as it does without tests."""
+    gc.unfreeze()
 
 
 def shared_dir() -> Path | None:

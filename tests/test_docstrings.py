@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 _FILES = sorted((REPOSITORY / "fastfold").rglob("*.py"))
@@ -16,9 +18,14 @@ _FUNCTIONS = {"torch.autograd.Function", "Function"}
 _INHERITED = {"extra_repr", "reset_parameters"}  # of torch.nn.Module and its layers
 
 
-def _public(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """The syntax trees of all files, by their path in the repository."""
+    return {path.relative_to(REPOSITORY): ast.parse(path.read_text("utf-8")) for path in _FILES}
+
+
+def _public(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
     """Public classes and functions of a file, and public methods of its public classes."""
-    tree = ast.parse(path.read_text("utf-8"))
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
@@ -35,12 +42,8 @@ def _public(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
                     yield f"{node.name}.{inner.name}", inner
 
 
-def _names(path: Path) -> list[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    return [(f"{path.relative_to(REPOSITORY)}: {name}", node) for name, node in _public(path)]
-
-
-def test_every_public_name_has_a_docstring() -> None:
-    everything = [found for path in _FILES for found in _names(path)]
+def test_every_public_name_has_a_docstring(trees: dict[Path, ast.Module]) -> None:
+    everything = [(f"{path}: {name}", node) for path, tree in trees.items() for name, node in _public(tree)]
     assert len(everything) > 1400
     missing = [
         name
@@ -51,12 +54,8 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_every_module_has_a_docstring() -> None:
-    missing = [
-        str(path.relative_to(REPOSITORY))
-        for path in _FILES
-        if path.read_text("utf-8").strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
-    ]
+def test_every_module_has_a_docstring(trees: dict[Path, ast.Module]) -> None:
+    missing = [str(path) for path, tree in trees.items() if tree.body and ast.get_docstring(tree) is None]
     assert not missing, "\n".join(missing)
 
 
@@ -65,16 +64,16 @@ def _takes_tensors(node: ast.FunctionDef) -> bool:
     return any(a.annotation is not None and ast.unparse(a.annotation) == "Tensor" for a in arguments)
 
 
-def test_functions_of_tensors_state_shapes() -> None:
+def test_functions_of_tensors_state_shapes(trees: dict[Path, ast.Module]) -> None:
     """Of the network, its losses, proteins and the operators: a function that takes a tensor says what shape it has."""
     missing = []
     checked = 0
     for pattern in ("evoformer/**/*.py", "protein/**/*.py", "kernels/ops/*/*op.py"):
-        for path in sorted((REPOSITORY / "fastfold").glob(pattern)):
-            for name, node in _names(path):
+        for path in (path.relative_to(REPOSITORY) for path in (REPOSITORY / "fastfold").glob(pattern)):
+            for name, node in _public(trees[path]):
                 if isinstance(node, ast.FunctionDef) and _takes_tensors(node):
                     checked += 1
                     if not _SHAPE.search(ast.get_docstring(node) or ""):
-                        missing.append(name)
+                        missing.append(f"{path}: {name}")
     assert checked > 100
     assert not missing, "\n".join(missing)

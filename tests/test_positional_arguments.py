@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import pytest
 
@@ -23,25 +23,23 @@ def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-def _functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _too_many(source: str) -> dict[str, int]:
+def _too_many(functions: Iterable[ast.FunctionDef | ast.AsyncFunctionDef]) -> dict[str, int]:
     return {
         f"{function.name} (line {function.lineno})": _positional(function)
-        for function in _functions(source)
+        for function in functions
         if not _is_kernel(function) and _positional(function) > MAX_POSITIONAL
     }
 
 
 def test_no_function_takes_more_than_seven_arguments_by_position() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
-    sources = {str(path.relative_to(REPOSITORY)): path.read_text("utf-8") for path in files}
-    assert sum(len(list(_functions(source))) for source in sources.values()) > 2000
-    assert {name: found for name, source in sources.items() if (found := _too_many(source))} == {}
+    functions = {str(path.relative_to(REPOSITORY)): _functions(path.read_text("utf-8")) for path in files}
+    assert sum(map(len, functions.values())) > 2000
+    assert {name: found for name, those in functions.items() if (found := _too_many(those))} == {}
 
 
 @pytest.mark.parametrize(
@@ -60,4 +58,4 @@ def test_no_function_takes_more_than_seven_arguments_by_position() -> None:
     ],
 )
 def test_the_eighth_is_noticed(source: str, count: int) -> None:
-    assert len(_too_many(source)) == count
+    assert len(_too_many(_functions(source))) == count

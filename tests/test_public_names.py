@@ -32,6 +32,7 @@ NAMES = {
         "parallelize",
         "ParallelPlan",
         "Gemini",
+        "GeminiConfig",
         "FastFoldError",
         "__version__",
     ),
@@ -64,6 +65,15 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
 @pytest.mark.parametrize("package", NAMES)
 def test_importing_a_package_loads_neither_pytorch_nor_numpy(package: str) -> None:
     code = f"import sys, {package} as p; dir(p); print([x for x in ('torch', 'numpy') if x in sys.modules])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_a_fold_imports_no_package_that_only_some_folds_need() -> None:
+    packages = ("Bio", "gemmi", "matplotlib", "modelcif", "openmm", "pandas", "scipy", "sympy")
+    code = f"import sys, fastfold.inference.runner; print([x for x in {packages} if x in sys.modules])"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

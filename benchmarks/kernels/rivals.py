@@ -116,7 +116,7 @@ _OURS: dict[str, Operator] = {
     "row_attention": kernels.attention,
     "triangle_multiplication": _multiplication(kernels.triangle_multiplication),
     "outer_product_mean": kernels.outer_product_mean,
-    "transition": kernels.transition,
+    "transition": lambda x, **layers: kernels.transition(x, kernels.TransitionParams(**layers)),
     "pair_bias": kernels.pair_bias,
     "residual_update": kernels.residual_update,
 }

@@ -12,7 +12,7 @@ import argparse
 import torch
 
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
-from fastfold.memory import Gemini, parse_bytes
+from fastfold.memory import Gemini, GeminiConfig, parse_bytes
 
 
 def network(budget: int, times: float = 20.0) -> GPT:
@@ -39,7 +39,8 @@ def main() -> None:
     model = network(budget)
     size = sum(p.nbytes for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    manager = Gemini(model, optimizer, budget, args.policy, recompute=list(model.blocks))
+    config = GeminiConfig(budget, args.policy, recompute=list(model.blocks))
+    manager = Gemini(model, optimizer, config)
     print(f"{len(model.blocks)} blocks, {size:,} bytes of parameters, {size / budget:.1f} times the budget")
     tokens = torch.randint(0, model.config.vocabulary, (1, 16), device=manager.device.device)
     for step in range(args.steps):

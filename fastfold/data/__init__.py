@@ -15,13 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Msa", "featurize", "open_dataset", "read_fasta", "read_msa"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "read_fasta": "fastfold.data.fasta",
-        "featurize": "fastfold.data.features.pipeline",
-        "read_msa": "fastfold.data.msa.find",
-        "Msa": "fastfold.data.msa.msa",
-        "open_dataset": "fastfold.data.training.dataset",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -214,7 +214,6 @@ def check_identifier(identifier: str, path: PathLike, line: int) -> None:
 
 
 def _parse_record(path: PathLike, number: int, record: FastaRecord) -> Record:
-    """Parse the ``number``-th record of its file."""
     pir = _PIR.fullmatch(record.header)
     words = (pir[2] if pir else record.header).split()
     identifier = words[0] if words else f"{file_stem(path)}_{number}"

@@ -7,13 +7,12 @@ change results. A configuration that has them is accepted.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 
 # Rows of the extra MSA; True if the network has templates.
 _MONOMER = {
@@ -51,8 +50,8 @@ def model_config(name: str) -> ConfigDict:
     if name == MINI:
         return _mini()
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, (*PRESETS, MINI), n=1, cutoff=0.0)[0]
-        raise ConfigError(f"expected the name of a model, found {name!r}; did you mean {close!r}?")
+        names = (*PRESETS, MINI)
+        raise ConfigError(f"expected the name of a model, found {name!r}; {suggest(name, names, cutoff=0.0)}")
     base, _, kind = name.partition("_multimer")
     if base != name:
         return _multimer(int(base[-1]), version=int(kind[-1]) if kind else 1)
@@ -273,8 +272,9 @@ def _mini() -> ConfigDict:
         {"weight": 1.0, "overlap": 3.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 30.0}
     )
     heads.structure_module.distogram_descent = ConfigDict(
-        {"steps": 200, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
+        {"steps": 100, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
         | {"overlap": 15.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4}
+        | {"local_start": 5.0, "last_steps": 100, "lddt": 7.0, "share": 0.5}
     )
     return config
 

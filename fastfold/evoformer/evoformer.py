@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
@@ -28,6 +28,7 @@ class Step(NamedTuple):
         cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
             for any.
         reads_other: True if the layer also reads the other tensor.
+        node: Name of the layer's node in the block's official config node; None for ``name``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Step(NamedTuple):
     updates: str
     cut: int | None = None
     reads_other: bool = False
+    node: str | None = None
 
     def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:
         """Return the layer's arguments, of ``msa [*, S, N, c_m]``, ``pair [*, N, N, c_z]`` and their masks."""
@@ -43,19 +45,56 @@ class Step(NamedTuple):
         x, mask = (msa, msa_mask) if self.updates == "msa" else (pair, pair_mask)
         return (x,) if self.layer is Transition else (x, mask)
 
+    def node_of(self, config: Any) -> Any:
+        """Return the layer's node of a block's config node; None if it says ``enabled: false``."""
+        node = config[self.node or self.name]
+        return node if node.get("enabled", True) else None
+
+    def layer_of(self, *, global_column: bool) -> type[PolicyModule]:
+        """Return the layer's class in a block with global column attention, or without."""
+        return MSAColumnGlobalAttention if global_column and self.layer is MSAColumnAttention else self.layer
+
+    def flops(self, config: Any, sizes: LayerSizes, *, global_column: bool = False) -> float:
+        """Return the operations of the layer's matrix products.
+
+        Args:
+            config: Config node of the block.
+            sizes: Sizes of the block's tensors.
+            global_column: True for a block with global column attention.
+        """
+        node = self.node_of(config)
+        if node is None:
+            return 0.0
+        rows, channels = (
+            (sizes.sequences, sizes.c_m) if self.updates == "msa" else (sizes.residues, sizes.c_z)
+        )
+        layer = self.layer_of(global_column=global_column)
+        return layer.flops(node, sizes, (rows, sizes.residues, channels))
+
+    def build(
+        self, config: Any, c_m: int, c_z: int, *, global_column: bool, zero_init: bool
+    ) -> nn.Module | None:
+        """Return the layer of a block; None if its config node says ``enabled: false``."""
+        node = self.node_of(config)
+        if node is None:
+            return None
+        channels = (c_m, c_z) if self.reads_other else (c_m if self.updates == "msa" else c_z,)
+        return self.layer_of(global_column=global_column)(node, *channels, zero_init=zero_init)
+
 
 _MULTIPLICATION = (
     Step("triangle_multiplication_outgoing", TriangleMultiplication, "pair", cut=-2),
     Step("triangle_multiplication_incoming", TriangleMultiplication, "pair", cut=-3),
 )
-_ATTENTION = (
-    Step("triangle_attention_starting", TriangleAttention, "pair", cut=-3),
-    Step("triangle_attention_ending", TriangleAttention, "pair", cut=-2),
+_ATTENTION = tuple(
+    Step(name, TriangleAttention, "pair", cut=cut, node=f"{name}_node")
+    for name, cut in (("triangle_attention_starting", -3), ("triangle_attention_ending", -2))
 )
 _OUTER_PRODUCT = Step("outer_product_mean", OuterProductMean, "pair", reads_other=True)
 _PAIR_TRANSITION = Step("pair_transition", Transition, "pair")
+_ROW_NODE = "msa_row_attention_with_pair_bias"
 EVOFORMER_STEPS = (
-    Step("msa_row_attention", MSARowAttention, "msa", cut=-3, reads_other=True),
+    Step("msa_row_attention", MSARowAttention, "msa", cut=-3, reads_other=True, node=_ROW_NODE),
     Step("msa_column_attention", MSAColumnAttention, "msa", cut=-2),
     Step("msa_transition", Transition, "msa"),
     _OUTER_PRODUCT,
@@ -64,6 +103,8 @@ EVOFORMER_STEPS = (
     _PAIR_TRANSITION,
 )
 """Steps of an Evoformer block in the order of supplement Algorithm 6."""
+TEMPLATE_STEPS = (*_ATTENTION, *_MULTIPLICATION, _PAIR_TRANSITION)
+"""Steps of a template block of the monomer network in the order of Algorithm 16."""
 
 
 class EvoformerBlock(nn.Module):
@@ -80,42 +121,26 @@ class EvoformerBlock(nn.Module):
     In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
     Args:
-        config: Official ``evoformer`` config node. Column attention and triangle attention are left out if
-            their nodes say ``enabled: false`` (not in official configurations).
+        config: Official ``evoformer`` config node. Steps are left out if their nodes say
+            ``enabled: false`` (not in official configurations).
         c_m: MSA channels.
         c_z: Pair channels.
         global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    msa_transition: Transition
+    outer_product_mean: OuterProductMean
+    pair_transition: Transition
+
     def __init__(
         self, config: Any, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
     ) -> None:
         super().__init__()
         self.outer_product_first = config.outer_product_mean.first
-        self.msa_row_attention = MSARowAttention(
-            config.msa_row_attention_with_pair_bias, c_m, c_z, zero_init=zero_init
-        )
-        column = MSAColumnGlobalAttention if global_column else MSAColumnAttention
-        self.msa_column_attention: nn.Module | None = None
-        if config.msa_column_attention.get("enabled", True):
-            self.msa_column_attention = column(config.msa_column_attention, c_m, zero_init=zero_init)
-        self.msa_transition = Transition(config.msa_transition, c_m, zero_init=zero_init)
-        self.outer_product_mean = OuterProductMean(config.outer_product_mean, c_m, c_z, zero_init=zero_init)
-        self.triangle_multiplication_outgoing = TriangleMultiplication(
-            config.triangle_multiplication_outgoing, c_z, zero_init=zero_init
-        )
-        self.triangle_multiplication_incoming = TriangleMultiplication(
-            config.triangle_multiplication_incoming, c_z, zero_init=zero_init
-        )
-        starting, ending = config.triangle_attention_starting_node, config.triangle_attention_ending_node
-        self.triangle_attention_starting: nn.Module | None = None
-        if starting.get("enabled", True):
-            self.triangle_attention_starting = TriangleAttention(starting, c_z, zero_init=zero_init)
-        self.triangle_attention_ending: nn.Module | None = None
-        if ending.get("enabled", True):
-            self.triangle_attention_ending = TriangleAttention(ending, c_z, zero_init=zero_init)
-        self.pair_transition = Transition(config.pair_transition, c_z, zero_init=zero_init)
+        for step in EVOFORMER_STEPS:
+            layer = step.build(config, c_m, c_z, global_column=global_column, zero_init=zero_init)
+            setattr(self, step.name, layer)
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""
@@ -154,22 +179,13 @@ class TemplatePairBlock(nn.Module):
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    pair_transition: Transition
+
     def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()
         self.attention_first = attention_first
-        self.triangle_attention_starting = TriangleAttention(
-            config.triangle_attention_starting_node, c_t, zero_init=zero_init
-        )
-        self.triangle_attention_ending = TriangleAttention(
-            config.triangle_attention_ending_node, c_t, zero_init=zero_init
-        )
-        self.triangle_multiplication_outgoing = TriangleMultiplication(
-            config.triangle_multiplication_outgoing, c_t, zero_init=zero_init
-        )
-        self.triangle_multiplication_incoming = TriangleMultiplication(
-            config.triangle_multiplication_incoming, c_t, zero_init=zero_init
-        )
-        self.pair_transition = Transition(config.pair_transition, c_t, zero_init=zero_init)
+        for step in TEMPLATE_STEPS:
+            setattr(self, step.name, step.build(config, c_t, c_t, global_column=False, zero_init=zero_init))
 
     def steps(self) -> list[Step]:
         """Return the steps of this block in their order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -302,6 +302,27 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
     return x.narrow(dim, index.start, index.stop - index.start)
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of the tensors that a rank's layers read.
+
+    Attributes:
+        sequences: Rows of the MSA.
+        residues: N.
+        own: Residues of the rank's shard; N on one rank.
+        c_m: MSA channels.
+        c_z: Pair channels.
+        element_size: Bytes per element of the trunk.
+    """
+
+    sequences: int
+    residues: int
+    own: int
+    c_m: int
+    c_z: int
+    element_size: int
+
+
 class PolicyModule(nn.Module):
     """Base of modules that run under a policy.
 
@@ -312,6 +333,30 @@ class PolicyModule(nn.Module):
 
     operator: str = ""
     policy: ExecutionPolicy = ExecutionPolicy()
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of a pass in place without gradients, in addition to its input.
+
+        Buffers of operators for a part of a block are not included.
+
+        Args:
+            config: Config node of the layer.
+            sizes: Sizes of the layer's tensors.
+            elements: Elements of a block.
+        """
+        return 0
+
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of a pass's matrix products.
+
+        Args:
+            config: Config node of the layer.
+            sizes: Sizes of the layer's tensors.
+            shape: Rows, columns and channels of the updated tensor.
+        """
+        return 0.0
 
 
 def set_policy(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, PolicyModule
+from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
@@ -116,6 +116,11 @@ class PredictedAlignedErrorHead(PolicyModule):
                 "breaks": breaks,
             }
         return {"logits": rows(slice(None)), "breaks": breaks}
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of a block's logits, probabilities, and terms of sums over them, in float32."""
+        return 3 * 4 * elements
 
 
 def _exactly(linear: Linear, x: Tensor) -> Tensor:

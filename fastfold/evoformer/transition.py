@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, PolicyModule
+from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.kernels.ops.transition.op import transition_flops
 
 
 class Transition(PolicyModule):
@@ -38,16 +39,20 @@ class Transition(PolicyModule):
         """Return ``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
 
         def add_transition(block: Block) -> Tensor:
-            return kernels.transition(
-                block.x,
+            parameters = kernels.TransitionParams(
                 self.norm.weight,
                 self.norm.bias,
                 self.hidden.weight,
                 self.hidden.bias,
                 self.output.weight,
                 self.output.bias,
-                residual=block.x,
-                out=block.out,
             )
+            return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
 
         return self.policy.apply_residual(x, add_transition, dim=-3)
+
+    @classmethod
+    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
+        """Return the operations of both layers."""
+        rows, columns, channels = shape
+        return transition_flops(rows * columns, channels, channels * config.num_intermediate_factor)

@@ -4,18 +4,69 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
+from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.colabfold.source import ColabFoldSource, has_alignment, search_colabfold
+from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
-from fastfold.data.search.run import SearchPlan, SearchSummary
+from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.targets import Target
+from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
+from fastfold.inference.request import RunOptions
+from fastfold.utils.packages import require_package
+
+if TYPE_CHECKING:
+    from fastfold.inference.prepare import InferJob
 
 Engines = Sequence[SearchEngine] | ColabFoldSource
 """Search engines: databases in order, or one engine that returns whole alignments, such as ColabFold's."""
+
+
+def alignment_engines(options: RunOptions) -> Engines:
+    """Open the sources of alignments of a run; none if it searches nothing.
+
+    Raises:
+        ConfigError: A program is missing, or credentials are incomplete.
+        InputError: A database cannot be used.
+    """
+    sources = options.sources
+    if not sources.wanted:
+        return ()
+    if not sources.is_by_colabfold:
+        require_package("pyhmmer", "a search of FASTA files (--db)")
+        from fastfold.data.search.local import LocalSearch
+
+        settings = HmmerSettings(engine=sources.engine, **sources.hmmer)  # type: ignore[arg-type]
+        return LocalSearch(sources.databases, settings, sources.num_workers, sources.memory).engines()
+    modes = ColabFoldModes(
+        pair_mode=options.pair_mode,
+        pair_strategy=sources.pair_strategy or ColabFoldModes.pair_strategy,
+        templates=options.templates.server,
+    )
+    if sources.server is None:
+        folder = Path(sources.databases[0])
+        modes = replace(modes, msa_mode=sources.msa_mode or all_of_folder(folder))
+        return MmseqsSource(folder, modes=modes, threads=sources.num_workers, gpu=sources.gpu)
+    secrets = sources.access.headers(sources.server)
+    if secrets and sources.server.startswith("http://"):
+        _print("warning: --msa-server begins with http://: credentials are sent unencrypted")
+    say = (lambda line: None) if options.quiet else _print
+    modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
+    return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def search_targets(
@@ -25,7 +76,7 @@ def search_targets(
     *,
     quiet: bool = False,
     needed_alone: bool = False,
-) -> SearchSummary:
+) -> tuple[list[Target], list[InputError]]:
     """Search for the chains of targets and report progress.
 
     Args:
@@ -36,12 +87,15 @@ def search_targets(
         needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets without
             two different chains to pair.
 
+    Returns:
+        The targets, and errors of those whose search failed.
+
     Raises:
         FastFoldError: A database cannot be searched, or a result cannot be written.
     """
     if not isinstance(engines, Sequence):
         wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
-        return search_colabfold(wanted, engines, out, say=partial(print, file=sys.stderr, flush=True))
+        return search_colabfold(wanted, engines, out, say=_print).left(targets)
 
     def skip(engine: SearchEngine, target: Target) -> bool:
         if not needed_alone:
@@ -52,4 +106,31 @@ def search_targets(
     plan = SearchPlan(targets, engines, out, skip=skip)
     interval_s = 0.5 if sys.stderr.isatty() else 10.0
     with Progress(plan.cost, quiet=quiet) as progress:
-        return plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
+        summary = plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
+    return summary.left(targets)
+
+
+def search(job: InferJob) -> InferJob:
+    """Search for the alignments of a job's targets, if its request says where.
+
+    Raises:
+        FastFoldError: A database cannot be searched, or a result cannot be written.
+    """
+    options = job.request.options
+    if options.sources.wanted and job.targets:
+        engines, out = alignment_engines(options), job.request.msa_dir
+        targets, unfound = search_targets(job.targets, engines, out, quiet=options.quiet, needed_alone=True)
+        options = replace(options, msa_dir=out)
+        request = replace(job.request, options=options)
+        job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
+    if options.sort == "depth":
+        job.targets.sort(key=lambda target: alignment_depth(target, options.msa_dir))
+    return job
+
+
+def alignment_depth(target: Target, msa_dir: Path | None) -> int:
+    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
+    alignments: Sequence[ChainMsas] = ()
+    with suppress(InputError):
+        alignments = target_alignments(msa_dir, target)
+    return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -17,7 +16,7 @@ from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, suggest
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
@@ -319,16 +318,12 @@ def embed(
 
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
-    """Return the validated settings."""
     known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON) - {"device"}
     for name in settings:
         if name in _NOT_FOR_PYTHON:
             raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(
-                f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            )
+            raise ConfigError(f"unknown setting {name!r}; {suggest(name, known)}")
     return InferConfig(seeds=check_seeds(seeds), **settings)
 
 

@@ -69,6 +69,66 @@ def parse_device(text: str) -> str:
     return text
 
 
+def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Return seeds as a tuple without repetitions, in the given order.
+
+    Raises:
+        ConfigError: The list is empty, or a seed is not a whole number from 0 to 2³¹ - 1.
+    """
+    if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
+        raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
+    given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
+    if not given:
+        raise ConfigError("seeds is empty; give at least one seed")
+    for seed in given:
+        check_whole("seed", seed, 0, SEED_LIMIT - 1)
+    return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
+
+    Raises:
+        ConfigError: The text has another form; names the wrong part.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
+        if found is None:
+            raise ConfigError(
+                f"seeds {text[:40]!r}: {part[:20]!r} is not a seed; write for example 0-4 or 1,3,7"
+            )
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not first <= last < SEED_LIMIT or last - first >= 100_000:
+            raise ConfigError(
+                f"seeds {text[:40]!r}: {part[:24]!r} is not a range of at most 100,000 seeds below 2³¹"
+            )
+        seeds += range(first, last + 1)
+    return check_seeds(seeds)
+
+
+def parse_max_msa(text: str) -> tuple[int, int]:
+    """Parse numbers of rows written as ``512:1024``: cluster centres and extra MSA.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
+    if found is None:
+        raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
+    return _check_max_msa((int(found[1]), int(found[2])))
+
+
+def _check_max_msa(value: Any) -> tuple[int, int]:
+    if isinstance(value, str):
+        return parse_max_msa(value)
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
+    for number in value:
+        check_whole("max_msa", number, 1, 100_000)
+    return int(value[0]), int(value[1])
+
+
 @dataclass(frozen=True)
 class InferConfig:
     """Settings of a fold.
@@ -136,7 +196,14 @@ class InferConfig:
         metavar="N",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = option(
+        "--seeds",
+        default=(0,),
+        parse=parse_seeds,
+        group="sampling",
+        metavar="LIST",
+        help="fold with these seeds: 0-4, or 1,3,7",
+    )
     precision: str | None = option(
         "--precision",
         default=None,
@@ -450,6 +517,11 @@ class InferConfig:
         return self.cyclic if self.rings is None else self.rings
 
     @property
+    def is_parallel(self) -> bool:
+        """True if several processes fold each target together."""
+        return (self.parallel or "dap=1") != "dap=1"
+
+    @property
     def budget(self) -> int | None:
         """``memory_budget`` in bytes."""
         return None if self.memory_budget is None else int(self.memory_budget)
@@ -458,63 +530,3 @@ class InferConfig:
     def host_bytes(self) -> int | None:
         """``host_memory`` in bytes."""
         return None if self.host_memory is None else int(self.host_memory)
-
-
-def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """Return seeds as a tuple without repetitions, in the given order.
-
-    Raises:
-        ConfigError: The list is empty, or a seed is not a whole number from 0 to 2³¹ - 1.
-    """
-    if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
-        raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
-    given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
-    if not given:
-        raise ConfigError("seeds is empty; give at least one seed")
-    for seed in given:
-        check_whole("seed", seed, 0, SEED_LIMIT - 1)
-    return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
-
-    Raises:
-        ConfigError: The text has another form; names the wrong part.
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
-        if found is None:
-            raise ConfigError(
-                f"seeds {text[:40]!r}: {part[:20]!r} is not a seed; write for example 0-4 or 1,3,7"
-            )
-        first, last = int(found[1]), int(found[2] or found[1])
-        if not first <= last < SEED_LIMIT or last - first >= 100_000:
-            raise ConfigError(
-                f"seeds {text[:40]!r}: {part[:24]!r} is not a range of at most 100,000 seeds below 2³¹"
-            )
-        seeds += range(first, last + 1)
-    return check_seeds(seeds)
-
-
-def parse_max_msa(text: str) -> tuple[int, int]:
-    """Parse numbers of rows written as ``512:1024``: cluster centres and extra MSA.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
-    if found is None:
-        raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
-    return _check_max_msa((int(found[1]), int(found[2])))
-
-
-def _check_max_msa(value: Any) -> tuple[int, int]:
-    if isinstance(value, str):
-        return parse_max_msa(value)
-    if not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
-    for number in value:
-        check_whole("max_msa", number, 1, 100_000)
-    return int(value[0]), int(value[1])

@@ -292,7 +292,7 @@ class DistributedFolder:
             meeting.say_why(_MEMORY)
         elif meeting.why() != _MEMORY:
             return False
-        self.context.meet_again()
+        self.context.regroup()
         return True
 
     def stop(self) -> None:
@@ -400,6 +400,8 @@ def parse_parallel(text: str | None) -> ParallelPlan:
 def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
+    The first process stops the others at the end.
+
     Args:
         text: ``dap=<number>``, or None.
         device: Device of the fold; on CUDA each process uses the GPU of its local rank.
@@ -417,23 +419,21 @@ def distributed_folder(text: str | None, device: torch.device) -> Iterator[Distr
 
     # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
-        yield DistributedFolder(context)
+        folder = DistributedFolder(context)
+        with _stopping_others(folder):
+            yield folder
 
 
 @contextmanager
-def leading(distributed: DistributedFolder | None) -> Iterator[None]:
-    """On the first of several processes, stop the others at the end.
-
-    Args:
-        distributed: The processes; None for one.
-    """
+def _stopping_others(folder: DistributedFolder) -> Iterator[None]:
+    """On the first of several processes, stop the others at the end."""
     try:
         yield
     except DistributedFoldError:
         raise  # the others do not receive messages
     except Exception:
-        if distributed is not None and distributed.context.is_rank_zero:
-            distributed.stop()
+        if folder.context.is_rank_zero:
+            folder.stop()
         raise
-    if distributed is not None and distributed.context.is_rank_zero:
-        distributed.stop()
+    if folder.context.is_rank_zero:
+        folder.stop()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError, InputError, WeightsError
-from fastfold.evoformer.config import MINI, is_trained_on_complexes
+from fastfold.evoformer.config import MINI, has_whole_blocks, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
+from fastfold.inference.config import InferConfig
+from fastfold.inference.network_settings import apply_settings
 from fastfold.utils.hashing import file_digest
 
 
@@ -164,3 +166,34 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
         if target.is_complex
     ]
     return [target for target in targets if not target.is_complex], errors
+
+
+def check_divisible(networks: Sequence[Network]) -> None:
+    """Check that several processes can divide the blocks of networks.
+
+    Raises:
+        ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
+    """
+    for network in networks:
+        if not has_whole_blocks(network.info.config):
+            raise ConfigError(
+                f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
+                "leave out --parallel, or give --weights of another network"
+            )
+
+
+def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
+    """Estimate the work of a target in arbitrary units: cubic in its length, plus a constant.
+
+    Args:
+        target: The target.
+        networks: Networks of the run; the suitable ones fold it.
+        config: Settings of the fold.
+    """
+    n, own = target.num_residues, suitable(networks, target)
+    passes = sum(apply_settings(config, network.info.config).model.num_recycle + 1 for network in own) * len(
+        config.seeds
+    )
+    if config.sample is not None:
+        passes *= config.sample.number or 1
+    return passes * float(n + 50) ** 2 * (n + 500)

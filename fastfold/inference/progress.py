@@ -53,17 +53,17 @@ class RunLog:
         self._path, waiting = path, self._waiting
         self._waiting = []
         for text in waiting:
-            self._append(text)
+            self._write(text)
 
-    def add(self, text: str) -> None:
-        """Add a line with the time."""
+    def append(self, text: str) -> None:
+        """Append a line with the time."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
         if self._path is None:
             self._waiting.append(line)
         else:
-            self._append(line)
+            self._write(line)
 
-    def _append(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         if self._path is not None:
             with (
                 contextlib.suppress(OSError),
@@ -116,7 +116,7 @@ class Progress:
         A warning of several targets, ``warning: <target>: <text>``, is printed for the first. The others are
         counted at the end. The log has all lines.
         """
-        self.log.add(text)
+        self.log.append(text)
         if self.quiet and not important:
             return
         if text.startswith("warning: ") and text.count(": ") > 1:
@@ -164,7 +164,7 @@ class Progress:
         line = f"{work} {status}, elapsed {clock(elapsed)}, {left}"
         if self._bar is not None:
             self._bar.update(self._task, advance=cost, description=work, status=status, remaining=left)
-            self.log.add(line)
+            self.log.append(line)
         else:
             self.line(line)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from fastfold.data.search.colabfold.modes import PairMode
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS, ColabFoldModes, PairMode
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import BatchSize, InferConfig, OutputFormat, check_batch
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fastfold.data.queries.read import TargetReader
     from fastfold.data.targets import Target
     from fastfold.errors import InputError
-    from fastfold.inference.alignment_search import Engines
 
 ALIGNMENTS = "alignments"
 """Folder for searched alignments within the results."""
@@ -32,7 +32,7 @@ class RunOptions:
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
         pair_mode: Alignment rows of a complex.
-        engines: Search engines for alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
+        sources: Sources of alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
         templates: Sources of templates.
         complex_: True if each file is one complex.
         num_models: Largest number of networks for a target, in the order of the weights; None for all.
@@ -59,8 +59,15 @@ class RunOptions:
         metavar="DIR",
         help="folder of alignments, found by record id",
     )
-    pair_mode: PairMode = "unpaired_paired"
-    engines: Engines = ()
+    pair_mode: PairMode = option(
+        "--pair-mode",
+        default=ColabFoldModes.pair_mode,
+        choices=get_args(PairMode),
+        group="pairs",
+        help="alignment rows of a complex: each chain's own, paired ones, or both (default "
+        f"{ColabFoldModes.pair_mode})",
+    )
+    sources: SearchSources = field(default_factory=SearchSources)
     templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = option(
         "--complex", default=False, group="targets", help="all records of a file are one complex"
@@ -150,6 +157,21 @@ class RunOptions:
                 "--folder-per-target and --output-format colabfold exclude each other, because that format has "
                 "AlphaFold's folders"
             )
+        if self.sources.msa_mode == "single_sequence":
+            given = (
+                ("--db", self.sources.databases),
+                ("--msa-dir", self.msa_dir),
+                ("--templates without files", self.templates.server),
+            )
+            if others := [name for name, value in given if value]:
+                raise ConfigError(
+                    f"--msa-mode single_sequence uses no alignment and asks no server; leave out {', '.join(others)}"
+                )
+        if self.templates.server and not self.sources.is_by_colabfold and self.msa_dir is None:
+            raise ConfigError(
+                "--templates without files fetches the template hits of an MSA server: add --msa-server URL, or name "
+                f"structures after it; {PUBLIC_SERVER_TERMS}"
+            )
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,15 @@ class InferRequest:
 
     inputs: Sequence[Path] | TargetReader
     output: Path
-    weights: Sequence[Path] = ()
+    weights: Sequence[Path] = option(
+        "--weights",
+        default=(),
+        nargs="+",
+        parse=Path,
+        group="weights",
+        metavar="FILE",
+        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
+    )
     config: InferConfig = field(default_factory=InferConfig)
     options: RunOptions = field(default_factory=RunOptions)
 

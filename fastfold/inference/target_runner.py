@@ -26,9 +26,9 @@ from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
+from fastfold.inference.folding.target_lines import announce, conclusion, count_of
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
-from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction
@@ -259,7 +259,7 @@ class TargetRunner:
             results.rank(self.ranking)
         if not self.leaves_rest:
             done = (yield from self._finish(results, label, made=done)) or done
-        self._conclude(results.records() if done else [], label, results.folder)
+        self._conclude(label, results, made=done)
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
@@ -334,13 +334,14 @@ class TargetRunner:
         record = yield from self._predict(prepared, results, job, cost)
         return record, True
 
-    def _conclude(self, records: Sequence[PredictionRecord], label: str, records_folder: Path) -> None:
-        """Report the result of a target in its folder; without records, that it was finished before."""
-        if not records:
+    def _conclude(self, label: str, results: TargetResults, *, made: bool) -> None:
+        """Report the result of a target, or that it was finished before."""
+        if not made:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
-        what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
-        self.progress.line(f"{label}: {what} in {records_folder}")
+        records = results.records()
+        found = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
+        self.progress.line(f"{label}: {found} in {results.folder}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
@@ -386,7 +387,9 @@ class TargetRunner:
         """Check the networks and plan the target's fold by each of them."""
         self._check_networks()
         networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
-        self._announce(target, label, alignments, networks)
+        announce(
+            self.progress, target, label, alignments, networks, self.config, msa_dir=self.options.msa_dir
+        )
         if templates is not None:
             for line in templates.lines:
                 self.progress.line(f"{label}: {line}", important=not templates.number)
@@ -497,59 +500,6 @@ class TargetRunner:
             self.progress.line(f"{label} {key}: {outcome}", important=not is_relaxed)
         return bool(relaxed)
 
-    def compare(self, results: TargetResults, target: Target, label: str, reference: Path) -> None:
-        """Compare a finished target with its experimental structure, if there is one."""
-        path = find_reference(reference, target.name)
-        if path is None:
-            self.progress.line(
-                f"warning: {target.name}: no structure of this name in {reference}", important=True
-            )
-            return
-        found, problem = compare_target(results.folder, results.stem, path, self.folder.style)
-        if problem:
-            self.progress.line(
-                f"warning: {target.name}: not comparable with {path.name}: {problem}", important=True
-            )
-            return
-        best = next(iter(found.values()))
-        self.progress.line(
-            f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
-            f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
-        )
-
-    def _announce(
-        self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[Network]
-    ) -> None:
-        """Report the inputs of a target, and its networks."""
-        say, warn = self.progress.line, partial(self.progress.line, important=True)
-        rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
-        for chain, count in zip(target.chains, rows, strict=True):
-            if self.options.msa_dir is not None and target.alignments is None and not count:
-                what = repr(chain.record or target.record)
-                if target.is_complex and not chain.record:
-                    what = f"chain {chain.id}"
-                warn(
-                    f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; only its sequence is "
-                    "used"
-                )
-        evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
-        is_fold = self.config.embed is None
-        if is_fold and self.config.pae is None and not keeps_pae(target.num_residues, None):
-            say(
-                f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
-            )
-        if target.is_complex and not all(network.info.multimer for network in networks):
-            warn(
-                f"warning: {target.name}: a monomer network folds this complex as one chain whose residue numbers "
-                "jump by 200 between the chains; use --weights multimer for complexes ('fastfold weights download "
-                "multimer' fetches it)"
-            )
-        names = ", ".join(network.name for network in networks)
-        seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
-        if self.config.sample is not None:
-            seeds += f", samples by {self.config.sample.method}"
-        say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
-
 
 def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
     """Fold and write targets of several runners, with predictions by one network in shared passes.
@@ -578,28 +528,3 @@ def _shown(templates: TargetTemplates | None, network: Network, target: Target) 
     """Return the templates for a network; None if it uses none."""
     are_whole = templates is not None and templates.is_in_one_frame
     return templates if takes_templates(network.info.config, target, are_whole=are_whole) else None
-
-
-def count_of(records: Sequence[PredictionRecord]) -> str:
-    """Return the networks of some results, and their number if it differs, in words."""
-    networks = list(dict.fromkeys(str(record.scores.get("model")) for record in records))
-    more = f" ({len(records)} embeddings)" if len(records) > len(networks) else ""
-    return f"{', '.join(networks)}{more}"
-
-
-def conclusion(records: Sequence[PredictionRecord]) -> str:
-    """Return the scores of the best prediction of a target in words.
-
-    Args:
-        records: All predictions, the best first.
-    """
-    best = records[0]
-    shown = ", ".join(
-        f"{name} {best.scores[key]:.{digits}f}"
-        for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
-        if best.scores.get(key) is not None
-    )
-    if best.scores.get("has_clash") is True:
-        shown += ", its chains overlap"
-    count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
-    return f"{shown} by {best.key}, best of {count}"

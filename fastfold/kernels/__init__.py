@@ -13,6 +13,7 @@ from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_p
 from fastfold.kernels.ops.pair_bias.op import pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update
 from fastfold.kernels.ops.softmax.op import softmax
+from fastfold.kernels.ops.transition.eager import TransitionParams
 from fastfold.kernels.ops.transition.op import transition
 from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
@@ -23,6 +24,7 @@ __all__ = [
     "FactorParams",
     "GatedAttentionParams",
     "OuterProductRows",
+    "TransitionParams",
     "TriangleParams",
     "UpdateParams",
     "attention",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fastfold.kernels import reference
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.transition.eager import TransitionParams
@@ -42,9 +43,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any:
     given = dict(zip((x.name for x in operator._schema.arguments), arguments, strict=False)) | options
     given.pop("backend", None)
-    tensors = given.pop("parameters", None) or given.pop("inputs", None)
-    if tensors is not None:
-        given |= _GROUPS[name](*tensors)._asdict()
+    if name in _GROUPS:
+        lists = (given.pop(key, ()) for key in ("sides", "masks", "parameters"))
+        given |= _GROUPS[name](*(x for tensors in lists for x in tensors))._asdict()
+    elif name == "attention":
+        given |= dict(zip("qkv", given.pop("qkv"), strict=True))
+    elif name == "gated_attention":
+        given |= GatedAttentionParams.of(given.pop("parameters"))._asdict()
     definition = getattr(reference, name)
     if name == "residual_update":
         return definition(**given)

@@ -13,10 +13,10 @@ from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
-    from fastfold.memory.devices.caching_allocator import CachingAllocator
     from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
     from fastfold.memory.devices.simulated import SimulatedDevice
     from fastfold.memory.devices.tiers import NvmeTier, Tier
+    from fastfold.memory.gemini.config import GeminiConfig
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.memory.offload import HostBuffers, disk_buffers
     from fastfold.memory.planner.planner import choose_spans, plan, with_spans
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Access",
     "BudgetError",
-    "CachingAllocator",
     "ChunkPlan",
     "ChunkedModule",
     "CudaDevice",
     "Device",
     "DeviceFull",
     "Gemini",
+    "GeminiConfig",
     "HostBuffers",
     "NvmeTier",
     "Plan",
@@ -48,30 +48,4 @@ __all__ = [
     "with_spans",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Access": "fastfold.memory.planner.schedule",
-        "BudgetError": "fastfold.memory.planner.schedule",
-        "CachingAllocator": "fastfold.memory.devices.caching_allocator",
-        "ChunkPlan": "fastfold.memory.chunking",
-        "ChunkedModule": "fastfold.memory.chunking",
-        "CudaDevice": "fastfold.memory.devices.device",
-        "Device": "fastfold.memory.devices.device",
-        "DeviceFull": "fastfold.memory.devices.device",
-        "Gemini": "fastfold.memory.gemini.manager",
-        "HostBuffers": "fastfold.memory.offload",
-        "NvmeTier": "fastfold.memory.devices.tiers",
-        "Plan": "fastfold.memory.planner.schedule",
-        "SimulatedDevice": "fastfold.memory.devices.simulated",
-        "Span": "fastfold.memory.planner.schedule",
-        "Tier": "fastfold.memory.devices.tiers",
-        "autochunk": "fastfold.memory.chunking",
-        "choose_spans": "fastfold.memory.planner.planner",
-        "disk_buffers": "fastfold.memory.offload",
-        "parse_bytes": "fastfold.utils.units",
-        "plan": "fastfold.memory.planner.planner",
-        "smallest_budget": "fastfold.memory.planner.schedule",
-        "with_spans": "fastfold.memory.planner.planner",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -53,26 +53,4 @@ __all__ = [
 ]
 
 # Tensors of several processes, pipelines and tracing import much that most runs do not need.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "CommunicationLog": "fastfold.parallel.comm.groups",
-        "DistributedContext": "fastfold.parallel.distributed",
-        "Group": "fastfold.parallel.comm.groups",
-        "Lamb": "fastfold.parallel.data_parallel.large_batch",
-        "Lars": "fastfold.parallel.data_parallel.large_batch",
-        "Parallel": "fastfold.parallel.parallel_model",
-        "ParallelMesh": "fastfold.parallel.mesh",
-        "ParallelOptimizer": "fastfold.parallel.data_parallel.optimizer",
-        "ParallelPlan": "fastfold.parallel.plan",
-        "Pipeline": "fastfold.parallel.pipeline",
-        "SequenceParallel": "fastfold.parallel.sequence_parallel.module",
-        "ShardFn": "fastfold.parallel.data_parallel.full_state",
-        "best_plans": "fastfold.parallel.planner.search",
-        "init_distributed": "fastfold.parallel.distributed",
-        "parallelize": "fastfold.parallel.apply_plan",
-        "shard_sizes": "fastfold.parallel.comm.groups",
-        "split_blocks": "fastfold.parallel.pipeline",
-        "started_processes": "fastfold.parallel.slurm",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -75,7 +75,7 @@ def compare_inputs(module: nn.Module, group: Group) -> None:
         with torch.no_grad():
             first = torch.tensor(float(shapes), dtype=torch.float64, device=device)
             own = torch.stack([first, *_checksum(tensors, device)])
-            is_apart = bool((_of_all(own, group) != own).any())
+            is_apart = bool((async_ops.gather_numbers(own, group) != own).any())
         if is_apart:
             raise ConfigError(
                 f"{type(called).__name__} has different inputs on the ranks of {group.name}, which compute one result "
@@ -163,8 +163,8 @@ class StepAgreement:
         norms = [zero if x is None else torch.linalg.vector_norm(x, dtype=_wide(x)).double() for x in held]
         own = torch.stack([*sums, *(x.square() for x in norms)])
         for share in self._shares:
-            own = _of_all(own, share).sum(0)
-        of_all = _of_all(own, group)
+            own = async_ops.gather_numbers(own, share).sum(0)
+        of_all = async_ops.gather_numbers(own, group)
         (of_all, squares), (own, own_squares) = (
             of_all.unflatten(1, (2, -1)).unbind(1),
             own.unflatten(0, (2, -1)),
@@ -197,7 +197,7 @@ class StepAgreement:
             saved = [name for name in touched if name not in self._caches]
             own = torch.tensor(float(bool(saved)), dtype=torch.float64, device=device)
             self._refuse(
-                _of_all(own, self._pipeline).any(),
+                async_ops.gather_numbers(own, self._pipeline).any(),
                 f"forward changes {', '.join(saved[:3]) or 'tensors of another stage'} in place (running statistics, "
                 "power iterations, max_norm, clamping), in a pipeline once for each microbatch instead of once a step: "
                 "leave it out, use eval() for these modules, or use dp or tp instead of pp",
@@ -215,7 +215,9 @@ class StepAgreement:
             count, loose = (4, 1e-4) if group is self._same_samples else (6, 1e-9)
             allowed = loose * numbers[[0, 1, 3, 3, 5, 5][:count]].abs()
             allowed[:2] = 0
-            apart = ((_of_all(numbers, group)[:, :count] - numbers[:count]).abs() > allowed).any(0)
+            apart = (
+                (async_ops.gather_numbers(numbers, group)[:, :count] - numbers[:count]).abs() > allowed
+            ).any(0)
             self._refuse(
                 apart[1],
                 f"the ranks of {group.name} freeze different parameters; freeze the same ones on every rank, before "
@@ -243,7 +245,7 @@ class StepAgreement:
         norms = torch._foreach_norm(held) if held else ()
         bad = sum((~x.isfinite()).double() for x in norms) + torch.zeros(1, device=self._device())
         for group in self._parts:
-            bad = _of_all(bad.sum(), group).sum()
+            bad = async_ops.gather_numbers(bad.sum(), group).sum()
         for x in held[:1]:
             first = x.view(-1)[:1] if x.is_contiguous() else x[(slice(0, 1),) * x.dim()]
             first.copy_(torch.where(bad.to(x.device) > 0, torch.full_like(first, torch.nan), first))
@@ -278,11 +280,6 @@ def _real(x: Tensor) -> Tensor:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _of_all(own: Tensor, group: Group) -> Tensor:
-    """Gather the numbers of all ranks, ``[ranks, ...]``."""
-    return async_ops.start_gather(own[None].contiguous(), 0, group, [1] * group.size).wait()
 
 
 def _checksum(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.checkpointing import checkpoint_blocks
 from fastfold.parallel.comm import async_ops
@@ -198,9 +197,8 @@ def _shard_fns(
     for pattern, shard_fn in layers.items():
         matching = fnmatch.filter(paths, pattern)
         if not matching:
-            close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}{hint}")
+            hint = suggest(pattern, paths, cutoff=0.0)
+            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}; {hint}")
         for path in matching:  # outer modules precede their children
             if not any(path.startswith(f"{outer}.") for outer in found):
                 found[path] = shard_fn
@@ -273,16 +271,16 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     stages = list(split(model, group.size))
     if len(stages) % group.size or not stages:
         raise ConfigError(f"{len(stages)} stages cannot be spread over pp={group.size} ranks")
-    placed: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for number, stage in enumerate(stages):
         for name, x in (*stage.named_parameters(), *stage.named_buffers()):
-            if placed.setdefault(id(x), number) != number:
+            if stage_of.setdefault(id(x), number) != number:
                 raise ConfigError(
-                    f"{name} is in the pipeline's stages {placed[id(x)]} and {number}, which would train it "
+                    f"{name} is in the pipeline's stages {stage_of[id(x)]} and {number}, which would train it "
                     "separately; put the blocks that share it into one stage, or use tp or dp instead of pp"
                 )
     for name, x in (*model.named_parameters(), *model.named_buffers()):
-        if id(x) not in placed:
+        if id(x) not in stage_of:
             raise ConfigError(
                 f"no stage of the pipeline has {name}: stages= must return every part of the model"
             )

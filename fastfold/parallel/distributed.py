@@ -54,15 +54,13 @@ class Meeting:
         self._backend, self._device = backend, device
         self._timeout, self._message_timeout = timeout, message_timeout
         self._turn = 0
-        store, self._rank, self._size = _tried_again(
-            lambda: next(iter(dist.rendezvous("env://", timeout=timeout)))
-        )
+        store, self._rank, self._size = _retry(lambda: next(iter(dist.rendezvous("env://", timeout=timeout))))
         self._store = dist.PrefixStore(_generation(), store)
         self.begin()
 
     def begin(self) -> None:
         """Create the group of all processes."""
-        _tried_again(
+        _retry(
             lambda: dist.init_process_group(
                 self._backend,
                 store=dist.PrefixStore(f"fastfold/{self._turn}", self._store),
@@ -201,15 +199,14 @@ class DistributedContext:
         """Gather ``[k]`` numbers of every process to ``[size, k]`` on the device, without a wait of the host."""
         if self.size == 1:
             return own[None]
-        everybody = Group(dist.group.WORLD)
-        return async_ops.start_gather(own[None], 0, everybody, [1] * self.size).wait()
+        return async_ops.gather_numbers(own, Group(dist.group.WORLD))
 
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.cpu_group is not None:
             dist.barrier(group=self.cpu_group)
 
-    def meet_again(self) -> None:
+    def regroup(self) -> None:
         """End all groups and create new ones, after a collective that not all processes finished.
 
         All processes call it. The mesh and its groups stay the same objects.
@@ -283,7 +280,7 @@ def _generation() -> str:
     return f"generation/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def _tried_again(connect: Callable[[], T]) -> T:
+def _retry(connect: Callable[[], T]) -> T:
     """Return the result of a connection; retry it if it fails while machines of a job still start."""
     attempt = 1
     while True:

@@ -24,14 +24,4 @@ __all__ = [
     "to_mdanalysis",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "read_structure": "fastfold.protein.io.read",
-        "lddt": "fastfold.protein.metrics.lddt",
-        "tm_score": "fastfold.protein.metrics.tm_score",
-        "gdt": "fastfold.protein.metrics.tm_score",
-        "Protein": "fastfold.protein.protein",
-        **dict.fromkeys(("to_biopython", "to_biotite", "to_mdanalysis"), "fastfold.protein.objects.write"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

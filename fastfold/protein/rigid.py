@@ -42,10 +42,6 @@ class Rigid:
             self.rotation @ inner.rotation, _rotate(self.rotation, inner.translation) + self.translation
         )
 
-    def scale_translation(self, factor: float) -> Rigid:
-        """Multiply translations by ``factor``, which changes the length unit."""
-        return Rigid(self.rotation, self.translation * factor)
-
     @staticmethod
     def from_three_points(
         point_on_neg_x_axis: Tensor, origin: Tensor, point_on_xy_plane: Tensor, *, eps: float = 1e-8

@@ -12,10 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainConfig", "Trainer"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "TrainConfig": "fastfold.training.config",
-        "Trainer": "fastfold.training.trainer",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

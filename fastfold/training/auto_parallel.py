@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
@@ -76,10 +75,9 @@ def _own_gpu() -> str:
     name = torch.cuda.get_device_name().lower()
     found = [known for known in ACCELERATORS if known.partition("-")[0] in name]
     if not found:
-        close = difflib.get_close_matches(name, ACCELERATORS, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"parallel=auto has no table of {name!r}; name the GPU that is most like it, for example "
-            f"parallel.gpu={close}"
+            f"parallel=auto has no table of {name!r}; name the GPU that is most like it: "
+            f"parallel.gpu={'|'.join(ACCELERATORS)}"
         )
     memory = torch.cuda.get_device_properties(0).total_memory
     # The same chip is sold with different memory sizes.

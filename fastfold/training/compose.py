@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import resources
 from typing import Any, cast
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.evoformer.config import model_config
 from fastfold.training.bounds import check_bounds
 from fastfold.training.config import ModelConfig, TrainConfig
@@ -153,7 +152,8 @@ def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
     for key, value in changes.items():
         path = f"{where}.{key}"
         if key not in tree:
-            raise ConfigError(f"{path} does not exist{_nearest(key, tree.keys(), where + '.')}")
+            hint = suggest(path, [f"{where}.{name}" for name in tree], cutoff=0.0)
+            raise ConfigError(f"{path} does not exist; {hint}")
         if isinstance(tree[key], ConfigDict) != isinstance(value, Mapping):
             kind = "a group of keys" if isinstance(tree[key], ConfigDict) else "a value"
             raise ConfigError(f"{path} is {kind}, got {value!r}")
@@ -188,8 +188,7 @@ def _check_names(overrides: Sequence[str]) -> list[Override]:
         elif key not in valid and not key.startswith("model.overrides."):
             names = sorted({*valid, *_GROUPS, "preset"})
             meant = _OTHER_NAMES.get(key.rpartition(".")[2].lower())
-            hint = f"; did you mean {meant}?" if meant else _nearest(key, names)
-            raise ConfigError(f"found no setting {key!r}{hint}")
+            raise ConfigError(f"found no setting {key!r}; {suggest(key, names, meant=meant, cutoff=0.0)}")
     return parsed
 
 
@@ -216,9 +215,8 @@ def _check_choice(override: Override, group: str) -> None:
     )
     choice = override.value()
     if choice not in choices:
-        raise ConfigError(
-            f"expected {group}={'|'.join(choices)}, found {choice}{_nearest(str(choice), choices, group + '=')}"
-        )
+        hint = suggest(f"{group}={choice}", [f"{group}={name}" for name in choices])
+        raise ConfigError(f"expected {group}={'|'.join(choices)}, found {choice}; {hint}")
     if group == "preset" and override.type is not None and not override.is_add():
         raise ConfigError(f"presets need a plus sign: write +preset={choice}")
 
@@ -231,11 +229,6 @@ def _keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _keys(factory, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", str(field.type)
-
-
-def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _first_lines(error: BaseException) -> str:

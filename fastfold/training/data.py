@@ -68,7 +68,6 @@ class EntryReader:
         return replace(data, chain=mask_low_plddt(data.chain, self.min_plddt))
 
     def _read(self, entry: Entry) -> EntryData | ComplexData:
-        """Read an entry's data from its files or the cache."""
         if isinstance(entry, ComplexEntry):
             return read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
         return read_entry(entry) if self.cache is None else self.cache.read(entry)

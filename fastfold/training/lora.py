@@ -6,7 +6,6 @@ the sum of base and adapter, and gradients flow to the adapter.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.utils.module_structure import exchange_modules, move_into
 
 
@@ -164,7 +163,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield names and layers with adapters."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
             yield name, layer
@@ -184,5 +182,4 @@ def _patterns(names: Collection[str]) -> set[str]:
 
 
 def _unknown(problem: str, given: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(given, sorted(known), n=3, cutoff=0.4)
-    return f"{problem} {given!r}; " + (f"near names: {', '.join(near)}" if near else "check the spelling")
+    return f"{problem} {given!r}; {suggest(given, known, cutoff=0.4)}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.memory import Gemini, parse_bytes
+from fastfold.memory import Gemini, GeminiConfig, parse_bytes
 from fastfold.parallel import DistributedContext, ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
 
@@ -66,9 +66,7 @@ class Managed(Placement):
         super().__init__(optimizer)
         assert memory.policy is not None
         blocks = [block for m in model.modules() if isinstance(m, BlockStack) for block in m.blocks]
-        self.manager = Gemini(
-            model,
-            optimizer.inner,
+        config = GeminiConfig(
             memory.budget,
             memory.policy,
             device=context.device,
@@ -77,6 +75,7 @@ class Managed(Placement):
             recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
             statistics=context.cpu_group,
         )
+        self.manager = Gemini(model, optimizer.inner, config)
 
     def params_on_host(self) -> AbstractContextManager[None]:
         """Return a context in which parameters and gradients are plain tensors on the host."""

@@ -313,7 +313,6 @@ class _Run:
             self._record_validation(step, scores)
 
     def _read(self, entry: Entry) -> tuple[EntryData | ComplexData, Templates]:
-        """Read an entry of the validation set with its templates."""
         data = self.reader(entry)
         candidates = self.reader.candidates(entry, data)
         return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}

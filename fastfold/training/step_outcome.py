@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ _KNOWN = ("bad", "signal", "residues", "waited_s", "flops", "counted", "busy_s")
 
 
 @dataclass
-class Share:
+class StepSamples:
     """One process's samples of a step.
 
     Attributes:
@@ -70,10 +70,10 @@ class Share:
 
 
 class StepOutcome:
-    """Shares of a step from all processes; the constructor is a collective.
+    """Numbers of a step from all processes; the constructor is a collective.
 
     Args:
-        share: This process's share.
+        samples: This process's samples.
         keys: Names of the means, the same on all processes.
         context: The run's processes.
         known: Numbers of the step that every process knows.
@@ -83,19 +83,31 @@ class StepOutcome:
     """
 
     def __init__(
-        self, share: Share, keys: Sequence[str], context: DistributedContext, known: Mapping[str, float]
+        self,
+        samples: StepSamples,
+        keys: Sequence[str],
+        context: DistributedContext,
+        known: Mapping[str, float],
     ) -> None:
-        self.share, self._keys, self._context, self._known = share, list(keys), context, dict(known)
+        self.samples, self._keys, self._context, self._known = samples, list(keys), context, dict(known)
         device = context.device
         own = torch.tensor(
-            [0.0, share.signal, share.residues, share.waited_s, share.flops, share.counted, share.busy_s],
+            [
+                0.0,
+                samples.signal,
+                samples.residues,
+                samples.waited_s,
+                samples.flops,
+                samples.counted,
+                samples.busy_s,
+            ],
             dtype=torch.float64,
         )
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        means = [share.means.get(key, zero).to(device) for key in self._keys]
+        means = [samples.means.get(key, zero).to(device) for key in self._keys]
         row = torch.cat([upload(own, device), torch.stack(means)]) if means else upload(own, device)
-        if share.bad:
-            row[0] = torch.stack(share.bad).any()
+        if samples.bad:
+            row[0] = torch.stack(samples.bad).any()
         self._rows = context.gather_numbers(row)
         self.ok = self._rows[:, 0].sum() == 0
         self._more: dict[str, Tensor] = {}
@@ -190,24 +202,57 @@ class BusyTimer:
         return event
 
 
-def _nothing() -> None:
-    """Do nothing: the step has no effect to undo."""
+@dataclass
+class Progress:
+    """Progress of a run, saved in its checkpoints.
+
+    Attributes:
+        step: Number of finished optimisation steps, with skipped ones.
+        samples: Number of consumed samples.
+        skipped: Number of steps skipped because a loss or gradient was not finite.
+        bad_in_a_row: Number of consecutive skipped steps up to the last one.
+        seconds: Training time over all starts of the run.
+        bad_samples: Steps and names of the samples whose loss or gradient was not finite.
+    """
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    bad_in_a_row: int = 0
+    seconds: float = 0.0
+    bad_samples: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
-class TakenStep:
-    """Optimisation step whose outcome the host may not know yet.
+class PendingStep:
+    """Optimisation step whose outcome the host may not know yet; it ends with a commit or a rollback.
 
     Attributes:
         outcome: Numbers of the step.
         step: Number of the step, from 1.
         samples: Number of samples that the run had consumed after it.
         started: Start time, from ``time.perf_counter``.
-        undo: Reverts the host's counters if the step was skipped; the device has skipped it already.
+        revert_counters: Reverts the host's counters of optimizer and average; the device skips the step alone.
     """
 
     outcome: StepOutcome
     step: int
     samples: int
     started: float
-    undo: Callable[[], None] = _nothing
+    revert_counters: Callable[[], None] = lambda: None
+
+    def commit(self, progress: Progress) -> None:
+        """Count the step as finite."""
+        progress.bad_in_a_row = 0
+
+    def rollback(self, progress: Progress, names: Iterable[str]) -> None:
+        """Count the step as skipped, and revert its counters; the device has skipped it already.
+
+        Args:
+            progress: Progress of the run.
+            names: Names of the samples that were not finite.
+        """
+        self.revert_counters()
+        progress.skipped += 1
+        progress.bad_in_a_row += 1
+        progress.bad_samples += [(self.step, name) for name in names]

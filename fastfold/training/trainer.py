@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,19 @@ from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
-from fastfold.training.step_outcome import BusyTimer, Numbers, Share, StepOutcome, TakenStep
+from fastfold.training.step_outcome import (
+    BusyTimer,
+    Numbers,
+    PendingStep,
+    Progress,
+    StepOutcome,
+    StepSamples,
+)
 from fastfold.utils.device import reads_are_free, upload
 
 
 class TrainingStopped(FastFoldError):
     """Error of a run with too many consecutive steps without finite numbers."""
-
-
-@dataclass
-class Progress:
-    """Progress of a run, saved in its checkpoints.
-
-    Attributes:
-        step: Number of finished optimisation steps, with skipped ones.
-        samples: Number of consumed samples.
-        skipped: Number of steps skipped because a loss or gradient was not finite.
-        bad_in_a_row: Number of consecutive skipped steps up to the last one.
-        seconds: Training time over all starts of the run.
-        bad_samples: Steps and names of the samples whose loss or gradient was not finite.
-    """
-
-    step: int = 0
-    samples: int = 0
-    skipped: int = 0
-    bad_in_a_row: int = 0
-    seconds: float = 0.0
-    bad_samples: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -144,9 +130,9 @@ class Trainer:
         self._interrupts = Interrupts(quiet=not context.is_rank_zero)
         self._stop: signal.Signals | None = None  # signal of some process
         # To keep a GPU busy, the host reads a step's outcome while the device computes the next step.
-        self._late = not reads_are_free(context.device) and config.memory.policy is None
-        self._unsettled: TakenStep | None = None
-        self._settled_at = 0.0
+        self._overlaps_steps = not reads_are_free(context.device) and config.memory.policy is None
+        self._pending: PendingStep | None = None
+        self._pending_ended = 0.0
         self._keys: list[str] | None = None
 
     # ---- the loop --------------------------------------------------------------------------------------
@@ -165,8 +151,8 @@ class Trainer:
                 step = self.progress.step
                 last = step == trainer.steps
                 validates, saves = step % trainer.validate_every == 0, step % trainer.checkpoint_every == 0
-                if not self._late or validates or saves or last:
-                    self._settle()
+                if not self._overlaps_steps or validates or saves or last:
+                    self._finish_pending()
                 self._profiler.step(step)
                 self.checkpoints.poll()
                 # Validate before saving, so that a run that resumes from the checkpoint does not miss the validation.
@@ -175,7 +161,7 @@ class Trainer:
                         self.hooks.validate(step)
                     self.model.train()
                 if self._stop:
-                    self._settle()
+                    self._finish_pending()
                 if saves or last or self._stop:
                     self.save()
                 if self._stop:
@@ -191,39 +177,39 @@ class Trainer:
         return self._stop if self.progress.step < self.config.trainer.steps else None
 
     def _step(self, started: float) -> None:
-        """Run one optimisation step over this process's samples; :meth:`_settle` reads its outcome later."""
+        """Run one optimisation step over this process's samples; :meth:`_finish_pending` reads its outcome."""
         progress, batch = self.progress, self.config.optim.batch_size
         step, recycles = progress.step, self._recycles(progress.step)
-        share = Share(batch, signal=self._interrupts.received or 0)
+        samples = StepSamples(batch, signal=self._interrupts.received or 0)
         waited = self.loader.waited_s
         self._busy.start()
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
-            self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
+            self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
             with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
                 numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
-            share.add(draw.id, numbers, residues)
+            samples.add(draw.id, numbers, residues)
         self._busy.stop()
-        share.busy_s = self._busy.seconds
-        share.waited_s = self.loader.waited_s - waited
-        share.flops, share.counted = self._flops.take()
+        samples.busy_s = self._busy.seconds
+        samples.waited_s = self.loader.waited_s - waited
+        samples.flops, samples.counted = self._flops.take()
         if self._keys is None:
             self._keys = list(
-                dict.fromkeys(key for keys in self.context.gather(list(share.means)) for key in keys)
+                dict.fromkeys(key for keys in self.context.gather(list(samples.means)) for key in keys)
             )
         known = {"recycles": float(recycles), "lr": self._schedule.lr(step + 1)}
-        outcome = StepOutcome(share, self._keys, self.context, known)
-        # The last step must be settled before this one's optimizer step.
-        self._settle()
+        outcome = StepOutcome(samples, self._keys, self.context, known)
+        # The last step must end before this one's optimizer step.
+        self._finish_pending()
         progress.step += 1
         progress.samples += batch
-        self._unsettled = taken = TakenStep(outcome, progress.step, progress.samples, started)
-        if self._late:
-            taken.undo = self._update(outcome, outcome.ok)
+        self._pending = pending = PendingStep(outcome, progress.step, progress.samples, started)
+        if self._overlaps_steps:
+            pending.revert_counters = self._update(outcome, outcome.ok)
             outcome.start_copy()
         elif outcome.read()[2]:
             self._update(outcome, None)
@@ -246,36 +232,35 @@ class Trainer:
         rate = self._schedule.lr(self.progress.step) / self.config.optim.lr
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate
-        undo = self.placement.step(ok)
+        revert_optimizer = self.placement.step(ok)
         self.ema.update(ok)
 
-        def forget() -> None:
-            undo()
+        def revert_counters() -> None:
+            revert_optimizer()
             self.ema.forget_update()
 
-        return forget
+        return revert_counters
 
-    def _settle(self) -> None:
-        """Read the outcome of the last step, and log it."""
-        taken, self._unsettled = self._unsettled, None
-        if taken is None:
+    def _finish_pending(self) -> None:
+        """Commit the pending step, or roll it back if a sample was not finite; then log it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        numbers, received, finite = taken.outcome.read()
+        numbers, received, finite = pending.outcome.read()
         self._stop = signal.Signals(received) if received else self._stop
         if finite:
-            self.progress.bad_in_a_row = 0
+            pending.commit(self.progress)
         else:
-            taken.undo()
             numbers.pop("mean_gradient_norm", None)
-            self._skip(taken)
+            self._roll_back(pending)
         # Overlapping steps count from the end of the previous one.
-        now, self._settled_at = time.perf_counter(), max(taken.started, self._settled_at)
-        seconds, self._settled_at = now - self._settled_at, now
+        now, begun = time.perf_counter(), max(pending.started, self._pending_ended)
+        seconds, self._pending_ended = now - begun, now
         numbers |= flop_rates(numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size)
         self.progress.seconds += seconds
         trainer = self.config.trainer
-        if taken.step % trainer.log_every == 0 or taken.step == trainer.steps:
-            self._log(taken, numbers)
+        if pending.step % trainer.log_every == 0 or pending.step == trainer.steps:
+            self._log(pending, numbers)
 
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: Any) -> dict[str, Tensor]:
         """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
@@ -303,15 +288,13 @@ class Trainer:
         numbers |= {key: structure[key] for key in named if key in structure}
         return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
 
-    def _skip(self, taken: TakenStep) -> None:
-        """Record and report a step that all processes skipped because of samples that were not finite."""
+    def _roll_back(self, pending: PendingStep) -> None:
+        """Roll back and report a step that all processes skipped because of samples that were not finite."""
         progress = self.progress
-        of_all = self.context.gather(taken.outcome.share.bad_names())
+        of_all = self.context.gather(pending.outcome.samples.bad_names())
         names = list(dict.fromkeys(name for of_one in of_all for name in of_one))
-        progress.skipped += 1
-        progress.bad_in_a_row += 1
-        progress.bad_samples += [(taken.step, name) for name in names]
-        self.hooks.report(f"step {taken.step} skipped: loss or gradient not finite in {', '.join(names)}")
+        pending.rollback(progress, names)
+        self.hooks.report(f"step {pending.step} skipped: loss or gradient not finite in {', '.join(names)}")
         if progress.bad_in_a_row >= self.config.trainer.max_bad_steps:
             self.checkpoints.wait()
             raise TrainingStopped(
@@ -320,11 +303,11 @@ class Trainer:
                 "samples named"
             )
 
-    def _log(self, taken: TakenStep, numbers: Numbers) -> None:
+    def _log(self, pending: PendingStep, numbers: Numbers) -> None:
         if self.context.is_rank_zero:
             progress = self.progress
-            rest = {"samples": taken.samples, "skipped": progress.skipped, "seconds": progress.seconds}
-            self.hooks.log(taken.step, numbers | {key: float(value) for key, value in rest.items()})
+            rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
+            self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
 
     # ---- state -----------------------------------------------------------------------------------------
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package.
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, for its imports under ``if TYPE_CHECKING:``.
 
     Args:
-        package: The package's name.
-        modules: The module of each public name.
+        package: The package's name; it calls this function.
     """
+    modules = _deferred_imports(package)
 
     def get(name: str) -> Any:
         if name not in modules:
@@ -29,3 +28,11 @@ def lazy_names(
         return sorted({*getattr(sys.modules[package], "__all__", ()), *modules})
 
     return get, names
+
+
+def _deferred_imports(package: str) -> dict[str, str]:
+    """Return the module of each name that a package imports for type checkers only."""
+    loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
+    blocks = [x for x in ast.parse(loader.get_source(package)).body if isinstance(x, ast.If)]
+    imports = [x for block in blocks for x in block.body if isinstance(x, ast.ImportFrom)]
+    return {alias.name: x.module for x in imports for alias in x.names if x.module is not None}

@@ -29,6 +29,7 @@ class Option:
         bare: Value of the option without a text.
         nargs: Number of texts as argparse takes it: a ``+`` or ``*`` option may be repeated.
         is_rare: True if ``--help`` leaves it out.
+        is_secret: True if its value is shown and written nowhere.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class Option:
     bare: str | None = None
     nargs: str | None = None
     is_rare: bool = False
+    is_secret: bool = False
 
     @property
     def attribute(self) -> str:
@@ -57,7 +59,8 @@ def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> A
         help: Its line in the help.
         settings: Further attributes of :class:`Option`.
     """
-    return field(default=default, metadata={_KEY: Option(names=names, help=help, **settings)})
+    choice = Option(names=names, help=help, **settings)
+    return field(default=default, repr=not choice.is_secret, metadata={_KEY: choice})
 
 
 def options_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:

@@ -127,6 +127,19 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
     return table
 
 
+def json_object_or_none(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file; None if the file is missing, damaged, or holds anything else.
+
+    Args:
+        path: The file; pipes and devices are not opened.
+    """
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_stdin_bytes(*, limit: int) -> bytes:
     """Read the standard input, unpacked if it is a gzip, without a UTF-8 byte order mark.
 

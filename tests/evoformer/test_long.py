@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fastfold
+from benchmarks.simulation.fold import SimulatedHost
 from fastfold.data.fasta import read_fasta
 from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_merged
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
@@ -21,7 +22,6 @@ from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.simulate import SimulatedHost
 from fastfold.inference.verify import verify
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice

@@ -10,7 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels import FactorParams, GatedAttentionParams, TriangleParams, UpdateParams
+from fastfold.kernels import (
+    FactorParams,
+    GatedAttentionParams,
+    TransitionParams,
+    TriangleParams,
+    UpdateParams,
+)
 
 
 def _by_name(operator: Callable[..., Tensor], group: Any) -> Callable[..., Tensor]:
@@ -28,6 +34,7 @@ def _by_name(operator: Callable[..., Tensor], group: Any) -> Callable[..., Tenso
 
 
 gated_attention = _by_name(kernels.gated_attention, GatedAttentionParams)
+transition = _by_name(kernels.transition, TransitionParams)
 triangle_factors = _by_name(kernels.triangle_factors, FactorParams)
 triangle_multiplication = _by_name(kernels.triangle_multiplication, TriangleParams)
 triangle_update = _by_name(kernels.triangle_update, UpdateParams)

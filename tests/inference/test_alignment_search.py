@@ -34,6 +34,9 @@ class _Plan:
         say("uniref90: done")
         return self
 
+    def left(self, targets: Any) -> tuple[_Plan, list[Any]]:
+        return self, []
+
 
 @pytest.mark.parametrize(
     ("needed_alone", "left_out"),
@@ -58,7 +61,8 @@ def test_what_a_fold_does_not_use_is_left_out_on_request(
     left_out: set[tuple[str, str]],
 ) -> None:
     monkeypatch.setattr(alignment_search, "SearchPlan", _Plan)
-    found: Any = alignment_search.search_targets(TARGETS, ENGINES, tmp_path, needed_alone=needed_alone)
+    found: Any
+    found, _ = alignment_search.search_targets(TARGETS, ENGINES, tmp_path, needed_alone=needed_alone)
     assert (found.left_out, found.out) == (left_out, tmp_path)
     assert "uniref90: done" in capsys.readouterr().err
     alignment_search.search_targets(TARGETS, ENGINES, tmp_path, quiet=True)

@@ -14,7 +14,7 @@ from fastfold.evoformer.precision import precision_of
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
-from fastfold.inference.runner import about_kernels, with_precision
+from fastfold.inference.prepare import about_kernels, with_precision
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")

@@ -300,7 +300,7 @@ class TestPredictMany:
             ({"msas": {"x": None}}, "msas has 'x', which is not a name of a sequence"),
             ({"msas": {"a": 3}}, "msa must be a file, an alignment, or rows of letters, found int"),
             ({"seeds": "0"}, "seeds must be a whole number"),
-            ({"num_recycle": 3}, "unknown setting 'num_recycle'; did you mean 'num_recycles'"),
+            ({"num_recycle": 3}, "unknown setting 'num_recycle'; did you mean num_recycles"),
             ({"relax": "best"}, "relax is not a setting here: .*relax_prediction"),
             ({"relax_platform": "CPU"}, "relax_platform is not a setting here: .*relax_prediction"),
             ({"device": "cpu"}, "device= is for networks by path or name; load_model"),

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.simulation.fold import Simulated, simulate
 from fastfold.evoformer.config import is_multimer, model_config
-from fastfold.inference import simulate as simulation
 from fastfold.inference.planning.memory_model import CUDA_BLOCK
 from fastfold.inference.planning.planner import Planner
-from fastfold.inference.simulate import simulate
 from fastfold.memory import BudgetError, DeviceFull
 from fastfold.utils.units import GIB
 
@@ -24,11 +23,12 @@ MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
 
 
 def _config(preset: str = MONOMER) -> Any:
-    """A network with one block in each stack: further ones use the same memory again."""
+    """A network with one block in each stack and two layers of structure: further ones use the same memory again."""
     config = model_config(preset)
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
     trunk.template.template_pair_stack.num_block = 1
+    config.model.heads.structure_module.num_layer = 2
     return config
 
 
@@ -57,7 +57,7 @@ def _features(n: int, clusters: int, extra: int, *, multimer: bool) -> dict[str,
 
 def _simulate(
     n: int, budget: int, *, config: Any = None, clusters: int = 32, extra: int = 32, **options: Any
-) -> simulation.Simulated:
+) -> Simulated:
     config = config or _config()
     features = _features(n, clusters, extra, multimer=is_multimer(config))
     return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
@@ -117,9 +117,9 @@ def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> No
 @pytest.mark.parametrize(
     ("ranks", "host", "disk", "n"),
     [
-        pytest.param(8, 0.05, 0.0, 1024, marks=pytest.mark.slow),
+        (8, 0.05, 0.0, 1024),
         pytest.param(8, 0.02, 0.05, 1023, marks=pytest.mark.slow),
-        (2, 0.0, 0.0, 1023),
+        pytest.param(2, 0.0, 0.0, 1023, marks=pytest.mark.slow),
         pytest.param(2, 0.1, 0.2, 1001, marks=pytest.mark.slow),
         pytest.param(3, 0.1, 0.0, 1001, marks=pytest.mark.slow),
         pytest.param(16, 0.01, 0.0, 1024, marks=pytest.mark.slow),

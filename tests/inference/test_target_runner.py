@@ -13,6 +13,7 @@ import torch
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError, WeightsError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.request import RunOptions
 from fastfold.inference.target_runner import TargetRunner
@@ -51,7 +52,7 @@ def test_a_finished_target_is_compared_with_its_structure(tmp_path: Path) -> Non
     results.add("0" * 64, "key", prediction.files(plots=False), {}, lambda scores: [0.0] * len(scores))
     truth = tmp_path / "truth"
     prediction.save(truth, plots=False)["pdb"].rename(truth / "t.pdb")
-    runner.compare(results, target, "1/1 t", truth)
+    report_comparison(runner.progress, results, target, "1/1 t", truth)
     assert said.lines == [
         (
             "1/1 t: against t.pdb: TM-score 1.000, lDDT-CA 1.000, GDT-TS 1.000, 12 of 12 residues",
@@ -72,10 +73,10 @@ def test_a_finished_target_is_compared_with_its_structure(tmp_path: Path) -> Non
     found = json.loads((tmp_path / "out" / "t_reference.json").read_text())
     assert found.keys() == {"schema_version", "name", "reference", "not_comparable"}
     (truth / "t.pdb").unlink()
-    runner.compare(results, target, "1/1 t", truth)
+    report_comparison(runner.progress, results, target, "1/1 t", truth)
     assert said.lines[1:] == [(f"warning: t: no structure of this name in {truth}", True)]
     with pytest.raises(InputError, match="no such file or folder"):
-        runner.compare(results, target, "1/1 t", tmp_path / "nowhere")
+        report_comparison(runner.progress, results, target, "1/1 t", tmp_path / "nowhere")
 
 
 def _network(name: str, problem: str = "") -> SimpleNamespace:

@@ -34,21 +34,23 @@ _DROPOUT, _SQUARE = _random(1, _N, _C), _random(_C, _C)
 _HEADS = [_random(3, _N, 2, 2) for _ in range(4)]
 _TRIANGLE = _pair_params()
 _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "attention": ((*_HEADS[:3], _random(2, _N, _N), _MASK[:3], _HEADS[3]), {"scale": 0.5}),
+    "attention": ((_HEADS[:3], _random(2, _N, _N), _MASK[:3], _HEADS[3]), {"scale": 0.5}),
     "gated_attention": (
         (
-            *(_PAIR, _random(2, _N, _N), _MASK, None, _DROPOUT, _random(_C), _random(_C)),
-            *(_SQUARE, _SQUARE, _SQUARE, _SQUARE, _random(_C), _SQUARE, _random(_C)),
+            *(_PAIR, _random(2, _N, _N), _MASK, None, _DROPOUT),
+            [
+                *(_random(_C), _random(_C), _SQUARE, _SQUARE, _SQUARE),
+                *(_SQUARE, _random(_C), _SQUARE, _random(_C)),
+            ],
         ),
         {"heads": 2, "add_x": True},
     ),
     "layer_norm": ((_PAIR, _random(_C), None, 1e-5), {}),
     "outer_product_mean": (
         (
-            [
-                *(_random(3, _N, 2), _random(3, _N, 2), _MASK[:3], _MASK[:3]),
-                *(_random(_C, 4), _random(_C)),
-            ],
+            [_random(3, _N, 2), _random(3, _N, 2)],
+            [_MASK[:3], _MASK[:3]],
+            [_random(_C, 4), _random(_C)],
             _PAIR,
             1e-3,
         ),

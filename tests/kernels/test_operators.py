@@ -83,7 +83,7 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     if name == "transition":
         inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
         inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
-        return Case(kernels.transition, reference.transition, inputs, frozenset())
+        return Case(named_operators.transition, reference.transition, inputs, frozenset())
     if name == "triangle_factors":
         inputs = {"z": _randn(*batch, n, n + 2, 12), "mask": _mask(*batch, n, n + 2)} | _norm(12)
         inputs |= {"proj_weight": _randn(16, 12) / 3, "proj_bias": _randn(16)}

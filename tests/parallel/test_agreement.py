@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini, SimulatedDevice
+from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice
 from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
 from fastfold.parallel.comm.groups import Group
@@ -182,7 +182,7 @@ def _gemini() -> None:
         nn.init.constant_(model.head.weight, rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         device = SimulatedDevice(100_000)
-        return model, Gemini(model, optimizer, 100_000, device=device, group=dist.group.WORLD)
+        return model, Gemini(model, optimizer, GeminiConfig(100_000, device=device, group=dist.group.WORLD))
 
     model, manager = managed(nn.Identity())
     with manager.params_on_host():
@@ -192,7 +192,7 @@ def _gemini() -> None:
         model(X[rank : rank + 2]).sum().backward()
     with pytest.raises(ConfigError, match=r"have different values of more\.seen"):
         manager.step()
-    with pytest.raises(ConfigError, match=r"Gemini\(group=\.\.\.\) differ: module more is"):
+    with pytest.raises(ConfigError, match=r"GeminiConfig\(group=\.\.\.\) differ: module more is"):
         managed((nn.ReLU(), nn.GELU())[rank])
 
 

@@ -149,7 +149,7 @@ def _meets_again() -> int:
                 with pytest.raises(RuntimeError):
                     all_reduce(torch.ones(2), group)
                 assert meeting.why() == f"turn {turn}"
-            context.meet_again()
+            context.regroup()
             assert context.mesh.group("dap") is group
             assert all_reduce(torch.full((2,), context.rank + 1.0), group).tolist() == [6.0, 6.0]
             assert context.gather(context.rank) == [0, 1, 2]
@@ -191,7 +191,7 @@ def _freed(backend: str) -> int:
                 assert raised.type is PartedError
             assert time.monotonic() - begun < WAIT_SECONDS
             assert meeting.why() == "memory"
-        context.meet_again()
+        context.regroup()
         ones = torch.full((2,), context.rank + 1.0, device=context.device)
         assert all_reduce(ones, group).sum().item() == context.size * (context.size + 1)
         with meeting.ended_by("memory"):  # what was said before is over

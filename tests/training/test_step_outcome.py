@@ -10,7 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
-from fastfold.training.step_outcome import BusyTimer, Share, StepOutcome, straggling
+from fastfold.training.step_outcome import (
+    BusyTimer,
+    PendingStep,
+    Progress,
+    StepOutcome,
+    StepSamples,
+    straggling,
+)
 from tests.helpers.spawn_ranks import BACKENDS, launch
 
 KEYS = ["loss", "gradient_norm"]
@@ -20,8 +27,8 @@ def _numbers(loss: float, norm: float = 1.0) -> dict[str, Tensor]:
     return {"loss": torch.tensor(loss), "gradient_norm": torch.tensor(norm, dtype=torch.float64)}
 
 
-def _share(rank: int, *losses: float) -> Share:
-    share = Share(batch=4, signal=15 if rank == 1 else 0)
+def _share(rank: int, *losses: float) -> StepSamples:
+    share = StepSamples(batch=4, signal=15 if rank == 1 else 0)
     for number, loss in enumerate(losses):
         share.add(f"sample {rank}.{number}", _numbers(loss), residues=10 + rank)
     share.waited_s, share.flops, share.counted = rank / 10, 100.0 * rank, 10
@@ -88,3 +95,13 @@ def test_time_of_computing_is_known_in_the_step_after_and_counts_no_pause(
         seen.append(timer.seconds)
     timer.start()
     assert [*seen, timer.seconds] == [0.0, 2.5, 1.0]
+
+
+def test_a_pending_step_commits_to_a_clean_count_or_rolls_its_counters_back() -> None:
+    outcome = StepOutcome(_share(0, 1.0), KEYS, DistributedContext(0, 1, torch.device("cpu")), {})
+    progress, reverted = Progress(step=7), []
+    PendingStep(outcome, 7, 28, 0.0, lambda: reverted.append(7)).rollback(progress, ["a", "b"])
+    assert (progress.skipped, progress.bad_in_a_row, progress.bad_samples) == (1, 1, [(7, "a"), (7, "b")])
+    assert reverted == [7]
+    PendingStep(outcome, 8, 32, 0.0, lambda: reverted.append(8)).commit(progress)
+    assert (progress.skipped, progress.bad_in_a_row, reverted) == (1, 0, [7])

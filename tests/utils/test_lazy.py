@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +19,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "lazy_runs", [], raising=False)
     monkeypatch.delitem(sys.modules, "lazy_origin", raising=False)
-    module = ModuleType("lazy_package")
-    monkeypatch.setitem(sys.modules, "lazy_package", module)
-    module.__all__ = ["own", "value"]  # type: ignore[attr-defined]
-    module.__getattr__, module.__dir__ = lazy_names(  # type: ignore[method-assign]
-        "lazy_package", {"value": "lazy_origin", "gone": "lazy_origin"}
+    (tmp_path / "lazy_package").mkdir()
+    (tmp_path / "lazy_package" / "__init__.py").write_text(
+        f"from typing import TYPE_CHECKING\nfrom {lazy_names.__module__} import lazy_names\n"
+        "if TYPE_CHECKING:\n    from lazy_origin import gone, value\n"
+        "__all__ = ['own', 'value']\n__getattr__, __dir__ = lazy_names(__name__)\n"
     )
+    monkeypatch.delitem(sys.modules, "lazy_package", raising=False)
+    module = importlib.import_module("lazy_package")
     return module
 
 

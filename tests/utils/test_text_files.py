@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.utils.text_files import read_json_object
+from fastfold.utils.text_files import json_object_or_none, read_json_object
 
 
 def test_a_table_is_read_packed_or_not(tmp_path: Path) -> None:
@@ -32,3 +32,14 @@ def test_anything_else_is_one_clear_error(content: bytes, message: str, tmp_path
     (tmp_path / "table.json").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_json_object(tmp_path / "table.json", "ids to numbers", limit=150_000)
+
+
+def test_what_holds_no_object_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert json_object_or_none(path) is None
+    assert json_object_or_none(tmp_path) is None
+    for content in (b'{"a": 1', b"[1]", b"\xff", b'{"a": ' + b"[" * 100_000):
+        path.write_bytes(content)
+        assert json_object_or_none(path) is None, content[:9]
+    path.write_bytes(b"{}")
+    assert json_object_or_none(path) == {}

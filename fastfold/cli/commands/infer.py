@@ -107,7 +107,7 @@ def run_infer(options: argparse.Namespace) -> int:
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if not request.options.engines:
+        if not request.options.sources.wanted:
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
             )

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.commands.screen import absolute_database
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
+from fastfold.inference.screen.options import ScreenOptions
 
 _SCORE = """\
 Score structures (PDB, mmCIF, .gz, folders) by a network: decoys, models of other programs, designs, complexes.
@@ -56,7 +56,8 @@ def add_score_command(commands: Any) -> None:
         metavar="FILE",
         help="PDB or mmCIF files (.gz too), or folders of them",
     )
-    add_worker_group(score)
+    workers = score.add_argument_group("workers")
+    add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(score)
     protocol = score.add_argument_group("protocol")
     protocol.add_argument(
@@ -81,13 +82,13 @@ def run_score(options: argparse.Namespace) -> int:
     """
     if not options.inputs:
         raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
-    options.db = [absolute_database(database) for database in options.db]
     request = infer_request(options)
 
     from fastfold.inference.score.run import TABLE, Protocol, run_scores
 
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
-    workers = worker_options(options) if has_workers(options) else None
+    given = field_values(options, ScreenOptions)[ScreenOptions]
+    workers = ScreenOptions(**given) if given else None
     with orderly_termination():
         summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
     code = print_summary(summary, request.output, done="scored")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.options.workers import add_worker_group, worker_options
 from fastfold.cli.process import announce, imports_without_collection, orderly_termination
+from fastfold.inference.screen.options import ScreenOptions, TargetLists
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
@@ -71,7 +71,8 @@ def add_screen_command(commands: Any) -> None:
     lists.add_argument(
         "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
     )
-    add_worker_group(screen)
+    workers = screen.add_argument_group("workers")
+    add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(screen, parallel=False)
     finish_command(screen, run_screen)
 
@@ -82,11 +83,10 @@ def run_screen(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: An option is invalid, or the request is impossible.
     """
-    options.db = [absolute_database(database) for database in options.db]
     request = infer_request(options)
+    where = ScreenOptions(**field_values(options, ScreenOptions)[ScreenOptions])
     announce(options)
     with imports_without_collection():
-        from fastfold.inference.screen.options import TargetLists
         from fastfold.inference.screen.run import screen
         from fastfold.inference.screen.targets import screen_targets
 
@@ -100,11 +100,5 @@ def run_screen(options: argparse.Namespace) -> int:
     )
     targets = partial(screen_targets, lists, complex_=request.options.complex_)
     with orderly_termination():
-        summary = screen(replace(request, inputs=targets), worker_options(options))
+        summary = screen(replace(request, inputs=targets), where)
     return print_summary(summary, request.output)
-
-
-def absolute_database(database: str) -> str:
-    """Make the path of a database, ``FILE`` or ``NAME=FILE``, valid in every working folder."""
-    name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
-    return f"{name}{separator}{os.path.abspath(path)}" if path else database

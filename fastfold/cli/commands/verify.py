@@ -79,7 +79,7 @@ def add_environment_command(commands: Any) -> None:
 
 def run_environment(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code."""
-    from fastfold.inference.environment import describe_environment
+    from fastfold.inference.verify.environment import describe_environment
 
     for name, value in describe_environment().items():
         print(f"{name:<22} {value}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 
 CONFIG, PRINT = "--config", "--print-config"
-_SECRET = frozenset(("msa_server_password", "api_key_value"))
 _OWN = frozenset(("help", "help_all", "config", "print_config"))
 
 
@@ -51,8 +49,7 @@ def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) 
         name = str(key).replace("_", "-")
         action = known.get(name)
         if action is None or action.dest in _OWN:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "fastfold infer --help-all lists them"
+            hint = suggest(name, known, otherwise="fastfold infer --help-all lists them")
             raise ConfigError(f"{path}: no option {key!r}; {hint}")
         if not action.option_strings:
             inputs += _texts(value, path, name)
@@ -73,13 +70,16 @@ def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action])
     for action in actions:
         value = getattr(options, action.dest, None)
         if (
-            action.dest in _OWN | _SECRET | {argparse.SUPPRESS}
+            action.dest in _OWN | {argparse.SUPPRESS}
+            or getattr(action, "is_secret", False)
             or value == action.default
             or not _names(action)
         ):
             continue
         if value == [] and action.nargs == "*" and action.option_strings:
             value = True
+        if isinstance(value, tuple) and action.nargs is None:  # a list in one text
+            value = ",".join(map(str, value))
         values[_names(action)[0]] = _plain(value)
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True)) if values else ""
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.alignment_sources import (
-    add_source_options,
-    add_worker_option,
-    alignment_engines,
-    find_databases_of,
-    wants_server_templates,
-)
 from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
 from fastfold.cli.options.help_all import mark_rare
+from fastfold.data.databases.layout import FoundDatabases, find_databases
+from fastfold.data.search.colabfold.access import ServerAccess
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig, check_seeds, parse_seeds
+from fastfold.inference.config import InferConfig
 from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.option_fields import options_of
+
+SOURCE_KINDS = (SearchSources, ServerAccess, HmmerSettings)
+"""Dataclasses whose options say where alignments are searched."""
 
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
@@ -38,22 +40,13 @@ def add_fold_options(
         has_order: Add the order of the targets.
     """
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument(
-        "--weights",
-        nargs="+",
-        action="extend",
-        type=Path,
-        metavar="FILE",
-        default=[],
-        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
-    )
-    add_field_options({"networks": parser, "alignments": parser}, RunOptions)
-    add_source_options(parser)
-    add_field_options({"templates": parser.add_argument_group("templates")}, TemplateOptions)
-    add_field_options({"targets": parser}, RunOptions)
-    sampling, output = parser.add_argument_group("sampling"), parser.add_argument_group("output")
-    machine = parser.add_argument_group("machine")
-    groups = {"sampling": sampling, "output": output, "machine": machine, "memory": machine}
+    own = ["weights", "networks", "alignments", "sources", "pairs", "targets"]
+    own += ["order"] if has_order else []
+    add_field_options(dict.fromkeys(own, parser), InferRequest, RunOptions, SearchSources, ServerAccess)
+    templates, sampling = parser.add_argument_group("templates"), parser.add_argument_group("sampling")
+    output, machine = parser.add_argument_group("output"), parser.add_argument_group("machine")
+    groups = {"templates": templates, "sampling": sampling, "output": output}
+    groups |= dict.fromkeys(("machine", "memory", "search processes"), machine)
     if structures:
         groups |= {"restraints": sampling, "structures": output, "reference": output}
         skipped = output.add_argument(
@@ -64,12 +57,8 @@ def add_fold_options(
         mark_rare(skipped)
     if parallel:
         groups["ranks"] = machine
-    if has_order:
-        groups["order"] = parser
     _add_seeds(sampling)
-    for kind in (InferConfig, Sampling, RunOptions):
-        add_field_options(groups, kind)
-    add_worker_option(machine)
+    add_field_options(groups, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
 
 
 def _add_seeds(group: Any) -> None:
@@ -80,7 +69,6 @@ def _add_seeds(group: Any) -> None:
     group.add_argument(
         "--num-seeds", type=count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
     )
-    group.add_argument("--seeds", metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7")
 
 
 def infer_request(options: argparse.Namespace) -> InferRequest:
@@ -94,57 +82,67 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
     if options.templates:
         options.inputs += [path for path in options.templates if _FASTA.search(path.name)]
         options.templates = [path for path in options.templates if not _FASTA.search(path.name)]
-    misplaced = [path for path in options.weights if _FASTA.search(path.name)]
+    misplaced = [path for path in options.weights or () if _FASTA.search(path.name)]
     if misplaced:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
-    find_databases_of(options)
+    values = field_values(
+        options, InferRequest, InferConfig, Sampling, RunOptions, TemplateOptions, *SOURCE_KINDS
+    )
+    settings = values[InferConfig] | _seeds(options) | _outputs_left_out(options)
+    sources, found = search_sources(values, quiet=options.quiet)
+    templates = values[TemplateOptions] | {"server": options.templates == []}
+    if found is not None and found.template_database is not None and "database" not in templates:
+        places = {"mmcif_dir": found.mmcif_dir, "database": found.template_database}
+        templates = places | templates | {"is_optional": True}
     return InferRequest(
-        options.inputs, options.out, options.weights, infer_config(options), run_options(options)
+        options.inputs,
+        options.out,
+        config=InferConfig(**settings, sample=_sampling(values[Sampling])),
+        options=RunOptions(**values[RunOptions], sources=sources, templates=TemplateOptions(**templates)),
+        **values[InferRequest],
     )
 
 
-def infer_config(options: argparse.Namespace) -> InferConfig:
-    """Return the settings of the fold."""
-    values = field_values(options, InferConfig) | _outputs_left_out(options)
-    return InferConfig(**values, seeds=_seeds(options), sample=_sampling(options))
+def search_sources(
+    values: Mapping[type, Mapping[str, Any]], *, quiet: bool
+) -> tuple[SearchSources, FoundDatabases | None]:
+    """Return the sources of alignments, and the databases of ``--databases``.
+
+    Args:
+        values: Values of the fields of :data:`SOURCE_KINDS` that are given.
+        quiet: Report no databases that are left out.
+
+    Raises:
+        ConfigError: An option is invalid, or contradicts another.
+        InputError: The folder of ``--databases`` has no database.
+    """
+    sources = SearchSources(
+        **values[SearchSources], access=ServerAccess(**values[ServerAccess]), hmmer=values[HmmerSettings]
+    )
+    if sources.folder is None:
+        return sources, None
+    found = find_databases(sources.folder)
+    for remark in found.remarks:
+        if not quiet and (TemplateOptions in values or "templates" not in remark):
+            print(f"{sources.folder}: {remark}", file=sys.stderr, flush=True)
+    return replace(sources, databases=(*sources.databases, *found.sequences)), found
 
 
-def run_options(options: argparse.Namespace) -> RunOptions:
-    """Return the options of the run other than the model's."""
-    values = field_values(options, RunOptions)
-    if options.pair_mode is not None:
-        values["pair_mode"] = options.pair_mode
-    return RunOptions(**values, engines=alignment_engines(options), templates=_template_options(options))
-
-
-def _template_options(options: argparse.Namespace) -> TemplateOptions:
-    """Return the sources of templates."""
-    server = wants_server_templates(options)
-    if options.max_template_date is not None and options.template_mmcif_dir is None and not server:
-        raise ConfigError(
-            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are always "
-            "used"
-        )
-    is_optional = getattr(options, "has_optional_templates", False)
-    return TemplateOptions(**field_values(options, TemplateOptions), server=server, is_optional=is_optional)
-
-
-def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
-    """Return the seeds, from a list or from the first seed and their number."""
+def _seeds(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """Return the seeds of ``--seed`` and ``--num-seeds``, if they are given."""
+    if options.seed is None and options.num_seeds is None:
+        return {}
     if options.seeds is not None:
-        if options.seed is not None or options.num_seeds is not None:
-            raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
-        return parse_seeds(options.seeds)
+        raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
     first = options.seed or 0
     number = 1 if options.num_seeds is None else options.num_seeds
-    return check_seeds(range(first, first + number))
+    return {"seeds": tuple(range(first, first + number))}
 
 
-def _sampling(options: argparse.Namespace) -> Sampling | None:
+def _sampling(given: Mapping[str, Any]) -> Sampling | None:
     """Return the settings of samples; None without ``--sample``."""
-    given = field_values(options, Sampling)
     if "method" in given:
         for name, method in (("fraction", "columns"), ("depths", "depth")):
             if name in given and given["method"] != method:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -11,41 +13,43 @@ from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import Option, options_of
 
 
-def add_field_options(groups: Mapping[str, Any], kind: type, *, without: Collection[str] = ()) -> None:
-    """Add the options of a dataclass to a command.
+def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[str] = ()) -> None:
+    """Add the options of dataclasses to a command.
 
     Without an option, its field keeps its default.
 
     Args:
         groups: Parser or group of the help by name; fields of other groups are left out.
-        kind: The dataclass.
-        without: Names of fields without an option in this command.
+        kinds: The dataclasses.
+        only: Names of the fields with an option in this command; empty for all.
     """
-    for field, option in options_of(kind):
-        if option.group in groups and field.name not in without:
+    for field, option in itertools.chain.from_iterable(map(options_of, kinds)):
+        if option.group in groups and (not only or field.name in only):
             action = groups[option.group].add_argument(*option.names, **_settings(option, field.default))
+            action.is_secret = option.is_secret
             if option.is_rare:
                 mark_rare(action)
 
 
-def field_values(options: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that the command line gives.
+def field_values(options: argparse.Namespace, *kinds: type) -> dict[type, dict[str, Any]]:
+    """Return the values of the fields of dataclasses that the command line gives, by class and name.
 
     Args:
         options: Parsed options.
-        kind: The dataclass.
+        kinds: The dataclasses.
     """
-    values = {}
-    for field, option in options_of(kind):
-        value = getattr(options, option.attribute, None)
-        if isinstance(field.default, bool):
-            value = not field.default if value else None
-        elif isinstance(option.choices, Mapping) and value is not None:
-            value = option.choices[value]
-        if isinstance(value, list):
-            value = tuple(value)
-        if value is not None:
-            values[field.name] = value
+    values: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}
+    for kind in kinds:
+        for field, option in options_of(kind):
+            value = getattr(options, option.attribute, None)
+            if isinstance(field.default, bool):
+                value = not field.default if value else None
+            elif isinstance(option.choices, Mapping) and value is not None:
+                value = option.choices[value]
+            if isinstance(value, list):
+                value = tuple(value)
+            if value is not None:
+                values[kind][field.name] = value
     return values
 
 
@@ -63,6 +67,7 @@ def whole_number(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return the function with errors of argparse."""
 
+    @functools.wraps(parse)
     def parsed(text: str) -> Any:
         try:
             return parse(text)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from fastfold.cli.options.config_file import CONFIG, config_text, expand_config
 from fastfold.cli.options.help_all import without_rare
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 
 OTHER_PROGRAMS = {
     # ColabFold
@@ -47,8 +46,6 @@ OTHER_PROGRAMS = {
     "--use-msa-server-url": "use --msa-server URL",
 }
 """Options of other programs for the same task, by the name with hyphens."""
-
-_NEAR = 0.6
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -111,11 +108,7 @@ def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
         abbreviated = [option for option in options if option.startswith(name)]
         if name in options or (abbreviated and (len(abbreviated) == 1 or hyphens not in OTHER_PROGRAMS)):
             continue
-        near = difflib.get_close_matches(hyphens, options, n=1, cutoff=_NEAR)
-        if hyphens in options:
-            lines.append(f"{name}: did you mean {hyphens}?")
-        elif hyphens in OTHER_PROGRAMS:
-            lines.append(f"{name}: {OTHER_PROGRAMS[hyphens]}")
-        elif near:
-            lines.append(f"{name}: did you mean {near[0]}?")
+        translated = None if hyphens in options else OTHER_PROGRAMS.get(hyphens)
+        if hint := translated or suggest(hyphens, options, otherwise=""):
+            lines.append(f"{name}: {hint}")
     return lines

@@ -226,7 +226,6 @@ def _bring(
 
 
 def _fetch(url: str, place: Path, mirror: str | None, say: Say, progress: Progress) -> Path:
-    """Download a packed file, and return its path."""
     with contextlib.ExitStack() as opened:
         source = _open(url, mirror, opened, say)
         path = place / source.name
@@ -320,7 +319,6 @@ def _written(path: Path) -> Iterator[_Written]:
 
 
 def _unpack_fasta(packed: Sequence[Path], path: Path) -> dict[str, Any]:
-    """Unpack files to one."""
     with _written(path) as written:
         for one in packed:
             with gzip.open(one) as source:

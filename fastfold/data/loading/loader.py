@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfold.data.loading.sampler_state import ConsumedDraws, merge_draws
-from fastfold.data.loading.worker_pool import InlinePool, Outcome, WorkerDeath, WorkerPool
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerDeath, WorkerPool
 
 Features = dict[str, np.ndarray]
 MakeSample = Callable[[int, Any], Features]

@@ -240,7 +240,6 @@ def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
 
 
 def _read_chain(sequence: str, files: ChainAlignments) -> ChainMsas:
-    """Read the alignments of a sequence."""
     return (
         [read_hits(path, query=sequence) for path in files.unpaired],
         [read_hits(path, query=sequence) for path in files.paired],

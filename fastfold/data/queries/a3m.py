@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from fastfold.data.fasta import file_stem
 from fastfold.data.msa.colabfold import parse_colabfold
 from fastfold.data.msa.msa import ChainMsas, a3m_records, colabfold_header, parse_a3m
 from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import PathLike, read_text_bytes
 
+MAX_A3M_BYTES = 1 << 32
 MAX_CHAINS = 1000
 """Largest number of chains of a complex, including copies; a larger number is considered a mistake."""
 
@@ -57,6 +59,25 @@ def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
         alignments=tuple(alignments),
     )
     return FoundTarget(target, path, 1)
+
+
+def add_alignments(found: FoundTarget, place: str) -> FoundTarget:
+    """Return a target of another file with the alignments of an A3M.
+
+    Args:
+        found: The target.
+        place: Path of the A3M, from the folder of the other file.
+
+    Raises:
+        InputError: The A3M is invalid, or see :func:`alignments_of`.
+    """
+    path = Path(found.path).parent / place
+    theirs = parse_a3m_query(read_text_bytes(path, limit=MAX_A3M_BYTES), path)
+    target = found.target
+    sequences = [chain.letters or chain.sequence for chain in target.chains]
+    alignments = alignments_of(theirs, sequences, found.path)
+    warnings = (*target.warnings, *(f"{place}: {warning}" for warning in theirs.target.warnings))
+    return found._replace(target=replace(target, alignments=alignments, warnings=warnings))
 
 
 def alignments_of(found: FoundTarget, sequences: list[str], path: PathLike) -> tuple[ChainMsas, ...]:

@@ -54,6 +54,7 @@ def parse_entities(data: bytes, path: PathLike, errors: list[InputError]) -> lis
             )
         name = str(job.get("name") or "").strip() or file_stem(path) + (f"_{number}" if len(jobs) > 1 else "")
         try:
+            check_identifier(name, path, 1)
             found.append(_target(job, name, path))
         except InputError as error:
             errors.append(error)
@@ -74,7 +75,6 @@ def _parsed(data: bytes, path: PathLike) -> Any:
 
 
 def _target(job: Mapping[str, Any], name: str, path: PathLike) -> FoundTarget:
-    check_identifier(name, path, 1)
     _refuse(job, _MEANINGFUL, name, path)
     sequences: list[str] = []
     chains: list[str] = []

@@ -241,7 +241,6 @@ def _read_row(
     line: int,
     cells: Sequence[str],
 ) -> tuple[FoundTarget, object]:
-    """Return the complex of a row, and its key."""
     if len(cells) != len(header):
         raise InputError(
             f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
@@ -268,7 +267,6 @@ def _read_row(
 
 
 def _of_sequence(text: str, path: PathLike, line: int, name: str) -> Partner:
-    """Return a partner that is given by its sequence."""
     sequences, warnings = parse_sequence([text], path=path, record=name, first_line=line)
     return Partner(Target("", make_chains(sequences), os.fspath(path), "", tuple(warnings)))
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastfold.data.fasta import MAX_FASTA_BYTES, file_stem, parse_fasta
-from fastfold.data.queries.a3m import parse_a3m_query
+from fastfold.data.queries.a3m import MAX_A3M_BYTES, parse_a3m_query
 from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
-from fastfold.data.queries.table import MAX_A3M_BYTES, parse_table
+from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import STDIN_NAME, PathLike, check_listed, read_stdin_bytes, read_text_bytes
@@ -115,7 +115,6 @@ def _ending(path: PathLike) -> str:
 
 
 def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
-    """Read the targets of a file or of standard input."""
     if os.fspath(path) == STDIN:
         data = read_stdin_bytes(limit=MAX_A3M_BYTES)
         path, ending = STDIN_NAME, _ending_of_content(data)

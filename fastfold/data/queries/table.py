@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fastfold.data.fasta import Record, check_identifier, file_stem, targets_of_records
-from fastfold.data.queries.a3m import alignments_of, parse_a3m_query
+from fastfold.data.queries.a3m import add_alignments
 from fastfold.data.targets import FoundTarget, parse_sequence
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
-
-MAX_A3M_BYTES = 1 << 32
+from fastfold.utils.text_files import PathLike, split_lines
 
 _DELIMITERS = (",", "\t", ";")
 _COLUMNS = ("id", "sequence")
@@ -64,7 +60,7 @@ def parse_table(
     found = []
     for one in targets_of_records(readers, path, errors, complex_=is_complex):
         try:
-            found.append(_with_alignments(one, places[one.line]) if one.line in places else one)
+            found.append(add_alignments(one, places[one.line]) if one.line in places else one)
         except InputError as error:
             errors.append(error)
     return found
@@ -115,14 +111,3 @@ def _record(path: PathLike, number: int, line: int, header: list[str], cells: li
     if not identifier:
         warnings.insert(0, f"line {line} lacks an id; it is named {name!r}")
     return Record(name, line, sequences, warnings)
-
-
-def _with_alignments(found: FoundTarget, place: str) -> FoundTarget:
-    """Return a target with the alignments of an A3M, whose path is relative to the table's folder."""
-    path = Path(found.path).parent / place
-    theirs = parse_a3m_query(read_text_bytes(path, limit=MAX_A3M_BYTES), path)
-    target = found.target
-    sequences = [chain.letters or chain.sequence for chain in target.chains]
-    alignments = alignments_of(theirs, sequences, found.path)
-    warnings = (*target.warnings, *(f"{place}: {warning}" for warning in theirs.target.warnings))
-    return found._replace(target=replace(target, alignments=alignments, warnings=warnings))

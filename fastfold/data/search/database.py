@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastfold.data.search.chunks import is_compressed
 from fastfold.data.search.protein_records import searchable_records
@@ -19,7 +18,7 @@ from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import PathLike, json_object_or_none
 
 PAIRING = "uniprot"
 """Name of the database whose hits pair the chains of complexes by species."""
@@ -135,7 +134,7 @@ def content_digest(database: SequenceDatabase, memory: Path) -> str:
     """
     file = memory / "databases.json"
     place, state = os.path.realpath(database.path), database.state()
-    known = _read_digests(file)
+    known = json_object_or_none(file) or {}
     entry = known.get(place)
     if isinstance(entry, dict) and {key: entry.get(key) for key in state} == state:
         return str(entry["sha256"])
@@ -153,7 +152,9 @@ def content_digest(database: SequenceDatabase, memory: Path) -> str:
         raise changed(database)
     memory.mkdir(parents=True, exist_ok=True)
     write_atomic(
-        file, json.dumps({**_read_digests(file), place: {**state, "sha256": digest}}, indent=1) + "\n"
+        file,
+        json.dumps({**(json_object_or_none(file) or {}), place: {**state, "sha256": digest}}, indent=1)
+        + "\n",
     )
     return digest
 
@@ -172,14 +173,6 @@ def _name_of(path: Path) -> str:
             return name
     stem = path.name.removesuffix(".gz")
     return safe_stem(stem.rpartition(".")[0] or stem)
-
-
-def _read_digests(file: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _check_sample(sample: bytes, path: Path) -> None:

@@ -25,6 +25,7 @@ from fastfold.utils.atomic_files import (
     write_atomic,
 )
 from fastfold.utils.hashing import file_digest
+from fastfold.utils.text_files import json_object_or_none
 
 RECORD = "search.json"
 
@@ -56,7 +57,7 @@ def check_place(place: Path, name: str) -> None:
     Raises:
         OutputError: An alignment of that name exists that is not from a search.
     """
-    ours = _listed(_read(place / RECORD).get(name, {}))
+    ours = _listed((json_object_or_none(place / RECORD) or {}).get(name, {}))
     for ending in (".sto", ".a3m", ".sto.gz", ".a3m.gz"):
         path = place / f"{name}_hits{ending}"
         if os.path.lexists(path) and _digest(path) not in ours.get(path.name, ()):
@@ -80,7 +81,7 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
     """
     prepare_output_directory(place)
     sweep_temporary(place)
-    record = _read(place / RECORD)
+    record = json_object_or_none(place / RECORD) or {}
     digests = {name: file_digest(path) for name, path in files.items()}
     ours = _listed(record.get(key.name, {}))
     for name, digest in digests.items():
@@ -119,15 +120,6 @@ def _foreign(path: Path) -> OutputError:
     return OutputError(
         f"{path}: exists already, and is not from a search; move it away or choose another folder"
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the record of a folder; empty if it is missing or unreadable."""
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _link(source: Path, path: Path) -> None:

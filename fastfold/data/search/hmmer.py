@@ -6,7 +6,10 @@ Johnson, Eddy and Portugaly, BMC Bioinformatics 11, 431 (2010) describe jackhmme
 
 from __future__ import annotations
 
+import io
+import itertools
 import logging
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +21,6 @@ import pyhmmer
 from pyhmmer.easel import Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
 
-from fastfold.data.search.alignment_text import a3m_text, stockholm_text
 from fastfold.data.search.database import SequenceDatabase, content_digest
 from fastfold.data.search.denormals import flushed_denormals
 from fastfold.data.search.engine import Found, Report, Step
@@ -34,6 +36,8 @@ QUERY = "query"
 
 BATCH = 16
 """Number of sequences compared with the database together; results are kept after each batch."""
+
+_GAPS = re.compile(r"[-.]+")
 
 
 @dataclass
@@ -199,3 +203,29 @@ def _build(query: _Query) -> HMM:
         else:
             profile, _, _ = builder.build_msa(query.msa, background)
     return profile
+
+
+def stockholm_text(msa: DigitalMSA) -> bytes:
+    """Format an alignment as HMMER's programs do, the query first, with ``#=GC RF`` below each block."""
+    buffer = io.BytesIO()
+    msa.write(buffer, "stockholm")
+    return buffer.getvalue()
+
+
+def a3m_text(msa: DigitalMSA) -> bytes:
+    """Format an alignment as A3M, with the first row's residues as columns and lower-case insertions."""
+    text = msa.textize()
+    rows = text.alignment
+    descriptions = [sequence.description for sequence in text.sequences]
+    match = [letter not in "-." for letter in rows[0]]
+    # Runs of columns of one kind, at whose borders rows are split.
+    borders = [0, *(i for i in range(1, len(match)) if match[i] != match[i - 1]), len(match)]
+    stretches = [(start, end, match[start]) for start, end in itertools.pairwise(borders)]
+    lines = []
+    for name, description, row in zip(text.names, descriptions, rows, strict=True):
+        pieces = [
+            row[start:end].upper().replace(".", "-") if is_match else _GAPS.sub("", row[start:end]).lower()
+            for start, end, is_match in stretches
+        ]
+        lines.append(f">{name} {description or ''}".rstrip() + "\n" + "".join(pieces) + "\n")
+    return "".join(lines).encode()

@@ -13,15 +13,13 @@ from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.hh_suite.hhblits import HhblitsEngine, is_cluster_database
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.run import SearchPlan
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.settings import MAX_WORKERS, HmmerSettings
 from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems
 from fastfold.errors import ConfigError
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.text_files import PathLike
 from fastfold.utils.units import parse_bytes
-
-MAX_WORKERS = 1024
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,48 @@
-"""Settings of HMMER's programs; the defaults are AlphaFold's for jackhmmer."""
+"""Sources of alignments, and the settings of HMMER's programs, light enough for the command line's help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fastfold.data.search.colabfold.access import ServerAccess
+from fastfold.data.search.colabfold.modes import (
+    PUBLIC_SERVER,
+    PUBLIC_SERVER_TERMS,
+    ColabFoldModes,
+    MsaMode,
+    PairStrategy,
+)
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import check_options, option, options_of
 
 AlignmentFormat = Literal["sto", "a3m"]
+SearchProgram = Literal["jackhmmer", "phmmer", "mmseqs"]
+"""Programs that search databases on this machine: HMMER's, or ColabFold's pipeline by MMseqs2."""
 
 MAX_E_VALUE = 1e6
+MAX_WORKERS = 1024
+"""Largest number of processes of a search."""
+
+
+def _filter_option(number: int, default: float) -> Any:
+    return option(
+        f"--F{number}",
+        default=default,
+        parse=float,
+        group="hmmer",
+        metavar="X",
+        is_rare=True,
+        help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
+    )
 
 
 @dataclass(frozen=True)
 class HmmerSettings:
-    """Settings that determine the result of a search, and its format.
+    """Settings that determine the result of a search, and its format; the defaults are AlphaFold's for jackhmmer.
 
     Attributes:
         engine: ``jackhmmer``, or ``phmmer``: one pass, with domains up to E-value 0.01 as in the program of that name.
@@ -29,23 +57,50 @@ class HmmerSettings:
     """
 
     engine: Literal["jackhmmer", "phmmer"] = "jackhmmer"
-    iterations: int = 1
-    e_value: float = 1e-4
-    include_e_value: float = 1e-4
-    msv_filter: float = 5e-4
-    viterbi_filter: float = 5e-5
-    forward_filter: float = 5e-7
-    file_format: AlignmentFormat = "sto"
+    iterations: int = option(
+        "--iterations",
+        "-N",
+        default=1,
+        bounds=(1, 2**31 - 1),
+        group="hmmer",
+        metavar="N",
+        help="maximum passes of jackhmmer; each searches with the hits that the last one included (default 1)",
+    )
+    e_value: float = option(
+        "--e-value",
+        "-E",
+        default=1e-4,
+        parse=float,
+        group="hmmer",
+        metavar="X",
+        help="largest E-value of a hit (default 0.0001)",
+    )
+    include_e_value: float = option(
+        "--include-e-value",
+        "--incE",
+        default=1e-4,
+        parse=float,
+        group="hmmer",
+        metavar="X",
+        help="largest E-value of a hit that is aligned (default 0.0001)",
+    )
+    msv_filter: float = _filter_option(1, 5e-4)
+    viterbi_filter: float = _filter_option(2, 5e-5)
+    forward_filter: float = _filter_option(3, 5e-7)
+    file_format: AlignmentFormat = option(
+        "--format",
+        default="sto",
+        choices=get_args(AlignmentFormat),
+        group="hmmer",
+        help="Stockholm or A3M (default sto)",
+    )
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.engine not in ("jackhmmer", "phmmer"):
             raise ConfigError(f"engine must be jackhmmer or phmmer, found {self.engine!r}")
-        if self.iterations < 1:
-            raise ConfigError(f"a search needs at least one iteration, found {self.iterations}")
         if self.engine == "phmmer" and self.iterations > 1:
             raise ConfigError("phmmer makes one pass through a database; use jackhmmer for more iterations")
-        if self.file_format not in get_args(AlignmentFormat):
-            raise ConfigError(f"the format of alignments must be sto or a3m, found {self.file_format!r}")
         for name, value in (("-E", self.e_value), ("--incE", self.include_e_value)):
             if not 0 < value <= MAX_E_VALUE:
                 raise ConfigError(f"{name} must be more than 0 and at most {MAX_E_VALUE:g}, found {value:g}")
@@ -64,3 +119,157 @@ class HmmerSettings:
             "F2": self.viterbi_filter,
             "F3": self.forward_filter,
         }
+
+
+@dataclass(frozen=True)
+class SearchSources:
+    """Sources of alignments: databases on this machine, or an MSA server.
+
+    Attributes:
+        databases: See :func:`fastfold.data.search.database.parse_databases`; for ``mmseqs``, the folder of ColabFold's.
+        folder: Folder of AlphaFold's databases; its own are listed in ``databases``.
+        engine: Program that searches ``databases``.
+        server: Address of an MSA server; None to send nothing.
+        msa_mode: Databases of ``server`` or ``mmseqs``; None for all that there are.
+        pair_strategy: See :class:`~fastfold.data.search.colabfold.modes.ColabFoldModes`; None for its default.
+        access: Credentials for ``server``.
+        num_workers: Number of processes; None for one per core.
+        gpu: Search by ``mmseqs`` on a GPU.
+        memory: Memory limit for all processes together, in bytes or as text; None for half of the free memory.
+        hmmer: Fields of :class:`HmmerSettings` other than ``engine``, by name.
+
+    Raises:
+        ConfigError: An option is invalid, or contradicts another.
+    """
+
+    databases: tuple[str, ...] = option(
+        "--db",
+        default=(),
+        nargs="+",
+        group="sources",
+        metavar="[NAME=]FASTA",
+        help="databases to search: FASTA (.gz too), or the beginning of the names of an HH-suite database's files "
+        "(…/UniRef30_2021_03; needs hhblits)",
+    )
+    folder: Path | None = option(
+        "--databases",
+        "--data-dir",
+        "--data_dir",
+        default=None,
+        parse=Path,
+        group="sources",
+        metavar="DIR",
+        help="folder of AlphaFold's databases (uniref90/, mgnify/ ...): search those that it has, for templates too; "
+        "'fastfold databases download' fills it",
+    )
+    engine: SearchProgram = option(
+        "--engine",
+        default="jackhmmer",
+        choices=get_args(SearchProgram),
+        group="sources",
+        help="phmmer: one pass that aligns more distant domains too; mmseqs: ColabFold's pipeline on its databases "
+        "(default jackhmmer)",
+    )
+    server: str | None = option(
+        "--msa-server",
+        default=None,
+        group="sources",
+        metavar="URL",
+        help="send the sequences to this MSA server, which makes the alignments (default: nothing leaves this "
+        f"machine); {PUBLIC_SERVER} is ColabFold's public one, for one query at a time from one address",
+    )
+    msa_mode: MsaMode | None = option(
+        "--msa-mode",
+        default=None,
+        choices=get_args(MsaMode),
+        group="sources",
+        help="databases of --msa-server or --engine mmseqs: UniRef30 with or without environmental sequences; "
+        "single_sequence: no alignment (default: all that there are)",
+    )
+    pair_strategy: PairStrategy | None = option(
+        "--pair-strategy",
+        default=None,
+        choices=get_args(PairStrategy),
+        group="sources",
+        is_rare=True,
+        help="greedy: pair rows of a species in two chains or more; complete: in all chains (default "
+        f"{ColabFoldModes.pair_strategy})",
+    )
+    access: ServerAccess = field(default_factory=ServerAccess)
+    num_workers: int | None = option(
+        "--cpu",
+        "--num-workers",
+        default=None,
+        bounds=(1, MAX_WORKERS),
+        group="search processes",
+        metavar="N",
+        help="processes that search databases (default: one per core)",
+    )
+    gpu: bool = option(
+        "--gpu",
+        default=False,
+        group="search alone",
+        help="mmseqs: search on a GPU, in databases made for one",
+    )
+    memory: str | int | None = option(
+        "--memory",
+        default=None,
+        group="search alone",
+        metavar="SIZE",
+        help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
+        "read repeatedly (default: half of the free memory)",
+    )
+    hmmer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.gpu and self.engine != "mmseqs":
+            raise ConfigError("--gpu needs --engine mmseqs")
+        if self.is_by_colabfold:
+            self._check_colabfold()
+        elif self.msa_mode != "single_sequence":
+            for flag, value in (("--msa-mode", self.msa_mode), ("--pair-strategy", self.pair_strategy)):
+                if value is not None:
+                    raise ConfigError(
+                        f"{flag} {value} needs --msa-server URL, or --engine mmseqs with --db FOLDER; "
+                        f"{PUBLIC_SERVER_TERMS}"
+                    )
+
+    def _check_colabfold(self) -> None:
+        """Refuse options of other sources next to an MSA server or MMseqs2."""
+        own = "--engine mmseqs" if self.server is None else "--msa-server"
+        if self.folder is not None:
+            raise ConfigError(f"--databases searches AlphaFold's databases on this machine; leave out {own}")
+        misplaced = [
+            option.names[0] for field, option in options_of(HmmerSettings) if field.name in self.hmmer
+        ]
+        misplaced += ["--memory"] if self.memory is not None else []
+        misplaced += ["--engine"] if self.server is not None and self.engine != "jackhmmer" else []
+        if misplaced:
+            raise ConfigError(f"{', '.join(misplaced)}: not for {own}, whose settings are ColabFold's")
+        if self.server is not None and self.databases:
+            raise ConfigError(
+                "--db searches on this machine, --msa-server on another one; give one of the two"
+            )
+        if self.server is None and len(self.databases) != 1:
+            raise ConfigError("--engine mmseqs takes one folder of databases: --db FOLDER")
+
+    @property
+    def is_by_colabfold(self) -> bool:
+        """True if an MSA server or MMseqs2 makes the alignments, as ColabFold does."""
+        return self.server is not None or self.engine == "mmseqs"
+
+    @property
+    def wanted(self) -> bool:
+        """True if alignments are searched."""
+        return self.msa_mode != "single_sequence" and (self.server is not None or bool(self.databases))
+
+    def absolute(self) -> SearchSources:
+        """Return the sources with paths that are valid in every working folder."""
+        return replace(self, databases=tuple(map(_absolute, self.databases)))
+
+
+def _absolute(database: str) -> str:
+    """Return a database, ``FILE`` or ``NAME=FILE``, with an absolute path."""
+    name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
+    return f"{name}{separator}{os.path.abspath(path)}" if path else database

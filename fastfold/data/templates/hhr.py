@@ -57,8 +57,6 @@ def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[Te
 
 
 def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: PathLike | None) -> TemplateHit:
-    """Parse the hit in ``lines[start:end]``."""
-
     def fail(message: str, line: int) -> InputError:
         return InputError(f"{message}; is the file truncated? Search again", path=path, line=line + 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import option
+from fastfold.utils.option_fields import check_options, option
 
 MAX_TEMPLATES = 4
 """Number of templates used by AlphaFold's networks."""
@@ -185,6 +185,7 @@ class TemplateOptions:
     )
 
     def __post_init__(self) -> None:
+        check_options(self)
         for name in ("structures", "complexes", "chains"):
             if any(not isinstance(one, Path) for one in getattr(self, name)):
                 from fastfold.protein.io.read import read_objects
@@ -203,11 +204,11 @@ class TemplateOptions:
             )
         if self.obsolete is not None and self.mmcif_dir is None:
             raise ConfigError("--obsolete-pdbs needs --template-mmcif-dir, the folder of the entries' files")
-        if not 1 <= self.max_templates <= MAX_TEMPLATES:
+        if self.max_date is not None and self.mmcif_dir is None and not self.server:
             raise ConfigError(
-                f"--max-templates must be from 1 to {MAX_TEMPLATES}, the number that the networks use"
+                "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are "
+                "always used"
             )
-
         if self.chains and not self.complexes:
             raise ConfigError(
                 "--superpose-chains needs --cross-chain-templates, the complex that the chains are superposed on"
@@ -223,10 +224,8 @@ class TemplateOptions:
             raise ConfigError(
                 "--clash-overlap says which residues clash, and --keep-clashes keeps all; give one"
             )
-        if self.overlap is not None and not 0 < self.overlap < 4:
-            raise ConfigError(f"--clash-overlap must be between 0 and 4 Å, found {self.overlap:g}")
-        if not 0 <= self.min_plddt <= 100:
-            raise ConfigError(f"--template-min-plddt must be from 0 to 100, found {self.min_plddt:g}")
+        if self.overlap == 0:
+            raise ConfigError("--clash-overlap must be over 0 and at most 4 Å, found 0")
         if len(self.complexes) > self.max_templates:
             raise ConfigError(
                 f"--cross-chain-templates: {len(self.complexes)} files, but --max-templates is {self.max_templates}"

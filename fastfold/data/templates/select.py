@@ -98,6 +98,11 @@ class ChainTemplates:
         }
 
 
+def best_first(hits: Sequence[TemplateHit]) -> list[TemplateHit]:
+    """Sort HHsearch's hits by ``sum_probs``; keep the order of hmmsearch's."""
+    return sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if is_ranked(hits) else list(hits)
+
+
 def choose_templates(
     hits: Sequence[TemplateHit],
     query: str,
@@ -107,6 +112,7 @@ def choose_templates(
     max_date: date | None = None,
     source: str = "",
     taken: Sequence[Template] = (),
+    keep_order: bool = False,
 ) -> ChainTemplates:
     """Choose templates from a search's hits until there are enough.
 
@@ -121,38 +127,12 @@ def choose_templates(
         max_date: Latest release date, None for any.
         source: Name of the hits' source.
         taken: Earlier templates of the chain; a hit with the same letters repeats them.
+        keep_order: Take the hits in the given order, instead of the best first.
     """
-    return take_templates(
-        best_first(hits),
-        query,
-        database,
-        max_templates=max_templates,
-        max_date=max_date,
-        source=source,
-        taken=taken,
-    )
-
-
-def best_first(hits: Sequence[TemplateHit]) -> list[TemplateHit]:
-    """Sort HHsearch's hits by ``sum_probs``; keep the order of hmmsearch's."""
-    return sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if is_ranked(hits) else list(hits)
-
-
-def take_templates(
-    hits: Sequence[TemplateHit],
-    query: str,
-    database: MmcifFolder,
-    *,
-    max_templates: int = MAX_TEMPLATES,
-    max_date: date | None = None,
-    source: str = "",
-    taken: Sequence[Template] = (),
-) -> ChainTemplates:
-    """Choose templates like :func:`choose_templates`, in the given order of the hits."""
     ranked = is_ranked(hits)
     chosen: list[Template] = []
     outcomes: list[Outcome] = []
-    for hit in hits:
+    for hit in hits if keep_order else best_first(hits):
         if len(chosen) >= max_templates:
             break
         name = hit.name.split()[0] if hit.name.split() else f"hit {hit.index}"
@@ -173,7 +153,6 @@ def take_templates(
 
 
 def _template(hit: TemplateHit, query: str, database: MmcifFolder, max_date: date | None) -> Template:
-    """Return the template of a hit."""
     if hit.pdb_chain is None:
         raise TemplateSkipped("name", "its name does not begin with a PDB id and a chain, such as 1abc_A")
     pdb_id = database.current_id(hit.pdb_chain[0])

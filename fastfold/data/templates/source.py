@@ -46,6 +46,15 @@ _KEPT = 32
 """Number of chains whose templates are kept in memory, because targets of a run often share chains."""
 
 
+def open_templates(options: TemplateOptions) -> TemplateFinder | None:
+    """Open sources of templates; None if they name no templates.
+
+    Raises:
+        FastFoldError: See :class:`TemplateFinder`.
+    """
+    return TemplateFinder(options) if options.wanted else None
+
+
 class TemplateFinder:
     """Finder of templates.
 
@@ -145,7 +154,6 @@ class TemplateFinder:
         return [first + second for first, second in zip(whole, found, strict=True)]
 
     def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
-        """Find the templates of one chain."""
         options = self.options
         own = ChainTemplates()
         most = options.max_templates - len(self.complexes)
@@ -197,7 +205,6 @@ class TemplateFinder:
             )
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
-        """Search the database."""
         if is_profile_database(database):
             return parse_hhr(hhsearch(msa, [database]), query, path=database)
         return parse_hmmsearch(hmmsearch(msa, database, say=self._say_once), query, path=database)

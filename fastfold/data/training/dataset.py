@@ -8,7 +8,6 @@ optional ``index.tsv``. Structures are PDB or mmCIF; all files may end in ``.gz`
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections import Counter
@@ -27,7 +26,7 @@ from fastfold.data.training.index_tables import (
     read_duplicates,
     read_index,
 )
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, suggest
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import FileSlice, PathLike
@@ -351,9 +350,9 @@ def _oversampled(entries: list[Entry], factors: Mapping[str, float]) -> list[Ent
         chosen = [entry.id == name or entry.id.startswith(f"{name}_") for entry in entries]
         if not any(chosen):
             names = {entry.id for entry in entries} | {entry.id.partition("_")[0] for entry in entries}
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"oversample names {name!r}, which is not in the training set{hint}")
+            raise ConfigError(
+                f"oversample names {name!r}, which is not in the training set; {suggest(name, names)}"
+            )
         weights[chosen] *= factor
     return [replace(entry, weight=float(w)) for entry, w in zip(entries, weights, strict=True)]
 

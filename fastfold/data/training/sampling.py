@@ -47,18 +47,6 @@ def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
     return np.clip(lengths, 256, 512) / 512 / np.maximum(sizes, 1) * factors
 
 
-def draw(seed: int, number: int, weights: np.ndarray, *, evenly: bool = True) -> int:
-    """Return the index of a draw; :class:`WeightedOrder` is faster for many draws.
-
-    Args:
-        seed: Random seed, nonnegative.
-        number: Number of the draw, from 0.
-        weights: ``[E]``, nonnegative, with a positive sum.
-        evenly: See :class:`WeightedOrder`.
-    """
-    return WeightedOrder([(range(len(weights)), weights, 1.0)], seed, evenly=evenly)(number)
-
-
 class WeightedOrder(Generic[T]):
     """Endless order of entries for :class:`fastfold.data.loading.loader.SampleLoader`.
 

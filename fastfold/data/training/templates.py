@@ -20,7 +20,7 @@ from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
-from fastfold.data.templates.select import best_first, take_templates
+from fastfold.data.templates.select import best_first, choose_templates
 from fastfold.data.templates.source import read_hits
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
@@ -64,8 +64,10 @@ class Candidates:
         return self._features(self.hits, MAX_TEMPLATES)
 
     def _features(self, hits: Sequence[TemplateHit], number: int) -> dict[str, np.ndarray]:
-        taken = take_templates(hits, self.query, self.entries, max_templates=number, max_date=self.limit)
-        return taken.features()
+        chosen = choose_templates(
+            hits, self.query, self.entries, max_templates=number, max_date=self.limit, keep_order=True
+        )
+        return chosen.features()
 
 
 def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:

@@ -1,100 +1,31 @@
 """Descent on the distogram: residues move until distances agree with their predicted distributions.
 
-A small structure module uses less than the distogram knows. This descent starts from its structure. It moves residues
-as rigid bodies, down a potential of the predicted CB distances (Senior et al., Nature 577, 2020) under sterics, and
-keeps the geometry of neighbours in the chain. All forces act between two points, so the gradient is written out.
+A small structure module uses less than the distogram knows. Residues move as rigid bodies down a potential of the
+predicted CB distances (Senior et al., Nature 577, 2020) under sterics, and keep the geometry of neighbours in the
+chain. They start from the structure module's fold, and from two mirror images of a fold that the distogram alone
+gives; the start that ends in the lowest energy is taken. At last they move to a high expected lDDT.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
+from fastfold.evoformer.structure.distogram_potential import Distances, Springs, offsets, potential_bytes
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
 
 _PEPTIDE = (("CA", "CA", 3.80), ("C", "N", 1.33), ("CA", "N", 2.43), ("C", "CA", 2.43))
 """Distances in Å between an atom of a residue and one of the next in a trans peptide; they fix its angles too."""
 _POINTS = {"N": 0, "CA": 1, "C": 2, "CB": 3}
-_CLASSES = 40
-"""Separations in the chain above this share one reference distribution."""
-_NEAREST = 3
-"""Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
 _TURN = 0.2
 """Rate of rotations over that of moves, in 1/Å²: atoms are about 1.5 Å from the origin of their frame."""
-_EPSILON = 1e-6
-"""In Å²; keeps directions finite for two points at the same position."""
-_PAIR = 4 * 8
-"""Bytes of the numbers of a pair and its separation, with a copy while they are joined."""
-_PAIR_STEP = 160
-"""Bytes of a pair while its forces are computed."""
-_BLOCK = 2**18
-"""Pairs whose forces are computed at a time."""
-
-
-@dataclass(frozen=True)
-class _Distances:
-    """Potential of CB distances of pairs ``first [P]`` and ``second [P]``: ``energy [P, bins]``, in nats."""
-
-    first: Tensor
-    second: Tensor
-    energy: Tensor
-    start: float
-    width: float
-
-    def overlaps(self, points: Tensor, distance: float, weight: float) -> Tensor:
-        """Return the gradient ``[N, 3]`` of ``weight * max(distance - d, 0)²`` with respect to ``points [N, 3]``."""
-        total = torch.zeros_like(points)
-        for begin in range(0, len(self.first), _BLOCK):
-            first, second = self.first[begin : begin + _BLOCK], self.second[begin : begin + _BLOCK]
-            offset, found = _offsets(points[first], points[second])
-            push = (-2 * weight * torch.relu(distance - found) / found)[:, None] * offset
-            total.index_add_(0, first, push).index_add_(0, second, -push)
-        return total
-
-    def forces(self, points: Tensor) -> Tensor:
-        """Return the gradient ``[N, 3]`` of the sum over pairs with respect to ``points [N, 3]`` in Å."""
-        total = torch.zeros_like(points)
-        last = self.energy.shape[-1] - 1
-        for begin in range(0, len(self.first), _BLOCK):
-            part = slice(begin, begin + _BLOCK)
-            first, second = self.first[part], self.second[part]
-            offset, distance = _offsets(points[first], points[second])
-            # Quadratic B-splines over the bins have a continuous slope; it is zero beyond the first and last bin.
-            position = (distance - self.start) / self.width
-            inside = (position > 0.5) & (position < last - 0.5)
-            position = position.clamp(0.5, last - 0.501)
-            middle = (position + 0.5).floor()
-            rest = position - middle
-            near = middle.long()[:, None] + torch.arange(-1, 2, device=points.device)
-            energy = self.energy[part].gather(1, near)
-            slope = energy[:, 0] * (rest - 0.5) - 2 * energy[:, 1] * rest + energy[:, 2] * (rest + 0.5)
-            pull = (slope * inside / (self.width * distance))[:, None] * offset
-            total.index_add_(0, first, pull).index_add_(0, second, -pull)
-        return total
-
-
-@dataclass(frozen=True)
-class _Springs:
-    """Springs between points ``first [S]`` and ``second [S]``, with lengths in Å and weights per Å²."""
-
-    first: Tensor
-    second: Tensor
-    length: Tensor
-    weight: Tensor
-
-    def forces(self, points: Tensor) -> Tensor:
-        """Return the gradient ``[P, 3]`` of ``weight * (distance - length)²`` with respect to ``points [P, 3]``."""
-        offset, distance = _offsets(points[self.first], points[self.second])
-        pull = (2 * self.weight * (distance - self.length) / distance)[:, None] * offset
-        return torch.zeros_like(points).index_add_(0, self.first, pull).index_add_(0, self.second, -pull)
 
 
 def descend(
@@ -112,8 +43,7 @@ def descend(
     """Move residue frames down the potential of their distances, without recording gradients.
 
     The potential of a pair is the negative logarithm of its distribution over the mean distribution of all pairs of
-    the target at the same separation in the chain. Without this reference, a structure would grow: most pairs are far
-    apart, and an uncertain pair would be pushed there too.
+    the target at the same separation in the chain.
 
     Args:
         affines: Quaternions and CA positions in Å, ``[N, 7]`` float32.
@@ -124,7 +54,9 @@ def descend(
         seq_mask: ``[N]``, 0 for padding, which does not move.
         config: Config node ``descent`` with ``steps``, ``rate`` in Å per unit of the gradient, ``momentum``,
             ``largest_force`` in 1/Å, ``overlap`` (weight per Å²), ``overlap_distance`` in Å, ``bond`` and ``local``
-            (weights per Å²), and ``window``, the residues along the chain whose distances are kept.
+            (weights per Å²), ``local_start``, the factor of ``local`` in the first step, ``window``, the residues along
+            the chain whose distances are kept, and ``last_steps`` with ``lddt``, the weight of the expected lDDT in
+            them, and ``share``, the factor of the potential.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
 
@@ -133,25 +65,76 @@ def descend(
     """
     with torch.no_grad():
         present = seq_mask > 0
-        distances = _distances(logits, bin_edges, residue_index, present, first_row, sum_over_ranks)
+        rows: dict[str, Any] = {"first_row": first_row, "sum_over_ranks": sum_over_ranks}
+        starts = [affines]
+        if present.any():
+            starts += mirror_images(
+                affines, logits, bin_edges, residue_index=residue_index, present=present, **rows
+            )
+        distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
+        fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks)
+        ends = [fall.descend(start, config.steps, config.local_start) for start in starts]
+        energies = [float(fall.energy(end)) for end in ends]
+        best = ends[energies.index(min(energies))]
+        distances.add_expected_lddt(config.share, config.lddt)
+        return fall.descend(best, config.last_steps, 1.0)
+
+
+def descent_bytes(rows: int, residues: int, bins: int) -> int:
+    """Return the bytes that :func:`descend` takes for ``rows`` of the pair of ``residues``, without logits."""
+    return max(potential_bytes(rows, residues, bins), embedding_bytes(residues))
+
+
+class _Fall:
+    """Rigid residues under forces between their atoms.
+
+    Args:
+        affines: Frames ``[N, 7]`` whose local poses are kept.
+        distances: Potential of the pairs of this process.
+        aatype: ``[N]``.
+        residue_index: ``[N]``.
+        present: ``[N]``, False for padding.
+        config: See :func:`descend`.
+        sum_over_ranks: See :func:`descend`.
+    """
+
+    def __init__(
+        self,
+        affines: Tensor,
+        distances: Distances,
+        aatype: Tensor,
+        residue_index: Tensor,
+        present: Tensor,
+        config: Any,
+        sum_over_ranks: Callable[[Tensor], Tensor],
+    ) -> None:
+        centre = affines[:, 4:]
+        self._config, self._distances, self._sum_over_ranks = config, distances, sum_over_ranks
+        self._shape = _rigid_points(aatype, centre)
+        points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
+        self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
+        self._local = _local_springs(points, residue_index, present, config.local, config.window)
+
+    def energy(self, affines: Tensor) -> Tensor:
+        """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""
+        config, centre = self._config, affines[:, 4:]
+        points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
+        own = self._distances.total(points[:, _POINTS["CB"]])
+        own += self._distances.overlap(centre, config.overlap_distance, config.overlap)
+        flat = points.flatten(0, 1)
+        return self._sum_over_ranks(own) + self._bonds.total(flat) + self._local.total(flat)
+
+    def descend(self, affines: Tensor, steps: int, local_start: float) -> Tensor:
+        """Move frames ``[N, 7]`` down the energy, with local springs that weaken from ``local_start`` to 1."""
+        config = self._config
         quaternion, centre = affines[:, :4], affines[:, 4:]
-        shape = _rigid_points(aatype, centre)
-        start = _placed(quaternion_to_rotation(quaternion), centre, shape)
-        springs = (
-            _peptide_springs(residue_index, present, centre, config.bond),
-            _local_springs(start, residue_index, present, config.local, config.window),
-        )
         turning, moving = torch.zeros_like(centre), torch.zeros_like(centre)
-        for step in range(config.steps):
-            rate = config.rate * (0.02 + 0.5 * (1 + math.cos(math.pi * step / config.steps)))
+        for step in range(steps):
+            done = step / steps
+            rate = config.rate * (0.02 + 0.5 * (1 + math.cos(math.pi * done)))
             rotation = quaternion_to_rotation(quaternion)
-            points = _placed(rotation, centre, shape)
-            gradient = torch.zeros_like(points)
-            gradient[:, _POINTS["CB"]] = distances.forces(points[:, _POINTS["CB"]])
-            gradient[:, _POINTS["CA"]] = distances.overlaps(centre, config.overlap_distance, config.overlap)
-            gradient = sum_over_ranks(gradient)
-            for spring in springs:
-                gradient += spring.forces(points.flatten(0, 1)).view_as(points)
+            points = _placed(rotation, centre, self._shape)
+            gradient = self._forces(points, local_start + (1 - local_start) * done)
             torque = torch.linalg.cross(points - centre[:, None], gradient).sum(1)
             torque = (rotation.transpose(-1, -2) * torque[:, None]).sum(-1)  # in the frame of the residue
             moving = config.momentum * moving + _limited(gradient.sum(1), config.largest_force)
@@ -160,11 +143,17 @@ def descend(
             quaternion = update_quaternion(quaternion, -_TURN * rate * turning)
         return torch.cat([quaternion, centre], -1)
 
-
-def descent_bytes(rows: int, residues: int, bins: int) -> int:
-    """Return the bytes that :func:`descend` takes for ``rows`` of the pair of ``residues``, without logits."""
-    pairs = rows * residues // 2
-    return pairs * (4 * bins + _PAIR) + min(pairs, _BLOCK) * _PAIR_STEP
+    def _forces(self, points: Tensor, local: float) -> Tensor:
+        """Return the gradient ``[N, 4, 3]`` of the energy, with ``local`` times the local springs."""
+        config, distances = self._config, self._distances
+        gradient = torch.zeros_like(points)
+        gradient[:, _POINTS["CB"]] = distances.forces(points[:, _POINTS["CB"]])
+        gradient[:, _POINTS["CA"]] = distances.overlaps(
+            points[:, _POINTS["CA"]], config.overlap_distance, config.overlap
+        )
+        gradient = self._sum_over_ranks(gradient)
+        flat = points.flatten(0, 1)
+        return gradient + (self._bonds.forces(flat) + local * self._local.forces(flat)).view_as(points)
 
 
 def _rigid_points(aatype: Tensor, like: Tensor) -> Tensor:
@@ -179,60 +168,19 @@ def _placed(rotation: Tensor, centre: Tensor, shape: Tensor) -> Tensor:
     return (rotation[:, None] * shape[:, :, None]).sum(-1) + centre[:, None]
 
 
-def _distances(
-    logits: Tensor | LazyRows,
-    bin_edges: Tensor,
-    residue_index: Tensor,
-    present: Tensor,
-    first_row: int,
-    sum_over_ranks: Callable[[Tensor], Tensor],
-) -> _Distances:
-    """Return the pairs of this process, each once, with their potential."""
-    device, bins = present.device, logits.shape[-1]
-    own = torch.arange(first_row, first_row + logits.shape[-3], device=device)
-    first, second, classes = [own[:0]], [own[:0]], [own[:0]]
-    for rows in own.split(256):
-        apart = (residue_index[rows, None] - residue_index[None]).abs()
-        later = torch.arange(len(present), device=device) > rows[:, None]
-        row, column = (later & (apart >= _NEAREST) & present[rows, None] & present).nonzero(as_tuple=True)
-        first.append(rows[row])
-        second.append(column)
-        classes.append(apart[row, column].clamp(max=_CLASSES).long())
-    row_numbers, column_numbers, separation = torch.cat(first), torch.cat(second), torch.cat(classes)
-    del first, second, classes
-    energy = torch.empty(len(row_numbers), bins, device=device)
-    end = 0
-    for rows, part in row_blocks(logits):
-        begin, end = end, int((row_numbers < first_row + rows.stop).sum())
-        chosen = row_numbers[begin:end] - first_row - rows.start, column_numbers[begin:end]
-        energy[begin:end] = part[chosen].float().log_softmax(-1)
-    totals = torch.zeros(_CLASSES + 1, bins + 1, device=device)
-    for begin in range(0, len(energy), _BLOCK):
-        block = slice(begin, begin + _BLOCK)
-        counted = torch.nn.functional.pad(energy[block].exp(), (0, 1), value=1.0)
-        totals.index_add_(0, separation[block], counted)
-    totals = sum_over_ranks(totals)
-    reference = (totals[:, :-1] / totals[:, -1:].clamp(min=1) + 1e-6).log()
-    for begin in range(0, len(energy), _BLOCK):
-        block = slice(begin, begin + _BLOCK)
-        energy[block] = reference[separation[block]] - energy[block]
-    width = float(bin_edges[1] - bin_edges[0])
-    return _Distances(row_numbers, column_numbers, energy, float(bin_edges[0]) - width / 2, width)
-
-
-def _peptide_springs(residue_index: Tensor, present: Tensor, like: Tensor, weight: float) -> _Springs:
+def _peptide_springs(residue_index: Tensor, present: Tensor, like: Tensor, weight: float) -> Springs:
     """Return springs that hold peptide bonds: their length, angles and trans form."""
     bonded = (residue_index[1:] - residue_index[:-1] == 1) & present[1:] & present[:-1]
     before = bonded.nonzero()[:, 0]
     ends = [(before * 4 + _POINTS[a], (before + 1) * 4 + _POINTS[b]) for a, b, _ in _PEPTIDE]
     length = torch.cat([like.new_full((len(before),), distance) for *_, distance in _PEPTIDE])
     first, second = (torch.cat(each) for each in zip(*ends, strict=True))
-    return _Springs(first, second, length, torch.full_like(length, weight))
+    return Springs(first, second, length, torch.full_like(length, weight))
 
 
 def _local_springs(
     points: Tensor, residue_index: Tensor, present: Tensor, weight: float, window: int
-) -> _Springs:
+) -> Springs:
     """Return springs that keep the pose of residues near in the chain, weaker by the square of their separation."""
     ends = []
     for apart in range(1, min(window, len(points) - 1) + 1):
@@ -246,13 +194,12 @@ def _local_springs(
     second = (second[:, None, None] * 4 + atoms).expand(-1, 4, 4).flatten()
     weights = (weight / 16 / separation.square().clamp(min=1)).repeat_interleave(16).to(points)
     flat = points.flatten(0, 1)
-    return _Springs(first, second, _offsets(flat[first], flat[second])[1], weights)
+    return Springs(first, second, offsets(flat, first, second)[1], weights)
 
 
-def _offsets(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``first - second [P, 3]`` and its length ``[P]``, never zero."""
-    offset = first - second
-    return offset, (offset.square().sum(-1) + _EPSILON).sqrt()
+def _joined(*springs: Springs) -> Springs:
+    parts = zip(*((one.first, one.second, one.length, one.weight) for one in springs), strict=True)
+    return Springs(*(torch.cat(part) for part in parts))
 
 
 def _limited(gradient: Tensor, largest: float) -> Tensor:

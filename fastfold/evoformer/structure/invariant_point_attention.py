@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import LazyRows, PolicyModule, rows_of
+from fastfold.evoformer.execution import LayerSizes, LazyRows, PolicyModule, rows_of
 from fastfold.evoformer.primitives import Linear
 from fastfold.protein.rigid import Rigid
+
+_TERMS = 9
+"""Tensors ``[*, H, N, N]`` of float32 that exist at a time: logits, their terms, and differences of points."""
 
 
 class InvariantPointAttention(PolicyModule):
@@ -96,6 +99,12 @@ class InvariantPointAttention(PolicyModule):
         *lead, columns, channels = pair.shape
         residues = single.new_empty(()).expand(*lead, 1)
         return self.policy.map(residues, update, dim=-2, start=first, channels=columns * channels)
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of a block's normalised pair, its mask, and its float32 copy or the terms of its logits."""
+        copied = sizes.c_z if sizes.element_size < 4 else 0
+        return elements // sizes.c_z * 4 * (sizes.c_z + 2 + max(copied, _TERMS * config.num_head))
 
     def _update(
         self,

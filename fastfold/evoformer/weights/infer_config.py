@@ -122,7 +122,10 @@ def preset_of(config: Mapping[str, Any], name_hint: str | None = None) -> str | 
     """Return the official name of a configuration, or None; ``name_hint`` decides between equal ones."""
     hinted = preset_in_name(name_hint)
     names = (hinted, *PRESETS) if hinted else PRESETS
-    return next((name for name in names if config == _preset(name)), None)
+    multimer = is_multimer(config)
+    return next(
+        (name for name in names if ("multimer" in name) == multimer and config == _preset(name)), None
+    )
 
 
 def preset_in_name(name: str | None) -> str | None:

@@ -6,14 +6,13 @@ use in ``SHA256SUMS`` of the same folder (``sha256sum -c SHA256SUMS`` reads it) 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
-from fastfold.errors import OutputError, WeightsError
+from fastfold.errors import OutputError, WeightsError, suggest
 from fastfold.evoformer.config import MINI
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
@@ -77,9 +76,8 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
             return _on_this_machine(text, networks)
         if re.fullmatch(r"\w+", text):
             known = (*PUBLISHED, *PUBLISHED["all"], MINI)
-            close = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
-            hint = f"; did you mean {close[0]!r}?" if close else "; check the path of the weights"
-            raise WeightsError(f"{text}: no such file or published network{hint}")
+            hint = suggest(text, known, otherwise="check the path of the weights", cutoff=0.7)
+            raise WeightsError(f"{text}: no such file or published network; {hint}")
     return [path]
 
 

@@ -39,14 +39,15 @@ from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, des
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.design.together import SharedEvaluator
-from fastfold.inference.distributed import DistributedFolder, distributed_folder, leading
+from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import Network, about_mini, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
+from fastfold.inference.prepare import check_divisible
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.where import parse_condition
-from fastfold.inference.runner import check_divisible, open_log, run_leading
+from fastfold.inference.runner import open_log, run_leading
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -118,7 +119,7 @@ def run_designs(
     device = choose_device(infer.device)
     if where is not None:
         parse_condition(where, COLUMNS)  # refused before anything is computed
-    with distributed_folder(infer.parallel, device) as distributed, leading(distributed):
+    with distributed_folder(infer.parallel, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
@@ -142,7 +143,7 @@ class _DesignRun:
 
     def say(self, line: str) -> None:
         """Show a line, and add it to the log."""
-        self.log.add(line)
+        self.log.append(line)
         self.shows(line)
 
     def design_all(
@@ -205,7 +206,7 @@ class _DesignRun:
             self.say(
                 f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
             )
-        self.log.add(f"{len(designs)} designed")
+        self.log.append(f"{len(designs)} designed")
         return designs
 
     def _open_log(self, number: int) -> None:

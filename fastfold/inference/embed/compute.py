@@ -154,7 +154,6 @@ def compute_embedding(
 def _arrays(
     found: dict[str, torch.Tensor], embed: EmbedConfig, order: np.ndarray, name: str
 ) -> dict[str, np.ndarray]:
-    """Return the selected arrays in the order of the input."""
     tensors = {_NAMES.get(key, key): value for key, value in found.items()}
     if "distogram" in tensors:
         probabilities, edges = (

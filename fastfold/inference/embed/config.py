@@ -5,9 +5,13 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.utils.packages import require_package
+
+if TYPE_CHECKING:
+    from fastfold.inference.models import Network
 
 EmbedFormat = Literal["safetensors", "hdf5", "zarr", "bioemu"]
 """Formats of files: one file of named arrays, or the two arrays that BioEmu reads."""
@@ -111,3 +115,33 @@ class EmbedConfig:
         """
         if self.layer is not None and self.layer > blocks:
             raise ConfigError(f"layer {self.layer}: {name} has {blocks} Evoformer blocks")
+
+    def check_networks(self, networks: Sequence[Network]) -> None:
+        """Check the settings against the networks of a run.
+
+        Raises:
+            ConfigError: A network has fewer blocks, a package is missing, or BioEmu cannot read the embeddings.
+        """
+        check_format(self.file_format)
+        for network in networks:
+            trunk = network.info.config.model.embeddings_and_evoformer
+            self.check_network(network.name, trunk.evoformer_num_block)
+            channels = (int(trunk.seq_channel), int(trunk.pair_channel))
+            if self.file_format == "bioemu" and channels != BIOEMU_CHANNELS:
+                raise ConfigError(
+                    f"BioEmu takes {BIOEMU_CHANNELS[0]} and {BIOEMU_CHANNELS[1]} channels of single and pair, "
+                    f"{network.name} has {channels[0]} and {channels[1]}; give --weights model_3"
+                )
+        if self.file_format == "bioemu" and len(networks) > 1:
+            raise ConfigError("BioEmu reads one embedding of a sequence: give one network, --weights model_3")
+
+
+def check_format(file_format: str) -> None:
+    """Check that the package of a format is installed.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    package = {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)
+    if package is not None:
+        require_package(package, f"--format {file_format}")

@@ -12,23 +12,12 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from fastfold.errors import ConfigError
+from fastfold.inference.embed.config import check_format
 from fastfold.inference.output.results_folder import TargetResults
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
-from fastfold.utils.packages import require_package
 
 BIOEMU = "bioemu"
 """Folder with BioEmu's files within the results."""
-
-
-def check_format(file_format: str) -> None:
-    """Check that the package of a format is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    package = {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)
-    if package is not None:
-        require_package(package, f"--format {file_format}")
 
 
 def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], file_format: str) -> bytes:

@@ -185,7 +185,6 @@ def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
 
 
 def _conclusion(analysis: Analysis) -> str:
-    """Return the result of an analysis in words."""
     sizes = np.bincount(analysis.clusters)[1:].tolist()
     upper = analysis.tm_score[np.triu_indices(len(analysis.tm_score), 1)]
     text = f"{len(analysis.clusters)} samples, {len(sizes)} cluster{'s' if len(sizes) > 1 else ''} "

@@ -239,7 +239,6 @@ def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
 def _export_class(
     model: AlphaFold, folder: Path, shape: LengthClass, num_recycles: int | None, package: bool
 ) -> ExportedNetwork:
-    """Export one length class and write it."""
     training = model.training
     model.eval()
     set_policy(model, ExecutionPolicy())

@@ -8,13 +8,18 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from fastfold.data.loading.worker_process import PROTOCOL, describe_end, describe_failure, receive, send, work
+import torch
+
 from fastfold.errors import FastFoldError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.report.molstar import pack_ahead
+from fastfold.utils.machine import available_cores, host_available_bytes
+from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg")
 """Modules that plots need."""
@@ -55,6 +60,34 @@ def count_processes(targets: int, cores: int, memory: int) -> int:
         memory: Free bytes of the host; relaxation may take an eighth.
     """
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
+
+
+@contextlib.contextmanager
+def open_background(config: InferConfig, device: torch.device, targets: int) -> Iterator[Background | None]:
+    """Start processes for the plots and relaxation of a run, and end them; None if it needs neither.
+
+    Args:
+        config: Settings of the fold.
+        device: Device of the folds.
+        targets: Number of targets.
+    """
+    has_plots = config.plots and config.embed is None
+    relaxes = config.relax != "none"
+    if not has_plots and not relaxes:
+        yield None
+        return
+    # A GPU relaxes one structure at a time.
+    is_on_cpu = device.type == "cpu" or config.relax_platform == "CPU"
+    processes = 1
+    if relaxes and is_on_cpu:
+        processes = count_processes(targets, available_cores(), host_available_bytes())
+    background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
+    try:
+        if config.embed is None:  # a page shows structures
+            pack_ahead(lambda call: background.submit(BackgroundWork(call, (), {})))
+        yield background
+    finally:
+        background.close()
 
 
 class Background:
@@ -175,7 +208,6 @@ class _Process:
 
 
 def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:
-    """Return the result of a call, or its error."""
     try:
         return call.run(), None
     except Exception as error:

@@ -315,7 +315,6 @@ class TargetPredictor:
             yield
 
     def _features(self, model: AlphaFold, seed: int, sample: Sample | None) -> FeatureSampler:
-        """Return the features of a prediction."""
         templates = self._templates_for(model)
         sampler = featurize(
             self.target.chains,

@@ -242,7 +242,6 @@ def mutant_targets(
 
 
 def _mutant_chain(chain: Chain, index: int, variant: Variant) -> Chain:
-    """Return a chain with its mutations."""
     changes = {one.number: one.new for one in variant if index in one.chains}
     if not changes:
         return chain

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
 from fastfold.data.search.colabfold.modes import select_rows
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.alignment_search import alignment_engines, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import requested_networks, suitable
 from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
+from fastfold.inference.prepare import check_request
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import Summary, check_request, run
+from fastfold.inference.runner import Summary, run
 from fastfold.inference.target_templates import check_takers, find_templates
 
 
@@ -51,7 +53,9 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
         targets[:] = [target, *mutant_targets(target, alignments, variants)]
         return list(targets), []
 
-    plain = replace(request.options, engines=(), msa_dir=None, templates=TemplateOptions(), name_prefix=None)
+    plain = replace(
+        request.options, sources=SearchSources(), msa_dir=None, templates=TemplateOptions(), name_prefix=None
+    )
     summary = run(replace(request, inputs=read, options=plain))
     if targets and summary.predictions.get(targets[0].name):
         write_results(targets, variants, summary.predictions, request.output)
@@ -87,11 +91,11 @@ def _wild_type(request: InferRequest) -> Target:
 def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[ChainMsas]]:
     """Return the wild type with alignments and templates, and the alignments of its whole chains."""
     options, msa_dir = request.options, request.options.msa_dir
-    if options.engines:
-        msa_dir = request.msa_dir
-        found = search_targets([target], options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
-        if not found.left([target])[0]:
-            raise found.left([target])[1][0]
+    if options.sources.wanted:
+        msa_dir, engines = request.msa_dir, alignment_engines(options)
+        _, errors = search_targets([target], engines, msa_dir, quiet=options.quiet, needed_alone=True)
+        if errors:
+            raise errors[0]
     alignments = target_alignments(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:
@@ -101,8 +105,8 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
     if options.templates.wanted:
         networks = requested_networks(request.weights, options.num_models)
         check_takers(options.templates, networks)
+        finder = open_templates(options.templates)
         rows = select_rows(alignments, options.pair_mode) if target.is_complex else alignments
-        finder = TemplateFinder(options.templates)
         shown = find_templates(finder, target.uncut, rows, suitable(networks, target), msa_dir)
         if shown is not None and shown.number:
             templates = shown.features

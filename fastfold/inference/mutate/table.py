@@ -91,7 +91,6 @@ def write_results(
 def _folds(
     folder: ResultsFolder, target: Target, predictions: Mapping[str, Sequence[str]]
 ) -> dict[tuple[str, int], _Fold]:
-    """Read the predictions of a target by network and seed."""
     results, wanted = folder.target(target), predictions.get(target.name, ())
     return {
         (record.scores["model"], record.scores["seed"]): _read(results, record)

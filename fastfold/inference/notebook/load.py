@@ -69,7 +69,6 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
 
 
 def _find(folder: Path, name: str | None, rank: int) -> FoundPrediction:
-    """Return the files of a prediction."""
     try:
         predictions = find_predictions(folder)
     except OSError as error:

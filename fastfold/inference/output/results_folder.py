@@ -40,6 +40,7 @@ from fastfold.utils.atomic_files import (
 )
 from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.locks import held
+from fastfold.utils.text_files import json_object_or_none
 
 STATE = ".fastfold"
 """Name of the hidden folder with the records."""
@@ -111,7 +112,7 @@ class ResultsFolder:
         """Return style of file names and layout here; a folder without targets takes the requested ones."""
         path = self.state / "format.json"
         with self.locked():
-            written = _read_json(path) or {}
+            written = json_object_or_none(path) or {}
             known: Any = written.get("output_format", "fastfold")
             has_folders = written.get("per_target") is True
             if known not in get_args(FolderFormat):
@@ -152,7 +153,7 @@ class ResultsFolder:
             for stem in (target.name, marked_stem(target.name, input_hash(owner))):
                 # Case is ignored, as on some file systems.
                 folder = self.state / stem.casefold()
-                known = _read_json(folder / "target.json")
+                known = json_object_or_none(folder / "target.json")
                 if folder.is_symlink() or (known is None and any(folder.glob("*.json"))):
                     continue  # damaged, so its owner is unknown
                 if known is not None and not _owns(folder, known.get("stem")):
@@ -456,23 +457,13 @@ def _record_json(record: PredictionRecord) -> str:
     return json.dumps({"schema_version": _VERSION, **asdict(record)}, indent=1, allow_nan=False) + "\n"
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object of a file; return None for anything else."""
-    try:
-        # Opening a pipe would block while the folder's lock is held.
-        found = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _read_record(path: Path) -> PredictionRecord | None:
     """Read a record from an untrusted file; return None if it is not a valid record.
 
     Raises:
         InputError: The record is valid except for a score that is not a number.
     """
-    found = _read_json(path)
+    found = json_object_or_none(path)
     if found is None or found.get("schema_version") != _VERSION:
         return None
     files, scores, rank = found.get("files"), found.get("scores"), found.get("rank")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
 from fastfold.inference.request import ALIGNMENTS
+from fastfold.utils.text_files import json_object_or_none
 
 _ENGINES = {
     "msa server": "colabfold",
@@ -59,11 +59,5 @@ def _in_folders(directory: Path, pattern: str) -> Iterator[Path]:
 
 
 def _objects(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of JSON files; damaged files are left out."""
-    for path in paths:
-        try:
-            value = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
+    """Return the objects of JSON files without the damaged ones."""
+    return (found for path in paths if (found := json_object_or_none(path)) is not None)

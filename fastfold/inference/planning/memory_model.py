@@ -1,58 +1,65 @@
 """Memory of every step of a fold, and the candidates for running it.
 
-Each function counts the tensors that are live at once in one step of :mod:`fastfold.evoformer`. ``U``, the size of the
-pair tensor, dominates for long targets. If several ranks share a target, each holds a shard, and in addition its
-messages (:mod:`fastfold.inference.planning.shard_memory`).
+Layers declare their bytes (:meth:`~fastfold.evoformer.execution.PolicyModule.workspace`); this module adds the tensors
+that are resident while they run. ``U``, the size of the pair tensor, dominates for long targets. If several ranks share
+a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shard_memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
-
 from fastfold.evoformer.config import ensemble_size, is_multimer
+from fastfold.evoformer.embedders.input import InputEmbedder
+from fastfold.evoformer.evoformer import EVOFORMER_STEPS
+from fastfold.evoformer.execution import LayerSizes, PolicyModule
+from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.inference.planning.offload_room import OffloadRoom
-from fastfold.inference.planning.shard_memory import (
+from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
+from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.cpu.products import onednn_bytes
+from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
+from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
+from fastfold.memory.block_sizes import Candidate, Operator
+from fastfold.memory.offload import kept_rows
+from fastfold.parallel.alphafold.dap import AXIAL_VARIANTS
+from fastfold.parallel.axial.shard_memory import (
     RESHARD_BLOCKS,
     contraction_exchange_bytes,
     gather_bytes,
     reshard_bytes,
 )
-from fastfold.inference.planning.time_model import Costs, StepTimes
-from fastfold.kernels.common.layout import padded_width
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS
-from fastfold.kernels.cpu.block_threads import MAX_LANES
-from fastfold.kernels.cpu.products import multiplied_by_onednn
-from fastfold.kernels.ops.gated_attention.passes import LONG_ROW
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
-from fastfold.memory.block_sizes import Candidate, Operator
-from fastfold.memory.offload import kept_rows
 
 # PyTorch's own buffers, and the operators' own blocks of at most 4 MiB of float32. Gaps that blocks leave in the heap
 # are counted in blocks (fewer if blocks are in float32). The program itself, with code and threads, is not included; it
 # takes some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
-# Bytes per channel and position of a block of attention: projections, their copies, and results.
-_LANE = 4 * 12
-# Code that oneDNN compiles for each shape of a product, and operands in another layout.
-_ONEDNN = 40 << 20
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
 # A multimer's has two masks instead of one value for all.
 _RAW_MULTIMER = 13
 # Part of a cluster's that lives to the end of a cycle (row masks, masked rows).
 _CLUSTER_REST = 12
-# Bytes per logit of a pair in a block: logit, probability, and terms of the sum.
-_LOGITS = 4 * 3
-# Bytes per pair of residues in a block: distances, bins and one-hot rows of an embedding; scores of points.
-_EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
+# Bytes per pair of residues in a block of features of a template.
+_TEMPLATE_FEATURES = 1200
 
-Before = Callable[[int], int]
+Workspace = Callable[[int], int]
 """Function from elements of a block to bytes."""
+
+IN_ROWS = (
+    "embedding",
+    "MSA attention",
+    "outer product mean",
+    "triangle attention",
+    "structure module",
+    "heads",
+)
+"""Steps that run in blocks of rows."""
 
 CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 256 << 20
 FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
@@ -131,6 +138,10 @@ class Fold:
         """Positions of the largest shard of the extra MSA."""
         return self._msa_shard(self.extra)
 
+    def layer_sizes(self, rows: int, c_m: int, c_z: int) -> LayerSizes:
+        """Return the sizes of layers that read ``rows`` of an MSA of ``c_m`` channels and a pair of ``c_z``."""
+        return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
+
     def _msa_shard(self, rows: int) -> int:
         return max(-(-rows // self.ranks) * self.residues, rows * self.own)
 
@@ -174,11 +185,10 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     """Return the elements of one row, for each step that runs in blocks of rows."""
     c = config.model.embeddings_and_evoformer
     n = fold.residues
-    names = ("embedding", "outer product mean", "triangle attention", "structure module")
     # Sharded along the sequences, a rank holds whole columns; along the residues, whole rows.
     columns = max(fold.extra * c.extra_msa_channel, (fold.clusters + fold.templates) * c.msa_channel)
     bins = config.model.heads.predicted_aligned_error.num_bins
-    return dict.fromkeys(names, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
+    return dict.fromkeys(IN_ROWS, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
 def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
@@ -190,14 +200,11 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         costs: Costs of the candidates.
         room: Memory for offloaded tensors.
     """
-    c = config.model.embeddings_and_evoformer
+    c, heads = config.model.embeddings_and_evoformer, config.model.heads
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
     shard, mask = pairs * c.pair_channel * e, whole * e
     fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
-    if multiplied_by_onednn():
-        fixed += _ONEDNN
-    if fold.device == "cpu":
-        fixed += _lanes_bytes(n, max(c.msa_channel, c.pair_channel))
+    fixed += onednn_bytes() + lanes_bytes(n, max(c.msa_channel, c.pair_channel))
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e + nccl_bytes(ranks)
     msa_rows = fold.clusters + fold.templates
@@ -210,25 +217,17 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     ensemble = (min(members, 3) - 1) * shard + (members - 1) * features
     always = fixed + fold.parameters + shard + mask + ensemble
     steps, row = costs.of(config, fold), row_elements(config, fold)
+    layers = fold.layer_sizes(msa_rows, c.msa_channel, c.pair_channel)
     exact_logits = 2 * 4 * whole
     if fold.cuda_graph:
         # Copies of each pass's inputs, and the pair that it returns. The graph keeps its memory, so the heads use
         # memory in addition to it.
         block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
-        always += members * features + 2 * shard + exact_logits + _LOGITS * block
+        logits = PredictedAlignedErrorHead.workspace(heads.predicted_aligned_error, layers, block)
+        always += members * features + 2 * shard + exact_logits + logits
 
-    def cut(
-        name: str,
-        resident: int,
-        per_element: float,
-        constant: int = 0,
-        before: Before = lambda _: 0,
-        peak: int = 0,
-    ) -> Operator:
-        """Return a step in blocks of rows.
-
-        A block takes ``per_element`` bytes per element, or more ``before`` the blocks or at a ``peak``.
-        """
+    def cut(name: str, resident: int, workspace: Workspace) -> Operator:
+        """Return a step in blocks of rows."""
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
@@ -236,17 +235,14 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         candidates = tuple(
             Candidate(
                 size,
-                max(before(size * row[name]), peak, constant + int(per_element * size * row[name]))
-                + gaps * size * row[name],
+                workspace(size * row[name]) + gaps * size * row[name],
                 steps.work[name] + steps.per_block[name] * -(-fold.own // size),
             )
             for size in dict.fromkeys(sizes)
         )
         return Operator(name, resident, candidates, "rows")
 
-    embedding = max(5 * e + _EMBEDDING / c.pair_channel, 14)
-    found = [cut("embedding", always + msa + features, embedding)]
-    heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
+    found = [cut("embedding", always + msa + features, partial(InputEmbedder.workspace, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
     in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST
     if ranks > 1:
@@ -256,60 +252,55 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
                 "exchange",
                 in_stack,
                 tuple(
-                    Candidate(blocks, reshard_bytes(largest, blocks, ranks), blocks * steps.per_exchange)
+                    Candidate(blocks, reshard_bytes(largest, blocks), blocks * steps.per_exchange)
                     for blocks in RESHARD_BLOCKS
                 ),
                 "blocks of channels",
             )
         )
-    joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
-    found.append(cut("MSA attention", in_stack, 4 * e, heads * n * (n + 15) * e, peak=joined))
-    side = c.evoformer.outer_product_mean.num_outer_channel * fold.own * e
-    stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
-
-    depth = max(fold.extra, msa_rows)
-    deepest, exact_mask = depth * side, 4 * depth * fold.own
-
-    def preparation(elements: int) -> int:
-        """Return the bytes of the right side, its mask, and a normalised and projected block of the MSA."""
-        return exact_mask + max(
-            rows * side + min(elements, rows * n * width) * e + min(rows, elements // (n * width)) * side
-            for rows, width in stacks
-        )
-
-    # For the rows of a block: the MSA normalised (on a CPU later the left side again), the left side, its mask, and the
-    # norm of each pair.
-    normalised = max(rows * width for rows, width in stacks) * e
-    per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
-    # Left sides of several ranks pass in turn: this rank's, the one in use, and two in transit.
-    passing = 4 * deepest if ranks > 1 else 0
-    found.append(
-        cut("outer product mean", in_stack, per_element, deepest + exact_mask + passing, preparation)
-    )
-    heads = c.evoformer.triangle_attention_starting_node.num_head
-    joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
-    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * n * (n + 15) * e, peak=joined))
+    found += [cut(name, in_stack, workspace) for name, workspace in _stack_workspaces(config, fold).items()]
     found.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
         found.append(_templates(config, fold, steps, always + msa + extra_features, room))
-    structure = config.model.heads.structure_module
-    per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
+    structure = heads.structure_module
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
-    found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
-    # One rank owns the rows of a block and sends a copy of them to each other rank.
-    descent = 0
+    attention = partial(InvariantPointAttention.workspace, structure, layers)
+    found.append(cut("structure module", trunk_done, attention))
     if "distogram_descent" in structure:
-        descent = descent_bytes(fold.own, n, config.model.heads.distogram.num_bins)
-    found.append(
-        cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits + descent)
-    )
+        exact_logits += descent_bytes(fold.own, n, heads.distogram.num_bins)
+
+    def scores(elements: int) -> int:
+        # One rank owns the rows of a block and sends a copy of them to each other rank.
+        copies = 4 * (ranks + 2) * elements if ranks > 1 else 0
+        logits = PredictedAlignedErrorHead.workspace(heads.predicted_aligned_error, layers, elements)
+        return exact_logits + logits + copies
+
+    found.append(cut("heads", trunk_done, scores))
     return found
 
 
-def _lanes_bytes(residues: int, channels: int) -> int:
-    """Return the bytes of threads that compute blocks at the same time, except one."""
-    block = _LANE * channels * max(1024, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
-    return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
+def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
+    """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
+    c = config.model.embeddings_and_evoformer
+    layers: dict[str, list[Workspace]] = {}
+    for rows, channels, is_extra in (
+        (fold.extra, c.extra_msa_channel, True),
+        (fold.clusters + fold.templates, c.msa_channel, False),
+    ):
+        sizes = fold.layer_sizes(rows, channels, c.pair_channel)
+        for step in EVOFORMER_STEPS:
+            plain = step.layer_of(global_column=is_extra)
+            layer = AXIAL_VARIANTS.get(plain, plain) if fold.ranks > 1 else plain
+            assert issubclass(layer, PolicyModule)
+            node = step.node_of(c.evoformer)
+            own = layers.setdefault(layer.operator, [])
+            if node is not None:
+                own.append(partial(layer.workspace, node, sizes))
+    return {name: partial(_largest, found) for name, found in layers.items() if name in IN_ROWS}
+
+
+def _largest(workspaces: Sequence[Workspace], elements: int) -> int:
+    return max((workspace(elements) for workspace in workspaces), default=0)
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
@@ -381,8 +372,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates
     multimer = is_multimer(config)
-    stack = template.template_pair_stack
-    c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
+    stack, c = template.template_pair_stack, template_channels(config)
     one = pairs * c * e
     shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
@@ -394,8 +384,8 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     heads = stack.triangle_attention_ending_node.num_head
     joined = 0
     if fold.ranks > 1:
-        joined = gather_bytes(heads * pairs * e, heads * n * n * e, fold.ranks)
-        joined = max(joined, reshard_bytes(one, RESHARD_BLOCKS[0], fold.ranks))
+        gathered = gather_bytes(heads, fold.layer_sizes(count, c, c))
+        joined = max(gathered, reshard_bytes(one, RESHARD_BLOCKS[0]))
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):
         for product in room.choices(n, c * _product_width(fold) * e, taken=pair.nbytes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +17,16 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step
-from fastfold.evoformer.execution import PolicyModule
-from fastfold.evoformer.msa_attention import MSAColumnAttention, MSARowAttention
-from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.evoformer import EVOFORMER_STEPS, TEMPLATE_STEPS, Step
+from fastfold.evoformer.execution import LayerSizes
+from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.transition import Transition
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_flops
 from fastfold.memory.block_sizes import measure_blocks
-
-_OUTER_CHANNELS = 32
-"""Channels of a column in the outer product mean of every official network."""
 
 MULTIPLICATIONS = sum(step.layer is TriangleMultiplication for step in EVOFORMER_STEPS)
 """Triangle multiplications of a block, also of a template block."""
@@ -138,9 +132,10 @@ class Costs:
         n, pairs, c_z = fold.residues, fold.residues**2, c.pair_channel
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
-        in_block = _block_flops(fold.clusters + fold.templates, n, c.msa_channel, c_z)
-        # Global attention of the extra stack is cheap.
-        in_extra = _block_flops(fold.extra, n, c.extra_msa_channel, c_z, without=MSAColumnAttention)
+        sizes = fold.layer_sizes(fold.clusters + fold.templates, c.msa_channel, c_z)
+        in_block = _block_flops(EVOFORMER_STEPS, c.evoformer, sizes)
+        sizes = fold.layer_sizes(fold.extra, c.extra_msa_channel, c_z)
+        in_extra = _block_flops(EVOFORMER_STEPS, c.evoformer, sizes, global_column=True)
         steps = Counter(map(_planned_with, EVOFORMER_STEPS))
         del steps[TriangleMultiplication.operator]
         structure = config.model.heads.structure_module
@@ -157,6 +152,9 @@ class Costs:
             "structure module": structure.num_layer,
             "heads": 2,
         }
+        c_t = template_channels(config)
+        sizes = fold.layer_sizes(fold.templates, c_t, c_t)
+        in_template = _block_flops(TEMPLATE_STEPS, c.template.template_pair_stack, sizes)
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
@@ -169,10 +167,9 @@ class Costs:
             "triangle attention": one_pair * _PAIR_TRAFFIC["triangle attention"] * both,
         }
 
-        def products(count: int, channels: int, other_work: float) -> Products:
-            """Return the time of a number of blocks, each with triangle multiplications and other work."""
+        def products(count: int, channels: int, work: float) -> Products:
+            """Return the time of a number of blocks, each with triangle multiplications."""
             multiply = 2 * n**3 * channels
-            work = MULTIPLICATIONS * sum(triangle_flops(pairs, n, channels, channels)) + other_work
             traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
             return Products(
                 count * max(work / rate, MULTIPLICATIONS * traffic / self.memory),
@@ -187,8 +184,8 @@ class Costs:
         return StepTimes(
             {name: max(flops / rate, moved.get(name, 0.0)) for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
-            products(both, c_z, 0),
-            products(template_blocks, 64, 2 * _attention(n, n, 64) + transition_flops(pairs, 64, 2 * 64)),
+            products(both, c_z, in_block[TriangleMultiplication.operator]),
+            products(template_blocks, c_t, sum(in_template.values())),
             own_pairs * c_z * fold.element_size / self.bandwidth,
             4 * both * self.per_block if fold.ranks > 1 else 0.0,
         )
@@ -201,41 +198,23 @@ def _planned_with(step: Step) -> str:
     return (MSARowAttention if step.updates == "msa" else TriangleAttention).operator
 
 
+def template_channels(config: Any) -> int:
+    """Return the channels of a network's template blocks."""
+    template = config.model.embeddings_and_evoformer.template
+    stack = template.template_pair_stack
+    return int(
+        template.num_channels if is_multimer(config) else stack.triangle_attention_ending_node.value_dim
+    )
+
+
 def _block_flops(
-    rows: int, length: int, c_m: int, c_z: int, without: type[PolicyModule] | None = None
-) -> dict[str, float]:
-    """Return the operations of a block's steps but triangle multiplication, by their names in plans.
-
-    Args:
-        rows: Rows of the MSA.
-        length: Residues.
-        c_m: Channels of the MSA.
-        c_z: Channels of the pair.
-        without: Class of layers to leave out.
-    """
+    steps: Sequence[Step], config: Any, sizes: LayerSizes, *, global_column: bool = False
+) -> Mapping[str, float]:
+    """Return the operations of a block's steps by their names in plans."""
     found: defaultdict[str, float] = defaultdict(float)
-    for step in EVOFORMER_STEPS:
-        shape, channels = ((rows, length), c_m) if step.updates == "msa" else ((length, length), c_z)
-        if step.layer is OuterProductMean:
-            flops = sum(outer_product_flops(rows, length**2, _OUTER_CHANNELS, c_z))
-        elif step.layer is Transition:
-            flops = _transition(shape[0] * shape[1], channels)
-        elif step.layer in (TriangleMultiplication, without):
-            continue
-        else:
-            flops = _attention(*(shape if step.cut == -3 else shape[::-1]), channels)
-        found[_planned_with(step)] += flops
+    for step in steps:
+        found[_planned_with(step)] += step.flops(config, sizes, global_column=global_column)
     return found
-
-
-def _attention(rows: int, length: int, channels: int) -> float:
-    """Return the operations of gated self-attention within rows."""
-    return sum(gated_attention_flops(rows, length, channels))
-
-
-def _transition(positions: int, channels: int) -> float:
-    """Return the operations of a transition of AlphaFold, with four times the channels inside."""
-    return transition_flops(positions, channels, 4 * channels)
 
 
 def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:
@@ -262,7 +241,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
 
     def rows(blocks: int) -> None:
         for part in z.chunk(blocks):
-            kernels.transition(part, *transition, residual=part, out=part)
+            kernels.transition(part, kernels.TransitionParams(*transition), residual=part, out=part)
 
     def groups(count: int) -> None:
         plan = ContractionPlan(c // count)
@@ -272,7 +251,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
         blocks = measure_blocks(rows, (1, n // 4), synchronize=wait)
         contraction = measure_blocks(groups, (1, 8), synchronize=wait)
     return Costs(
-        rate=_transition(n * n, c) / max(blocks.work, 1e-9),
+        rate=transition_flops(n * n, c, 4 * c) / max(blocks.work, 1e-9),
         per_block=blocks.per_block,
         per_pair=contraction.per_block / (n * n),
         bandwidth=_bandwidth(z, wait),

@@ -18,14 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RelaxConfig", "RelaxResult", "RelaxedPrediction", "relax", "relax_file", "relax_prediction"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "relax": "fastfold.inference.relax.protocol",
-        "relax_file": "fastfold.inference.relax.files",
-        "relax_prediction": "fastfold.inference.relax.prediction",
-        "RelaxConfig": "fastfold.inference.relax.config",
-        "RelaxResult": "fastfold.inference.relax.result",
-        "RelaxedPrediction": "fastfold.inference.relax.prediction",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

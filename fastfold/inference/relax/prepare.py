@@ -256,5 +256,4 @@ def to_protein(
 
 
 def _with_atoms(protein: Protein) -> list[slice]:
-    """Return the chains that have atoms."""
     return [chain for chain in protein.chains if (protein.atom_mask[chain] > 0.5).any()]

@@ -62,8 +62,6 @@ class _Ticker:
 
 @dataclass
 class _Progress:
-    """Result of the rounds."""
-
     protein: Protein
     hydrogens: Hydrogens | None = None
     violations: tuple[Violation, ...] = ()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gemmi
 import numpy as np
 
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
@@ -100,6 +99,8 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
     """
     if not path.is_file() or path.is_symlink():
         return None
+    import gemmi  # slow to import
+
     try:
         models = gemmi.read_pdb_string(check_size(path, MAX_SCORES_BYTES).read_text("utf-8"))
     except (RuntimeError, UnicodeDecodeError) as error:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from fastfold.inference.report.encode import pack
 
 PACKAGE = "molstar-cli"
 """Package on PyPI with the viewer's files."""
@@ -56,3 +62,47 @@ def load_molstar() -> Molstar | None:
             )
     script, style, licence, version = (contents[name].decode("utf-8") for name in names)
     return Molstar(script, style, licence, version.strip())
+
+
+_packed: dict[str, str] = {}
+_pending: list[Future[dict[str, str]]] = []
+
+
+def pack_viewer() -> dict[str, str]:
+    """Compress the viewer's script and style for pages.
+
+    Returns:
+        Packed files by their SHA-256; empty if the package is not installed.
+
+    Raises:
+        ValueError: As :func:`load_molstar`.
+    """
+    viewer = load_molstar()
+    if viewer is None:
+        return {}
+    texts = (viewer.script, viewer.style)
+    return {key: pack(text.encode("utf-8")) for key, text in zip(SHA256.values(), texts, strict=True)}
+
+
+def pack_ahead(submit: Callable[[Callable[[], Any]], Future[Any]]) -> None:
+    """Have the viewer's files compressed in another process, unless this one has them.
+
+    Args:
+        submit: Starts a call and returns its future result.
+    """
+    if not _pending and any(key not in _packed for key in SHA256.values()):
+        _pending.append(submit(pack_viewer))
+
+
+def packed_viewer() -> tuple[str, str]:
+    """Return the viewer's packed script and style, compressed once for all pages of a process.
+
+    Raises:
+        ValueError: As :func:`load_molstar`.
+    """
+    while _pending:
+        with suppress(Exception):  # packed here instead
+            _packed.update(_pending.pop().result())
+    if any(key not in _packed for key in SHA256.values()):
+        _packed.update(pack_viewer())
+    return _packed[SHA256["molstar.js"]], _packed[SHA256["molstar.css"]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 
 Condition = Callable[[Mapping[str, Any]], bool]
 
@@ -47,7 +46,6 @@ def parse_condition(text: str, columns: Sequence[str]) -> Condition:
 
 
 def _condition(node: ast.expr, columns: Sequence[str]) -> Condition:
-    """Return the function of a part of a condition."""
     match node:
         case ast.BoolOp(op=op, values=values):
             parts = [_condition(value, columns) for value in values]
@@ -92,8 +90,7 @@ def _value(node: ast.expr, columns: Sequence[str]) -> Callable[[Mapping[str, Any
         case ast.Name(id=name) if name in columns:
             return lambda row: row.get(name)
         case ast.Name(id=name):
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the columns are {', '.join(columns)}"
+            hint = suggest(name, columns, otherwise=f"the columns are {', '.join(columns)}")
             raise ConfigError(f"--where: no column {name!r}; {hint}")
     raise _not_understood(ast.unparse(node))
 

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
 from fastfold.inference.report.ensembles import find_ensembles
 from fastfold.inference.report.export import INTERFACES, write_rows
 from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
-from fastfold.inference.report.molstar import PACKAGE, load_molstar
+from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
 from fastfold.inference.report.restraints import restraints_of
 from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
@@ -130,12 +129,6 @@ def write_report(
     return page
 
 
-@lru_cache(maxsize=2)
-def _packed_viewer_file(text: str) -> str:
-    """Compress a file of the viewer once for all pages of a process."""
-    return pack(text.encode("utf-8"))
-
-
 def _page(
     folder: Path,
     entries: list[tuple[FoundPrediction, dict[str, Any], str]],
@@ -190,7 +183,7 @@ def _page(
     hashes = [script]
     if molstar is not None:
         meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
-        blobs += [_packed_viewer_file(molstar.script), _packed_viewer_file(molstar.style)]
+        blobs += packed_viewer()
         hashes.append(molstar.script)
     # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
@@ -307,7 +300,6 @@ def _is_finite(value: Any) -> bool:
 def _detail(
     prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
 ) -> dict[str, Any]:
-    """Return the details of a prediction for the page of a folder."""
     scores = prediction.scores
     found = {
         "name": scores["name"],

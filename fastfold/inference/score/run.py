@@ -85,7 +85,7 @@ def run_scores(
             raise ConfigError("the scored structure is the only template; leave out other templates")
         if config.num_recycles is None:
             config = replace(config, num_recycles=TEMPLATE_RECYCLES)
-    searches = options.msa_dir is not None or bool(options.engines)
+    searches = options.msa_dir is not None or options.sources.wanted
     prefix, options = options.name_prefix, replace(options, name_prefix=None)
     targets: list[Target] = []
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.errors import ConfigError
-from fastfold.inference.screen.shard import Shard
+from fastfold.inference.screen.shard import Shard, parse_shard
+from fastfold.utils.option_fields import check_options, option
+from fastfold.utils.units import parse_bytes, parse_duration
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,60 @@ class ScreenOptions:
         shard: Part of the targets to fold; None for all.
     """
 
-    workers: int | None = None
-    ray: str | None = None
-    cpus_per_worker: int | None = None
-    time_limit: float | None = None
-    memory_limit: int | None = None
-    shard: Shard | None = None
+    workers: int | None = option(
+        "--workers",
+        default=None,
+        bounds=(1, 10_000),
+        group="workers",
+        metavar="N",
+        help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
+    )
+    ray: str | None = option(
+        "--ray",
+        default=None,
+        nargs="?",
+        bare="auto",
+        group="workers",
+        metavar="ADDRESS",
+        help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
+    )
+    cpus_per_worker: int | None = option(
+        "--cpus-per-worker",
+        default=None,
+        bounds=(1, 10_000),
+        group="workers",
+        metavar="N",
+        help="CPUs of each worker (default: equal parts of all)",
+    )
+    time_limit: float | None = option(
+        "--time-limit",
+        default=None,
+        parse=parse_duration,
+        group="workers",
+        metavar="TIME",
+        help="give a target up after this time: 90s, 15m, 2h (default: none)",
+    )
+    memory_limit: int | None = option(
+        "--memory-limit",
+        default=None,
+        parse=parse_bytes,
+        group="workers",
+        metavar="SIZE",
+        help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
+    )
+    shard: Shard | None = option(
+        "--shard",
+        default=None,
+        parse=parse_shard,
+        group="shards",
+        metavar="I/N",
+        help="fold the I-th of N parts of about equal work, for job arrays",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @property
     def has_limits(self) -> bool:
         """True if a target has a limit of time or memory, which targets that share a worker's task could not keep."""
         return self.time_limit is not None or self.memory_limit is not None
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "cpus_per_worker"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 10_000:
-                raise ConfigError(f"{name} must be from 1 to 10,000, found {value}")

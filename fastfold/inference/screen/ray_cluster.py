@@ -158,7 +158,6 @@ class RayExecutor:
         self._calls[self._actors[worker].describe.remote()] = worker
 
     def _event(self, call: Any) -> Event:
-        """Return the event of a finished call of an actor."""
         worker = self._calls.pop(call)
         group = self._groups[worker]
         try:

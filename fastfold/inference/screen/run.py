@@ -9,26 +9,19 @@ from functools import partial
 
 from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target, number_targets
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError, WriteError
-from fastfold.inference.alignment_search import search_targets
-from fastfold.inference.models import requested_networks, suitable, untrained_networks
+from fastfold.inference.alignment_search import alignment_engines, search_targets
+from fastfold.inference.models import requested_networks, target_cost, untrained_networks
 from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.prepare import check_request, limits_of_predictions, with_precision
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import (
-    Summary,
-    check_request,
-    finish_tables,
-    open_log,
-    report_limits,
-    target_cost,
-    with_precision,
-)
+from fastfold.inference.runner import Summary, finish_tables, open_log
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
@@ -75,20 +68,20 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         config = replace(config, precision=config.precision or "fp32")
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
-    if options.engines:
+    if options.sources.wanted:
         msa_dir = request.msa_dir.resolve()
-        options = replace(options, msa_dir=msa_dir)
-        if isinstance(options.engines, Sequence):
-            search = EngineSearch(tuple(options.engines), msa_dir)
+        options = replace(options, msa_dir=msa_dir, sources=options.sources.absolute())
+        engines = alignment_engines(options)
+        if isinstance(engines, Sequence):
+            search = EngineSearch(tuple(engines), msa_dir)
         else:
-            first = options.engines
+            first = engines
     left_out: list[str] = []
     skip = left_out.append if options.skip_bad_weights else None
     networks = requested_networks(request.weights, options.num_models, skip=skip)
     check_settings(config, [network.info.config for network in networks])
     check_takers(options.templates, networks)
-    if options.templates.wanted:
-        TemplateFinder(options.templates)  # refuses invalid sources
+    open_templates(options.templates)  # refuses invalid sources
     targets, errors = request.read_targets()
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)
@@ -97,22 +90,23 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
             f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
             "are not informative about partners. Give --weights multimer"
         )
-    costs = [target_cost(target, suitable(networks, target), config) for target in targets]
+    costs = [target_cost(target, networks, config) for target in targets]
     if where.shard is not None:
         mine = where.shard.of(targets, costs)
         targets, costs = [targets[i] for i in mine], [costs[i] for i in mine]
     if first is not None and targets:
-        found = search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
-        targets, unfound = found.left(targets)
+        targets, unfound = search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
         errors = [*errors, *unfound]
-        costs = [target_cost(target, suitable(networks, target), config) for target in targets]
+        costs = [target_cost(target, networks, config) for target in targets]
     with Progress(sum(costs), quiet=options.quiet) as progress:
         warn = partial(progress.line, important=True)
         for message in left_out:
             warn(f"warning: left out: {message}")
         for error in errors:
             warn(f"error: {error}")
-        report_limits(progress, None if request.weights else networks[0], targets, options, (chosen,))
+        for line in (*limits_of_predictions(request, networks, targets), chosen):
+            if line:
+                progress.line(line)
         summary = Summary((), (), ())
         if targets:
             setup = Setup(
@@ -122,7 +116,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
             open_log(progress.log, folder.path, f"{len(targets):,} targets")
             summary = _Screen(targets, costs, folder, progress, errors).run(setup)
     summary = replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
-    progress.log.add(summary.counts())
+    progress.log.append(summary.counts())
     return summary
 
 
@@ -182,7 +176,6 @@ class _Screen:
         return Job(number, job.name, "finish", FoldedJob(job.payload, result), job.cost)
 
     def _report(self, job: Job, result: JobResult) -> None:
-        """Report a finished job."""
         for line in result.lines:
             self._progress.line(line, important=True)
         if job.kind == "search":

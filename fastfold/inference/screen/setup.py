@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
@@ -163,7 +164,7 @@ class Setup:
         templates = self.options.templates
         options = replace(
             self.options,
-            engines=(),  # their results are published before the fold
+            sources=SearchSources(),  # their results are published before the fold
             templates=replace(
                 templates,
                 structures=tuple(path.resolve() for path in templates.structures),

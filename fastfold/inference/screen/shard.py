@@ -6,10 +6,12 @@ import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
-from fastfold.utils.hashing import input_hash
+
+if TYPE_CHECKING:
+    from fastfold.data.targets import Target
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Shard:
         Returns:
             Indices, in the order of the input.
         """
+        from fastfold.utils.hashing import input_hash  # NumPy is slow to import
+
         digests = [
             input_hash(target.record, [chain.sequence for chain in target.chains]) for target in targets
         ]

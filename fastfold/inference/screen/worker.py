@@ -13,10 +13,11 @@ from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import lower_priority
+from fastfold.inference.folding.target_lines import conclusion, report_comparison
 from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import JobResult, Status, Task
 from fastfold.inference.screen.search import ChainSearch
-from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork, conclusion
+from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork
 
 if TYPE_CHECKING:
     import torch
@@ -98,13 +99,12 @@ class FoldWorker:
         return [results[index] for index in range(len(targets))]
 
     def _ended(self, runner: TargetRunner, target: Target, found: FoldedTarget | Exception) -> JobResult:
-        """Return the result of a target, or raise its error."""
         if isinstance(found, Exception):
             raise found
         if found.in_progress:
             return JobResult("in_progress")
         if runner.options.reference is not None and not self.leaves_rest:
-            runner.compare(found.results, target, target.name, runner.options.reference)
+            report_comparison(runner.progress, found.results, target, target.name, runner.options.reference)
         records = found.results.records()
         if not records:  # with --skip-bad-weights
             text = f"{target.name}: its suitable networks were left out, because their files are invalid"
@@ -136,7 +136,7 @@ class FoldWorker:
 
     def open_runner(self, networks: list[Network], device: torch.device) -> TargetRunner:
         """Return a runner for the results folder."""
-        from fastfold.data.templates.source import TemplateFinder
+        from fastfold.data.templates.source import open_templates
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
 
@@ -147,7 +147,7 @@ class FoldWorker:
             self.config,
             self.options,
             Progress(0.0, quiet=True),
-            finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
+            finder=open_templates(self.options.templates),
             leaves_rest=self.leaves_rest,
         )
 
@@ -191,7 +191,7 @@ class FinishWorker:
                 made = runner.finish(target, folded.predictions, made=made) or made
                 if runner.options.reference is not None:
                     results = runner.folder.target(target)
-                    runner.compare(results, target, target.name, runner.options.reference)
+                    report_comparison(runner.progress, results, target, target.name, runner.options.reference)
         except Exception as error:  # also a bug that one target triggers: the others continue
             return _failed(target, error, said)
         lines = (*folded.lines, *said.getvalue().splitlines())

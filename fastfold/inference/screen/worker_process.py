@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fastfold.data.loading.worker_process import PROTOCOL, describe_end, receive, send, work
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.utils.units import GIB, clock
+from fastfold.utils.workers.process import PROTOCOL, describe_end, receive, send, work
 
 Function = Callable[[int, Task], JobResult]
 _FAILED_STARTS = 3

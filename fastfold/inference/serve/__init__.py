@@ -14,7 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "RefusedError"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {"Client": "fastfold.inference.serve.client", "RefusedError": "fastfold.inference.serve.client"},
-)
+__getattr__, __dir__ = lazy_names(__name__)

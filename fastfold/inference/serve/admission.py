@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.data.targets import Target
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, limit_networks, refuse_complexes, suitable
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
@@ -67,12 +67,12 @@ class Admission:
         if config.relax != "none":
             check_installed()
         networks = suitable(limit_networks(self.networks, options.num_models), target)
+        check_settings(config, [network.info.config for network in networks])
         if config.cyclic and target.is_complex and not all(n.info.multimer for n in networks):
             raise ConfigError("rings in a complex need a multimer network; leave out cyclic")
         shown = 0
-        if options.templates.wanted:
-            check_takers(options.templates, networks)
-            TemplateFinder(options.templates)  # refuses invalid structures
+        check_takers(options.templates, networks)
+        if open_templates(options.templates) is not None:  # refuses invalid structures
             shown = options.templates.max_templates
         rows = sum(len(m.sequences) for pair in target.alignments or () for group in pair for m in group)
         for network in networks:

@@ -21,7 +21,7 @@ Kind = Literal["sequence", "fasta", "a3m"]
 """Formats of a target."""
 SETTINGS = (
     *("num_recycles", "recycle_tolerance", "seeds", "max_msa", "dropout", "num_ensemble", "stop_at_score"),
-    *("rank", "cyclic", "pae", "plots", "relax", "num_relax"),
+    *("use_cluster_profile", "rank", "cyclic", "pae", "plots", "relax", "num_relax"),
     *("save_representations", "save_distogram", "save_recycles"),
 )
 """Fields of :class:`~fastfold.inference.config.InferConfig` that a request may set: none names a file or a device."""

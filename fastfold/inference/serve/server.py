@@ -17,8 +17,8 @@ from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import about_mini, requested_networks
 from fastfold.inference.planning.available_memory import host_memory_bytes
+from fastfold.inference.prepare import check_request, with_precision
 from fastfold.inference.request import RunOptions
-from fastfold.inference.runner import check_request, with_precision
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.setup import Setup
 from fastfold.inference.serve.admission import Admission

@@ -124,17 +124,18 @@ class GroupWorker:
                 job, runner = runs[work]
                 with _answering(job.path, job.target):
                     summary = fold_targets(runner, [job.target], [work.cost], [(work, result)])
+                    runner.progress.log.append(summary.counts())
                     write_answer(job.path, _answer(job, runner, summary))
 
     def _start(
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
         """Open the results and the progress of a job."""
-        from fastfold.data.templates.source import TemplateFinder
-        from fastfold.inference.models import limit_networks, suitable
+        from fastfold.data.templates.source import open_templates
+        from fastfold.inference.models import limit_networks, target_cost
         from fastfold.inference.output.results_folder import ResultsFolder
         from fastfold.inference.progress import Progress
-        from fastfold.inference.runner import target_cost
+        from fastfold.inference.runner import open_log
         from fastfold.inference.target_runner import TargetRunner, TargetWork
 
         assert self._opened is not None
@@ -143,12 +144,13 @@ class GroupWorker:
             config = replace(config, memory_budget=memory)
         options = job.request.options(self.base.options, job.path)
         networks = limit_networks(self._opened[0], options.num_models)
-        finder = TemplateFinder(options.templates) if options.templates.wanted else None
-        cost = target_cost(job.target, suitable(networks, job.target), config)
+        finder = open_templates(options.templates)
+        cost = target_cost(job.target, networks, config)
         results = ResultsFolder(job.path / RESULTS)
         # Line by line, so that the server can send each one at once.
         log = stack.enter_context((job.path / PROGRESS).open("a", encoding="utf-8", buffering=1))
         progress = stack.enter_context(Progress(cost, log))
+        open_log(progress.log, results.path, f"1 target on {self._opened[1]}")
         runner = TargetRunner(networks, results, self._opened[1], config, options, progress, finder=finder)
         return runner, TargetWork(job.target, f"1/1 {job.target.name}", cost)
 
@@ -177,7 +179,7 @@ def _answering(folder: Path, target: Target | None) -> Iterator[None]:
 
 def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
     """Return the answer to a job that was folded."""
-    from fastfold.inference.target_runner import conclusion
+    from fastfold.inference.folding.target_lines import conclusion
 
     records = runner.folder.target(job.target).records()
     answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(job.path)}

@@ -246,7 +246,6 @@ def _features(
 def _entry(
     database: MmcifFolder, pdb_id: str, theirs: Mapping[str, Any], expected: Mapping[str, np.ndarray]
 ) -> Iterator[RecordedArray]:
-    """Yield the content of one file of a record."""
     try:
         entry = database.entry(pdb_id)
     except TemplateSkipped:

@@ -97,7 +97,8 @@ def without_autocast(function: Callable[..., Any]) -> Any:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        groups = (x if isinstance(x, list | tuple) else (x,) for x in args)
+        device = next(x.device.type for group in groups for x in group if isinstance(x, Tensor))
         if device == "meta":  # autocast does not support it
             return function(*args, **options)
         with torch.autocast(device, enabled=False):

@@ -16,12 +16,28 @@ from typing import Any
 import torch
 
 from fastfold.kernels.common.backend import is_traced
-from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions
 from fastfold.kernels.cpu.products import small_products
 
 MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
 it; on more cores, several cores work on each block. Not measured on more than two cores."""
+
+
+def forward_positions(channels: int, positions: int) -> int:
+    """Return the number of positions per block of a forward pass, which sums nothing over positions.
+
+    Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks
+    for each thread.
+
+    Args:
+        channels: Channels of the widest buffer.
+        positions: Number of positions in all blocks.
+    """
+    lanes = min(MAX_LANES, torch.get_num_threads())
+    return max(
+        block_positions(channels), min(4096, BLOCK_ELEMENTS // 2 // channels, positions // (4 * lanes))
+    )
 
 
 def for_blocks(

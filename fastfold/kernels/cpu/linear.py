@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, position_blocks
-from fastfold.kernels.cpu.products import multiplies_bfloat16, onednn_linear, onednn_multiplies
+from fastfold.kernels.common.backend import is_traced
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions, position_blocks
+from fastfold.kernels.cpu.products import multiplies_bfloat16, onednn_linear, onednn_multiplies, pack_weight
 
 Products = Literal["bf16", "int8"]
 Least = Literal["int8", "int8x2", "bf16", "fp32"]
@@ -28,6 +29,9 @@ _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
 _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # size of a step of a weight's first word, in steps of its second
+_PACKED_POSITIONS = 4096
+_PACKED_ELEMENTS = 2**16
+"""Least positions and weights for which packing once takes less time than packing in each of the calls."""
 
 FEW_INPUTS = 128
 """Maximum number of inputs of a product that is made in bfloat16 instead of 8 bits, on a processor with units for it.
@@ -79,6 +83,7 @@ class Linear:
         mean: ``[K]``, mean of the positions of ``x``, if known: the bias then corrects the rounding of the weights for
             it.
         least: Minimum precision of the product.
+        positions: Number of positions in all calls, if known; the weight is laid out for many once.
 
     Attributes:
         products: Precision of the product; None for the dtype of the data.
@@ -93,6 +98,7 @@ class Linear:
         positive: bool = False,
         mean: Tensor | None = None,
         least: Least = "int8x2",
+        positions: int = 0,
     ) -> None:
         self._weight, self._bias, self._outputs, self._relu = weight, bias, len(weight), relu
         self.products = None if least == "fp32" else reduced(weight)
@@ -109,6 +115,11 @@ class Linear:
         elif self.products == "int8":
             self._weight, self._scale = split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
+        self._packed = self._weight
+        is_large = positions >= _PACKED_POSITIONS and weight.numel() >= _PACKED_ELEMENTS
+        is_onednns = self._by_onednn or (self.products == "bf16" and multiplies_bfloat16())
+        if is_large and is_onednns and weight.device.type == "cpu" and not is_traced():
+            self._packed = pack_weight(self._weight.detach(), block_positions(len(weight)))
         if mean is not None and self.products is not None:
             rounded = self._weight if self.products == "bf16" else self._integers() * self._scale[:, None]
             missing = torch.mv(weight - rounded, mean)
@@ -117,14 +128,23 @@ class Linear:
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Return ``[n, N]`` for ``x [n, K]``, in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
-            return self._activate(onednn_linear(x, self._weight, self._bias))
+            return self._activate(onednn_linear(x, self._packed, self._bias))
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Compute the product in bfloat16 if it is made so, for callers that copy or multiply it."""
         if self.products != "bf16":
             return self(x, name, scratch)
-        return self._activate(_multiply_bfloat16(_round_to_bfloat16(x, scratch), self._weight, self._bias))
+        return self._activate(_multiply_bfloat16(_round_to_bfloat16(x, scratch), self._packed, self._bias))
+
+    def by_channel(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
+        """Return ``[N, n]`` for ``x [n, K]``, as :meth:`__call__` does."""
+        if not self._by_onednn:
+            out = scratch(name, self._outputs, len(x))
+            self.fill(out.t(), x, scratch)
+            return out
+        out = onednn_linear(self._weight, x)
+        return self._activate(out if self._bias is None else out.add_(self._bias[:, None]))
 
     def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``.
@@ -152,7 +172,7 @@ class Linear:
         else:
             multiply, x = _multiply_bfloat16, _round_to_bfloat16(x, scratch)
         if not _is_column_major(out):
-            out.copy_(multiply(x, self._weight, self._bias))
+            out.copy_(multiply(x, self._packed, self._bias))
             return
         # Added after a copy, because arithmetic of two dtypes is slow.
         out.copy_(multiply(self._weight, x).t())

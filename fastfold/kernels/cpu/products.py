@@ -94,10 +94,23 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
     Args:
         x: ``[n, K]``, in float32, or in bfloat16 if :func:`multiplies_bfloat16`.
-        weight: ``[N, K]``, of the same dtype.
+        weight: ``[N, K]``, of the same dtype, or the result of :func:`pack_weight`.
         bias: ``[N]``, in float32, or None.
     """
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
+
+
+def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Lay a weight out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
+
+    The product is the same bit for bit. Without this, every call packs the weight again.
+
+    Args:
+        weight: ``[N, K]``, as :func:`onednn_linear` takes it.
+        rows: Number of rows of most calls.
+    """
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return found
 
 
@@ -105,6 +118,11 @@ def multiplied_by_onednn() -> bool:
     """Return True if :func:`exact_products` gives a CPU's products to oneDNN."""
     untouched = float32_setting() == "highest" and not torch.cuda.is_initialized()
     return untouched and _onednn_is_better()
+
+
+def onednn_bytes() -> int:
+    """Return the bytes of code that oneDNN compiles for shapes of products, and of operands in another layout."""
+    return 40 << 20 if multiplied_by_onednn() else 0
 
 
 @functools.cache

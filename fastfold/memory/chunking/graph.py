@@ -117,7 +117,7 @@ class Operation:
         return found
 
     @cached_property
-    def taken(self) -> tuple[int, ...]:
+    def inputs(self) -> tuple[int, ...]:
         """Values that the operation uses, each once."""
         return tuple(dict.fromkeys(index for _, index in self.values()))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.memory.chunking.graph import Graph, Layout, Operation, Path, Ref
-from fastfold.memory.chunking.steps import Loop, Step, made, on_meta, taken
+from fastfold.memory.chunking.steps import Loop, Step, computed_values, on_meta, used_values
 
 
 class Program:
@@ -24,7 +24,7 @@ class Program:
         self.graph, self.steps = graph, tuple(steps)
         last: dict[int, int] = {}
         for number, step in enumerate(steps):
-            last |= dict.fromkeys([*taken(graph, step), *made(step)], number)
+            last |= dict.fromkeys([*used_values(graph, step), *computed_values(step)], number)
         results = graph.output_indices()
         self._leaving: list[list[int]] = [[] for _ in steps]
         for value, number in last.items():

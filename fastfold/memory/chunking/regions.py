@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastfold.memory.chunking.flow import Cut, find_cut
 from fastfold.memory.chunking.graph import Graph, Layout
-from fastfold.memory.chunking.steps import Loop, Step, made, taken
+from fastfold.memory.chunking.steps import Loop, Step, computed_values, used_values
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[i
             if index not in cuts:
                 read.setdefault(index, set()).add(cuts[member].dims.get(path))
     before = _demanded(graph, span, read)
-    present = {value for step in before for value in made(step)}
+    present = {value for step in before for value in computed_values(step)}
     skipped = cuts.keys() | present
-    after = _demanded(graph, [step for step in span if skipped.isdisjoint(made(step))], needed)
-    wanted = set(needed).union(*(taken(graph, step) for step in after))
+    after = _demanded(graph, [step for step in span if skipped.isdisjoint(computed_values(step))], needed)
+    wanted = set(needed).union(*(used_values(graph, step) for step in after))
     outputs = tuple(m for m in members if m == flow.end or (m in wanted and m not in present))
     if not all(isinstance(graph.layouts[output], Layout) for output in outputs):
         return list(span)  # several results cannot be assembled at once
@@ -132,9 +132,9 @@ def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list
     wanted = set(values)
     found: list[Step] = []
     for step in reversed(span):
-        if not wanted.isdisjoint(made(step)):
+        if not wanted.isdisjoint(computed_values(step)):
             found.append(step)
-            wanted.update(taken(graph, step))
+            wanted.update(used_values(graph, step))
     return found[::-1]
 
 
@@ -145,5 +145,5 @@ def _used(graph: Graph, inside: list[int], end: int) -> list[int]:
     for value in reversed(inside):
         if value in wanted:
             found.insert(0, value)
-            wanted.update(graph.operation(value).taken)
+            wanted.update(graph.operation(value).inputs)
     return found

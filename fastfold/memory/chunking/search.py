@@ -19,10 +19,10 @@ from fastfold.memory.chunking.steps import (
     Profile,
     State,
     Step,
+    computed_values,
     inner_bytes,
-    made,
     profile,
-    taken,
+    used_values,
 )
 
 WINDOW = 64
@@ -149,7 +149,7 @@ class Search:
     def _ends(self, step: Step) -> list[tuple[int, int]]:
         """Return the values at which a region may end with this step, with their dimensions."""
         found = []
-        for value in made(step):
+        for value in computed_values(step):
             layout, source = self.memory.graph.layouts[value], self.memory.alias[value]
             # A view costs nothing, unless it is a part of something larger.
             if not isinstance(layout, Layout):
@@ -163,7 +163,7 @@ class Search:
         found, after = [], set(self.memory.graph.output_indices())
         for step in reversed(steps):
             found.append(set(after))
-            after.update(taken(self.memory.graph, step))
+            after.update(used_values(self.memory.graph, step))
         return found[::-1]
 
     def _beginnings(
@@ -186,7 +186,7 @@ class Search:
                 break
         else:
             return best, span
-        before = {value for step in span[:number] for value in made(step)}
+        before = {value for step in span[:number] for value in computed_values(step)}
         for value in loop.read:
             layout = self.memory.graph.layouts[value]
             if best[0] <= region.target or value not in before or not isinstance(layout, Layout):
@@ -198,7 +198,9 @@ class Search:
                 flow = flow_back(self.memory.graph, self._cuts, span[: place + 1], value, dim)
                 if flow is None:
                     continue
-                later = set(region.needed).union(*(taken(self.memory.graph, s) for s in span[place + 1 :]))
+                later = set(region.needed).union(
+                    *(used_values(self.memory.graph, s) for s in span[place + 1 :])
+                )
                 changed = [*make_loop(self.memory.graph, span[: place + 1], flow, later), *span[place + 1 :]]
                 rank = self._rank(changed, region)
                 if rank < best:
@@ -231,7 +233,7 @@ class Search:
             operation = graph.operation(value)
             elements = graph.layout(value).nbytes / graph.layout(value).dtype.itemsize
             if operation.name.removeprefix("aten::") in _PRODUCTS:
-                elements *= max(graph.layout(index).shape[-1] for index in operation.taken)
+                elements *= max(graph.layout(index).shape[-1] for index in operation.inputs)
             self._known_work[value] = elements if self.memory.alias[value] is None else 0.0
         return self._known_work[value]
 

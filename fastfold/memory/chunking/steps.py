@@ -128,14 +128,14 @@ Step = int | Loop
 """Number of a value whose operation runs unchunked, or a loop."""
 
 
-def made(step: Step) -> tuple[int, ...]:
+def computed_values(step: Step) -> tuple[int, ...]:
     """Return the values that a step computes."""
     return (step,) if isinstance(step, int) else step.outputs
 
 
-def taken(graph: Graph, step: Step) -> Iterable[int]:
+def used_values(graph: Graph, step: Step) -> Iterable[int]:
     """Return the earlier values that a step uses."""
-    return graph.operation(step).taken if isinstance(step, int) else step.read
+    return graph.operation(step).inputs if isinstance(step, int) else step.read
 
 
 def inner_bytes(memory: Memory, loop: Loop) -> int:
@@ -153,7 +153,7 @@ def _inner_bytes(memory: Memory, loop: Loop) -> int:
         source = memory.alias[member]
         roots[member] = member if source is None else roots.get(source, -1)
         last[roots[member]] = member
-        for index in graph.operation(member).taken:
+        for index in graph.operation(member).inputs:
             if index in roots:
                 last[roots[index]] = member
     leaving: dict[int, list[int]] = {}
@@ -297,9 +297,9 @@ def _lifetimes(
     root = dict(start.root)
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
-        for index in taken(memory.graph, step):
+        for index in used_values(memory.graph, step):
             last[root[index]] = number
-        for index in made(step):
+        for index in computed_values(step):
             source = memory.alias[index]
             root[index] = index if source is None or not isinstance(step, int) else root[source]
             last[root[index]] = number

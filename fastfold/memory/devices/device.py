@@ -29,7 +29,7 @@ class DeviceFull(RuntimeError):
         self.wanted, self.used, self.budget = wanted, used, budget
 
 
-class Arriving:
+class EarlyCopy:
     """Tensor that is being copied to a device before it is used.
 
     Args:
@@ -63,7 +63,7 @@ class Device(Tier):
         self.budget, self.device = budget, device
         self.received = 0
         self._buffers: set[int] = set()
-        self._coming: list[Arriving] = []
+        self._early_copies: list[EarlyCopy] = []
         self._fetches = Fetches()
 
     def owns(self, tensor: Tensor) -> bool:
@@ -130,39 +130,39 @@ class Device(Tier):
     # Early copies
 
     @property
-    def coming_bytes(self) -> int:
+    def early_copy_bytes(self) -> int:
         """Return the bytes of early copies that were begun and not taken yet."""
-        return sum(arriving.tensor.nbytes for arriving in self._coming if arriving.tensor is not None)
+        return sum(copy.tensor.nbytes for copy in self._early_copies if copy.tensor is not None)
 
-    def begin(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Arriving:
+    def begin(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> EarlyCopy:
         """Begin an early copy as in :meth:`bring`; the tensor counts like a chunk until it is taken."""
         self._charge(host_copy.nbytes, "a saved tensor")
         with self.host_work(), torch.no_grad():
-            arriving = self._begin(host_copy.as_strided(tuple(shape), tuple(stride)))
-        self._coming.append(arriving)
-        return arriving
+            copy = self._begin(host_copy.as_strided(tuple(shape), tuple(stride)))
+        self._early_copies.append(copy)
+        return copy
 
-    def _begin(self, waiting: Tensor) -> Arriving:
+    def _begin(self, waiting: Tensor) -> EarlyCopy:
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
-        return Arriving(back.copy_(waiting))
+        return EarlyCopy(back.copy_(waiting))
 
-    def take(self, arriving: Arriving) -> Tensor | None:
+    def take(self, copy: EarlyCopy) -> Tensor | None:
         """Return the tensor for later operators; None if it was cancelled."""
-        tensor, arriving.tensor = arriving.tensor, None
+        tensor, copy.tensor = copy.tensor, None
         if tensor is None:
             return None
-        self._coming.remove(arriving)
+        self._early_copies.remove(copy)
         self._discharge(tensor.nbytes)
         self.hold(tensor)
         return tensor
 
     def call_off(self) -> None:
         """Cancel the early copies to free their memory; :meth:`bring` can copy them later."""
-        for arriving in self._coming:
-            assert arriving.tensor is not None
-            self._discharge(arriving.tensor.nbytes)
-            arriving.tensor = None
-        self._coming = []
+        for copy in self._early_copies:
+            assert copy.tensor is not None
+            self._discharge(copy.tensor.nbytes)
+            copy.tensor = None
+        self._early_copies = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -304,7 +304,7 @@ class CudaDevice(Device):
         tensor.record_stream(self._home)
         self._fetches.put(target, staged=None if direct else place, add=add, event=event, to=to)
 
-    def _begin(self, waiting: Tensor) -> Arriving:
+    def _begin(self, waiting: Tensor) -> EarlyCopy:
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
@@ -313,13 +313,13 @@ class CudaDevice(Device):
             event.record()
         # After a cancellation, the memory is not reused before the copy ends.
         back.record_stream(self._stream)
-        return Arriving(back, event)
+        return EarlyCopy(back, event)
 
-    def take(self, arriving: Arriving) -> Tensor | None:
+    def take(self, copy: EarlyCopy) -> Tensor | None:
         """Return the tensor; only operators queued later wait for its contents."""
-        tensor = super().take(arriving)
-        if tensor is not None and arriving.event is not None:
-            torch.cuda.current_stream(self.device).wait_event(arriving.event)
+        tensor = super().take(copy)
+        if tensor is not None and copy.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(copy.event)
         return tensor
 
     def other_bytes(self) -> int:

@@ -86,16 +86,16 @@ class DiskFile:
     def __init__(self, folder: str, nbytes: int) -> None:
         self.map, self._file = map_file(folder, nbytes, keep=True)
         weakref.finalize(self, os.close, self._file)
-        self.size, self.taken = len(self.map), 0
+        self.size, self.used = len(self.map), 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
         self._coherent = self._try_out()
 
     def take(self, nbytes: int) -> int | None:
         """Return the offset of the next part in bytes; None if the file is full."""
-        start = self.taken
+        start = self.used
         if start + nbytes > self.size:
             return None
-        self.taken += -(-nbytes // PAGE) * PAGE
+        self.used += -(-nbytes // PAGE) * PAGE
         return start
 
     def read_ahead(self, start: int, nbytes: int) -> None:

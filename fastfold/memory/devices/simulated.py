@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +20,17 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fastfold.memory.devices.caching_allocator import Block, CachingAllocator
 from fastfold.memory.devices.device import Device, DeviceFull
+
+
+class Allocator(Protocol):
+    """Model of the allocator of an accelerator."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a block for a tensor of ``nbytes``; raise :class:`DeviceFull` if it does not fit."""
+
+    def free(self, block: Any) -> None:
+        """Free a block."""
 
 
 class SimulatedDevice(Device):
@@ -39,12 +48,10 @@ class SimulatedDevice(Device):
             bytes.
     """
 
-    def __init__(
-        self, budget: int, device: str = "cpu", *, allocator: CachingAllocator | None = None
-    ) -> None:
+    def __init__(self, budget: int, device: str = "cpu", *, allocator: Allocator | None = None) -> None:
         super().__init__(budget, torch.device(device))
         self.allocator = allocator
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, Any] = {}
         self.other = self._highest = 0
         self._known: dict[int, int] = {}
         self._paused = 0
@@ -94,8 +101,8 @@ class SimulatedDevice(Device):
         """Count a tensor of an operator or of the batch until its memory is freed."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        elsewhere = tensor.device.type != self.device.type
-        if self._paused or elsewhere or key in self._known or key in self._buffers:
+        is_other_device = tensor.device.type != self.device.type
+        if self._paused or is_other_device or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size

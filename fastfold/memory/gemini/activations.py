@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.memory.devices.device import Arriving, Device
+from fastfold.memory.devices.device import Device, EarlyCopy
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.access_trace import SpanKey
 from fastfold.memory.gemini.chunks import is_dense
@@ -58,7 +58,7 @@ class _Saved:
 
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
         self.key, self.host_copy = key, host_copy
-        self.arriving: Arriving | None = None
+        self.early_copy: EarlyCopy | None = None
         self.shape, self.stride = tensor.shape, tensor.stride()
         # Shares the version counter, even if its memory is freed.
         self.here = tensor.detach()
@@ -122,7 +122,7 @@ class SavedTensors:
             self.ledger.used(saved.key)
         if saved.host_copy is None:
             return saved.here
-        tensor = None if saved.arriving is None else self.device.take(saved.arriving)
+        tensor = None if saved.early_copy is None else self.device.take(saved.early_copy)
         if tensor is None:
             self.waited += saved.host_copy.nbytes
             tensor = self.device.bring(saved.host_copy, saved.shape, saved.stride)
@@ -133,7 +133,7 @@ class SavedTensors:
         for key, room in self.ledger.due().items():
             saved = self._away.pop(key, None)
             if saved is not None and saved.host_copy is not None and saved.host_copy.nbytes <= room:
-                saved.arriving = self.device.begin(saved.host_copy, saved.shape, saved.stride)
+                saved.early_copy = self.device.begin(saved.host_copy, saved.shape, saved.stride)
 
     # Blocks
 

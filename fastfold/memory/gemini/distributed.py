@@ -56,7 +56,7 @@ class Ranks:
             if theirs != digest(own):
                 facts = _gathered(own, self.group)
                 raise ConfigError(
-                    "the models of the processes in Gemini(group=...) differ: "
+                    "the models of the processes in GeminiConfig(group=...) differ: "
                     f"{differences(own, facts[other], self.rank, other)}"
                 )
 
@@ -103,9 +103,9 @@ class Ranks:
         for _, _, theirs in found:
             if theirs != changed:
                 raise ConfigError(
-                    f"the processes of Gemini(group=...) have different values of {next(iter(changed | theirs))}, "
-                    "which forward() changes by its part of the batch: call eval() on its module, leave out the "
-                    "change, or sum it over the processes"
+                    "the processes of GeminiConfig(group=...) have different values of "
+                    f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch: call eval() on "
+                    "its module, leave out the change, or sum it over the processes"
                 )
         if all(averaged for averaged, _, _ in found):
             return

@@ -302,7 +302,7 @@ class Residency:
         if cycle.steps is not None:
             step = cycle.steps[position]
             cycle.due |= {key: trace.spans[key] for key in cycle.returns.get(position, ())}
-            early = self.store.device.coming_bytes + sum(span.size for span in cycle.due.values())
+            early = self.store.device.early_copy_bytes + sum(span.size for span in cycle.due.values())
             if not self._fits(step, other + early):
                 self._call_off()
             as_planned = resident == cycle.before and self._fits(step, other)

@@ -1,6 +1,6 @@
 """Train a model larger than its device.
 
-    manager = Gemini(model, optimizer, budget="20GiB")
+    manager = Gemini(model, optimizer, GeminiConfig(budget="20GiB"))
     loss = model(batch)
     loss.backward()
     manager.step()
@@ -13,33 +13,27 @@ steps. Gradients and optimizer states stay on the host, where the optimizer runs
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.disk_file import PAGE
-from fastfold.memory.devices.simulated import SimulatedDevice
-from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
 from fastfold.memory.gemini.budget import check_budget, check_host, kept_bytes
 from fastfold.memory.gemini.checks import check_model, check_step
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import build_chunks
+from fastfold.memory.gemini.config import GeminiConfig
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks
 from fastfold.memory.gemini.optimizer.step import OptimizerStep
 from fastfold.memory.gemini.state_hooks import StateHooks
-from fastfold.utils.units import parse_bytes
-
-POLICIES = ("auto", "cuda", "cpu", "nvme")
 
 
 class Gemini:
@@ -56,62 +50,35 @@ class Gemini:
             not change from here on: :meth:`step` refuses others.
         optimizer: Optimizer of these parameters that treats each parameter alone, which is tested. It runs on the host,
             chunk by chunk. None for inference.
-        budget: Bytes on the device for chunks and activations together, for example ``"20GiB"``.
-        policy: ``"auto"``: parameters on the host, and on the device as planned. ``"cpu"``: the same, but evicted after
-            each use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on
-            the device; a budget smaller than parameters, gradients and optimizer states together is refused.
-        device: Device of the model; None for a GPU if there is one, otherwise a simulated device of that budget.
-        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. One file there holds
-            parameters, gradients and optimizer states; its space is reserved now.
-        lookahead: Largest number of operators by which a load may precede its use.
-        group: Process group of data parallelism. All ranks start from the first rank's parameters and buffers, and
-            :meth:`step` averages gradients. Its backend must support the tier of the gradients: the host, or with
-            ``"cuda"`` the device.
-        statistics: Process group, on the host, whose ranks make equal plans; None for ``group``. All its ranks call
-            :meth:`step` together.
-        shard: Each rank of ``group`` keeps the optimizer's states of its share of the parameters only (ZeRO stage 1).
-            :meth:`state_dict` is then a collective.
-        activations: Plan saved tensors too: those over the budget are offloaded until the backward pass. Without effect
-            with ``"cuda"``.
-        recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network. The
-            plan decides for each call. The modules must not use activation checkpointing themselves.
-        hard_budget: On a GPU, limit PyTorch's allocator to the budget until :meth:`release`. An allocation over it
-            raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise only the plans
-            keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
+        config: Budget, policy and further settings; None for the defaults.
+        settings: Fields of :class:`GeminiConfig`, in place of those of ``config``.
 
     Raises:
         BudgetError: One operator's parameters (with ``"cuda"``: all parameters, gradients and optimizer states) exceed
             the budget; names the smallest that holds them. With ``hard_budget``: PyTorch has reserved more already. Or
             the tensors kept on the host exceed its free memory, including limits of control groups.
         OutputError: With ``"nvme"``: the disk has too little space for parameters, gradients and optimizer states.
-        ConfigError: An unknown policy or budget; models that differ over ``group``; an optimizer of other parameters,
-            or one that does not treat each parameter alone; parameters that are managed already; modules with sparse
-            gradients.
+        ConfigError: ``config`` is another object; an unknown policy or budget; models that differ over
+            ``group``; an optimizer of other parameters, or one that does not treat each parameter alone; parameters
+            that are managed already; modules with sparse gradients.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
-        budget: str | int = "16GiB",
-        policy: str = "auto",
-        *,
-        device: Device | torch.device | str | None = None,
-        nvme_folder: str | os.PathLike[str] | None = None,
-        lookahead: int = 2,
-        group: dist.ProcessGroup | None = None,
-        statistics: dist.ProcessGroup | None = None,
-        shard: bool = False,
-        activations: bool = True,
-        recompute: Iterable[nn.Module] = (),
-        hard_budget: bool = False,
+        config: GeminiConfig | None = None,
+        **settings: Any,
     ) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"unknown memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
-        self.model, self.optimizer, self.policy = model, optimizer, policy
-        self.ranks = Ranks(group, statistics, shard)
-        self.budget = parse_bytes(budget)
-        self.device = _device(device, self.budget)
+        if not isinstance(config, GeminiConfig | None):
+            raise ConfigError(
+                f"expected a GeminiConfig, found {config!r}; use GeminiConfig(budget={config!r})"
+            )
+        config = replace(config or GeminiConfig(), **settings)
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.ranks = Ranks(config.group, config.statistics, config.shard)
+        self.budget = config.budget_bytes
+        self.device = config.open_device()
         check_model(model, optimizer)
         self.ranks.check_model(model)
         self._undo: list[Callable[[], None]] = []
@@ -120,23 +87,23 @@ class Gemini:
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
-        check_budget(chunks, self.device, self.budget, policy, optimizer)
-        host = self._host_tier(nvme_folder)
+        check_budget(chunks, self.device, self.budget, config.policy, optimizer)
+        host = config.open_host(self.device)
         own = [chunk for chunk in chunks if self.ranks.owns(chunk)]
-        if policy == "nvme":
+        if config.policy == "nvme":
             host.preallocate(kept_bytes(own, chunks, optimizer, multiple=PAGE))
-        elif policy != "cuda":
+        elif config.policy != "cuda":
             check_host(kept_bytes(own, chunks, optimizer), chunks)
-        if hard_budget:
+        if config.hard_budget:
             self._undo.append(self.device.enforce())
         self.store = ChunkStore(chunks, self.device, host)
         self.ranks.align(self.store, model)
         agree = self.ranks.agree if self.ranks.statistics else None
-        self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
+        self.residency = Residency(self.store, self.budget, config.policy != "cpu", config.lookahead, agree)
         self.saved: SavedTensors | None = None
-        if activations and policy != "cuda":
+        if config.activations and config.policy != "cuda":
             self.saved = SavedTensors(self.device, self.store.host, self.residency)
-            self._undo.append(self.saved.manage(recompute))
+            self._undo.append(self.saved.manage(config.recompute))
         self._optimizer_step: OptimizerStep | None = None
         if optimizer is not None:
             self._optimizer_step = OptimizerStep(optimizer, self.store, self.ranks)
@@ -144,15 +111,9 @@ class Gemini:
             self._optimizer_step.settle_states()
         self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
         self._managing = True
-        states = StateHooks(model, optimizer, self.params_on_host, self._take_states)
+        loaded = None if self._optimizer_step is None else self._optimizer_step.settle_states
+        states = StateHooks(model, optimizer, self.params_on_host, loaded)
         self._undo.append(states.remove)
-
-    def _host_tier(self, folder: str | os.PathLike[str] | None) -> Tier:
-        if self.policy == "cuda":
-            return self.device
-        if self.policy == "nvme":
-            return NvmeTier(folder)
-        return Tier(pinned=self.device.device.type == "cuda")
 
     # The optimizer
 
@@ -213,11 +174,6 @@ class Gemini:
         self.residency.end_step()
         self.store.clear_gradients()
 
-    def _take_states(self) -> None:
-        """Shard loaded optimizer states and keep this rank's shard on the host."""
-        if self._optimizer_step is not None:
-            self._optimizer_step.settle_states()
-
     # Plain tensors
 
     def params_on_host(self) -> AbstractContextManager[None]:
@@ -263,12 +219,3 @@ class Gemini:
             self.optimizer.load_state_dict(states["optimizer"])
         if self._optimizer_step is not None:
             self._optimizer_step.half_done = False
-
-
-def _device(device: Device | torch.device | str | None, budget: int) -> Device:
-    if isinstance(device, Device):
-        return device
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    return CudaDevice(budget, device) if device.type == "cuda" else SimulatedDevice(budget)

@@ -20,7 +20,7 @@ class StateHooks(NotCopied):
         model: Managed model; all of its modules get hooks.
         optimizer: Its optimizer; None for inference.
         on_host: Returns a context in which parameters are plain tensors on the host.
-        loaded: Called after the optimizer has loaded a state dict.
+        loaded: Called after the optimizer has loaded a state dict; None for inference.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class StateHooks(NotCopied):
         model: nn.Module,
         optimizer: Optimizer | None,
         on_host: Callable[[], AbstractContextManager[None]],
-        loaded: Callable[[], None],
+        loaded: Callable[[], None] | None,
     ) -> None:
         self._on_host, self._loaded = on_host, loaded
         self._entered: list[AbstractContextManager[None]] = []
@@ -37,9 +37,8 @@ class StateHooks(NotCopied):
             if next(module.parameters(), None) is not None:
                 self._handles += [
                     module.register_state_dict_pre_hook(self._enter),
-                    module.register_state_dict_post_hook(
-                        partial(self._leave)
-                    ),  # PyTorch sets an attribute on it
+                    # PyTorch sets an attribute on this hook.
+                    module.register_state_dict_post_hook(partial(self._leave)),
                     module.register_load_state_dict_pre_hook(self._enter),
                     module.register_load_state_dict_post_hook(self._leave),
                 ]
@@ -62,5 +61,6 @@ class StateHooks(NotCopied):
         self._entered.pop().__exit__(None, None, None)
 
     def _leave_optimizer(self, *_: Any) -> None:
+        assert self._loaded is not None
         self._loaded()
         self._leave()

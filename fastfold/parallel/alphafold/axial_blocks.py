@@ -159,12 +159,15 @@ class ShardedEvoformerBlock(EvoformerBlock):
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, reshard: Any) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        steps = [x for x in self.steps() if x.updates == "msa"]
-        return run_steps(self, steps, msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
+        return run_steps(self, self.msa_steps(), msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
         return run_steps(self, self.edge_steps(), pair, pair_mask, reshard, cut=-2, end=-2)
+
+    def msa_steps(self) -> list[Step]:
+        """Return the steps that update the MSA."""
+        return [x for x in self.steps() if x.updates == "msa"]
 
     def edge_steps(self) -> list[Step]:
         """Return the steps that update the pair from the pair alone."""

@@ -7,16 +7,17 @@ act on. Each class here is a variant of the layer that it derives from, with the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.execution import columns
+from fastfold.evoformer.execution import LayerSizes, columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.regather import (
-    Again,
+    Regather,
     Regathered,
     RegatheringLayer,
     attention_regathered,
@@ -25,6 +26,7 @@ from fastfold.parallel.alphafold.regather import (
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.alphafold.triangle_terms import SummedTerms, multiplication_of_terms
 from fastfold.parallel.axial.projections import Projections
+from fastfold.parallel.axial.shard_memory import gather_bytes
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
@@ -43,8 +45,18 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
             return self.attend(msa, msa_mask, whole, again)
         return super().forward(msa, pair, msa_mask, whole)
 
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of the bias, or those while it is gathered."""
+        return max(super().workspace(config, sizes, elements), gather_bytes(config.num_head, sizes))
+
     def attend(
-        self, msa: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
+        self,
+        msa: Tensor,
+        msa_mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        begun: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated ``msa``, with gradients.
 
@@ -76,8 +88,18 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
             return self.attend(pair, pair_mask, whole, again)
         return super().forward(pair, pair_mask, whole)
 
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of the bias and its copy, or those while it is gathered."""
+        return max(super().workspace(config, sizes, elements), gather_bytes(config.num_head, sizes))
+
     def attend(
-        self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
+        self,
+        pair: Tensor,
+        pair_mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        begun: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated shard of the pair, with gradients.
 
@@ -140,7 +162,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         whole: Tensor,
         pair: Tensor,
         msa_mask: Tensor,
-        again: Again | None,
+        again: Regather | None,
         *,
         rows: bool,
     ) -> Tensor:
@@ -162,6 +184,11 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         parameters = self.output.weight, self.output.bias
         gathers = (None, again) if rows else (again, None)
         return outer_product_regathered(left, right, pair, masks, *parameters, again=gathers)
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 4) -> int:
+        """Return the bytes with left sides that pass in turn: this rank's, the one in use, and two in transit."""
+        return super().workspace(config, sizes, elements, passing)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Compute :meth:`forward` without gradients, and without gathering the whole left projection.

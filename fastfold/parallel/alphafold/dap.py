@@ -36,7 +36,7 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import M
 
-_PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
+AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     EvoformerStack: AxialEvoformerStack,
     EvoformerBlock: AxialEvoformerBlock,
@@ -49,6 +49,7 @@ _PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     InvariantPointAttention: AxialInvariantPointAttention,
     DistogramHead: AxialDistogramHead,
 }
+"""Variants on shards along one axis."""
 
 
 def axial_parallel(model: M, mesh: ParallelMesh) -> M:
@@ -79,7 +80,7 @@ def axial_parallel(model: M, mesh: ParallelMesh) -> M:
     if group.size == 1:
         return model
     refuse_missing_steps(model)
-    return convert_modules(model, _PARALLEL_VARIANTS, shards=AxialShards(group))
+    return convert_modules(model, AXIAL_VARIANTS, shards=AxialShards(group))
 
 
 def shard(model: M, mesh: ParallelMesh) -> M:

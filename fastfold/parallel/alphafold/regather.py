@@ -17,18 +17,18 @@ from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
-from fastfold.kernels.ops.gated_attention.backward_op import gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
+from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
-Again = Callable[[], Tensor]
+Regather = Callable[[], Tensor]
 """Function that gathers a tensor of the forward pass again."""
 
 
@@ -46,7 +46,7 @@ class Regathered:
         self._moves: list[tuple[Tensor, Move]] = []
         self._pending: dict[int, AsyncResult[Tensor]] = {}
 
-    def add(self, x: Tensor, move: Move) -> Again:
+    def add(self, x: Tensor, move: Move) -> Regather:
         """Keep a shard, and return a function that returns the whole in the backward pass."""
         number = len(self._moves)
         self._moves.append((x.detach(), move))
@@ -108,7 +108,7 @@ class RegatheringLayer(nn.Module):
         """Return the move that gathers a shard along ``dim``, counted from the back, of an axis of ``length``."""
         return Move(before=Shards(x.dim() + dim, self.shards.sizes(length)), after=None)
 
-    def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Again | None]:
+    def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Regather | None]:
         """Gather the shards along ``dim``; return the whole and how to gather it again, or None."""
         move = self.move(x, dim, length)
         again = Regathered(self.shards.group).add(x, move) if self.regathers(pair) else None
@@ -123,23 +123,25 @@ class _OuterProduct(Function):
         right: Tensor,
         pair: Tensor,
         masks: tuple[Tensor, Tensor],
-        again: tuple[Again | None, Again | None],
+        again: tuple[Regather | None, Regather | None],
         *parameters: Tensor,
     ) -> Tensor:
         sides = [x if gather is None else None for x, gather in zip((left, right), again, strict=True)]
         ctx.save_for_backward(*sides, *masks, *parameters)
         ctx.again, ctx.backend = again, products_backend(left, pair.shape[-1], None)
-        inputs = [left, right, *masks, *parameters]
-        out: Tensor = torch.ops.fastfold.outer_product_mean(inputs, pair, EPS, ctx.backend)
+        out: Tensor = torch.ops.fastfold.outer_product_mean(
+            [left, right], masks, parameters, pair, EPS, ctx.backend
+        )
         return out
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *sides, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        masks, parameters = [left_mask, right_mask], [weight, bias]
         whole = [x if gather is None else gather() for x, gather in zip(sides, ctx.again, strict=True)]
         of_left, of_right, *of_parameters = torch.ops.fastfold.outer_product_mean_backward(
-            grad, [*whole, left_mask, right_mask, weight, bias], EPS, [True] * 4, ctx.backend
+            grad, whole, masks, parameters, EPS, [True] * 4, ctx.backend
         )
         return of_left, of_right, grad, None, None, *of_parameters
 
@@ -152,7 +154,7 @@ def outer_product_regathered(
     weight: Tensor,
     bias: Tensor,
     *,
-    again: tuple[Again | None, Again | None],
+    again: tuple[Regather | None, Regather | None],
 ) -> Tensor:
     """Compute :func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
 
@@ -177,14 +179,14 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        how: tuple[Again | None, list[Tensor], dict[str, Any]],
-        *parameters: Tensor | None,
+        how: tuple[Regather | None, list[Tensor], dict[str, Any]],
+        *parameters: Tensor,
     ) -> Tensor:
         again, begun, options = how
         ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
         ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
-            x, begun, bias, mask, dropout, *parameters, **options
+            x, begun, bias, mask, dropout, parameters, **options
         )
         return out
 
@@ -192,7 +194,7 @@ class _Attention(Function):
     def begin(ctx: Any) -> None:
         # Saved tensors are read once: activation checkpointing returns them a single time.
         x, *others = saved = ctx.saved_tensors
-        parameters = GatedAttentionParams._make(others[3:])
+        parameters = GatedAttentionParams.of(others[3:])
         ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
 
     @staticmethod
@@ -203,10 +205,10 @@ class _Attention(Function):
         bias = bias if ctx.again is None else ctx.again()
         found = iter(
             torch.ops.fastfold.gated_attention_backward(
-                *(grad, x, begun, bias, mask, dropout, *parameters),
-                **ctx.options,
+                *(grad, x, begun, bias, mask, dropout, parameters),
+                needs=[True, bias is not None],
                 add_x=True,
-                need_bias=bias is not None,
+                **ctx.options,
             )
         )
         grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)
@@ -236,7 +238,7 @@ def attention_regathered(
     mask: Tensor,
     *,
     dropout: Tensor | None,
-    again: Again | None = None,
+    again: Regather | None = None,
     begun: Sequence[Tensor] = (),
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))``, with a gathered bias.
@@ -252,7 +254,7 @@ def attention_regathered(
         begun: Result of :func:`begin_attention`, or empty.
     """
     how = again, list(begun), _options(attention, x)
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention))
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention).present())
     return out
 
 

@@ -26,11 +26,11 @@ from typing import Any
 from torch import Tensor
 
 from fastfold.evoformer.execution import columns
-from fastfold.evoformer.msa_attention import MSAColumnAttention
+from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.regather import (
-    Again,
+    Regather,
     Regathered,
     RegatheringLayer,
     attention_regathered,
@@ -43,9 +43,9 @@ from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import exchange_async
 from fastfold.parallel.comm.moves import Move
 
-Moving = tuple[Tensor, Move]
+TensorMove = tuple[Tensor, Move]
 Begin = Callable[[], None]
-Arriving = Callable[[], tuple[Tensor, ...]]
+WaitForTensors = Callable[[], tuple[Tensor, ...]]
 
 SMALL_MESSAGE = 2**22
 """Size in bytes below which a tensor is sent and waited for together with another one."""
@@ -75,12 +75,12 @@ class TrainingBlock:
         self._shards: AxialShards = block.shards
         self._residues = pair_mask.shape[-1]
         self._regathered = Regathered(self._shards.group)
-        self._way = ""
+        self._contraction = ""
 
     def __call__(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
         """Return the updated shards, cut as the inputs: see :class:`~.axial_blocks.ShardedEvoformerBlock`."""
         channels = len(self._block.triangle_multiplication_outgoing.projection.weight) // 2
-        self._way = product_way(
+        self._contraction = choose_training_contraction(
             self._residues, channels, pair.shape[:-3].numel(), pair.element_size(), self._shards.group.size
         )
         update = self._outer_product_first if self._block.outer_product_first else self._outer_product_last
@@ -88,70 +88,70 @@ class TrainingBlock:
         return msa, self._regathered.started_by(pair)
 
     def _outer_product_last(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
-        attention = self._block.msa_row_attention
+        attention, rest = self._msa_layers()
         move, again = self._gathering(attention, attention.bias(pair), -1, attention.regathers(pair))
-        arriving, moving = self._start_beside([move], self._to_rows(pair))
+        needed, later = self._start_overlapping([move], self._to_rows(pair))
         begun = begin_attention(attention.norm, attention.attention, msa)
-        (bias, *_) = arriving()
+        (bias, *_) = needed()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
         (msa,) = self._start([self._by_residue(msa)], begins_backward(msa)).wait()
-        msa, begin = self._attend_columns(msa)
-        msa = self._block.msa_transition(msa)
-        if self._way == "channels":
-            (pair,) = moving()
-        pair, moving = self._outer_product(msa, pair)
+        msa, begin = self._update_columns(rest, msa)
+        if self._contraction == "channels":
+            (pair,) = later()
+        pair, later = self._outer_product(msa, pair)
         pair = self._update_pair(pair, begin)
-        return moving()[0], pair
+        return later()[0], pair
 
     def _outer_product_first(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
         pair, by_sequence = self._outer_product(msa, pair, self._to_rows(pair))
-        attention = self._block.msa_row_attention
-        cut, again = -2 if self._way == "channels" else -1, attention.regathers(pair)
+        attention, rest = self._msa_layers()
+        cut, again = -2 if self._contraction == "channels" else -1, attention.regathers(pair)
         move, regather = self._gathering(attention, attention.bias(pair), cut, again)
-        arriving = self._start([move])
+        gathering = self._start([move])
         (msa,) = by_sequence()
         begun = begin_attention(attention.norm, attention.attention, msa)
-        (bias,) = arriving.wait()
+        (bias,) = gathering.wait()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
-        moving, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
+        later, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
         pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
-        msa, _ = self._attend_columns(moving.wait()[0])
-        msa = self._block.msa_transition(msa)
+        msa, _ = self._update_columns(rest, later.wait()[0])
         if msa.requires_grad:
             # The MSA of the last block of the extra stack is not used, so it gets no gradient.
             msa.register_hook(lambda _: has_gradient.set())
         return msa, pair
 
     def _outer_product(
-        self, msa: Tensor, pair: Tensor, to_rows: Sequence[Moving] = ()
-    ) -> tuple[Tensor, Arriving]:
+        self, msa: Tensor, pair: Tensor, to_rows: Sequence[TensorMove] = ()
+    ) -> tuple[Tensor, WaitForTensors]:
         """Return the updated pair, and the MSA ``[*, S, n, c_m]`` while it is resharded to sequences."""
-        outer, rows = self._block.outer_product_mean, self._way == "channels"
+        outer, rows = self._block.outer_product_mean, self._contraction == "channels"
         left, right = ((layer.weight, layer.bias) for layer in (outer.left, outer.right))
         first, second = (right, left) if rows else (left, right)
         projections = outer.projections(msa)
         gathered, again = projections.first(*first), outer.regathers_side(pair, self._msa_mask)
         move, regather = self._gathering(outer, gathered, -2, again)
-        arriving, moving = self._start_beside([move, *to_rows], [self._by_sequence(msa)])
+        needed, later = self._start_overlapping([move, *to_rows], [self._by_sequence(msa)])
         kept = projections.second(*second)
-        whole, *rows_of_pair = arriving()[: 1 + len(to_rows)]
+        whole, *rows_of_pair = needed()[: 1 + len(to_rows)]
         pair = rows_of_pair[0] if rows_of_pair else pair
         sides = (kept, gathered) if rows else (gathered, kept)
-        return outer.from_sides(sides, whole, pair, self._msa_mask, regather, rows=rows), moving
+        return outer.from_sides(sides, whole, pair, self._msa_mask, regather, rows=rows), later
 
     def _gathering(
         self, layer: RegatheringLayer, x: Tensor, dim: int, regathers: bool
-    ) -> tuple[Moving, Again | None]:
+    ) -> tuple[TensorMove, Regather | None]:
         """Return the moves that gather a layer's input, and gather it again for the backward pass, or None."""
         move = layer.move(x, dim, self._residues)
         return (x, move), self._regathered.add(x, move) if regathers else None
 
     def _start(
-        self, moves: Sequence[Moving], meanwhile: Callable[[], None] | None = None
+        self, moves: Sequence[TensorMove], meanwhile: Callable[[], None] | None = None
     ) -> AsyncResult[tuple[Tensor, ...]]:
         return exchange_async(moves, self._shards.group, meanwhile)
 
-    def _start_beside(self, now: Sequence[Moving], later: Sequence[Moving]) -> tuple[Arriving, Arriving]:
+    def _start_overlapping(
+        self, now: Sequence[TensorMove], later: Sequence[TensorMove]
+    ) -> tuple[WaitForTensors, WaitForTensors]:
         """Start moves that are needed first and later ones; small ones share a message."""
         if not later or sum(map(self._bytes, later)) < SMALL_MESSAGE:
             joint = functools.cache(self._start([*now, *later]).wait)
@@ -159,33 +159,43 @@ class TrainingBlock:
         needed = self._start(now)
         return needed.wait, self._start(later).wait
 
-    def _bytes(self, moving: Moving) -> int:
+    def _bytes(self, tensor_move: TensorMove) -> int:
         """Return the bytes of moves of an average rank, so that all ranks decide alike."""
-        x, move = moving
+        x, move = tensor_move
         return move.whole(x).numel() * x.element_size() // self._shards.group.size
 
-    def _to_rows(self, pair: Tensor) -> list[Moving]:
+    def _to_rows(self, pair: Tensor) -> list[TensorMove]:
         """Return the pair's move from columns to rows, if triangle products use whole channels."""
-        if self._way != "channels":
+        if self._contraction != "channels":
             return []
         return [(pair, self._shards.resharding(pair, cut=-3, join=-2, length=self._residues))]
 
-    def _by_residue(self, msa: Tensor) -> Moving:
+    def _by_residue(self, msa: Tensor) -> TensorMove:
         sequences = self._msa_mask.shape[-2]
         return msa, self._shards.resharding(msa, cut=-2, join=-3, length=sequences)
 
-    def _by_sequence(self, msa: Tensor) -> Moving:
+    def _by_sequence(self, msa: Tensor) -> TensorMove:
         return msa, self._shards.resharding(msa, cut=-3, join=-2, length=self._residues)
 
-    def _attend_columns(self, msa: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Run attention along the sequences of ``[*, S, n, c_m]``.
+    def _msa_layers(self) -> tuple[Any, list[Any]]:
+        """Return the step on sequences, which reads the pair, and the later steps on residues or any shard."""
+        rows, *rest = (getattr(self._block, step.name) for step in self._block.msa_steps())
+        return rows, rest
 
-        Returns:
-            The updated MSA, and the part of the backward pass that needs no gradient.
-        """
-        layer, mask = self._block.msa_column_attention, self._shards.take(self._msa_mask, -1)
-        if not isinstance(layer, MSAColumnAttention):  # the extra MSA stack has global attention
-            return layer(msa, mask), None
+    def _update_columns(self, layers: Sequence[Any], msa: Tensor) -> tuple[Tensor, Begin | None]:
+        """Return the updated ``[*, S, n, c_m]``, and the part of attention's backward pass that needs no gradient."""
+        begin: Begin | None = None
+        for layer in layers:
+            if isinstance(layer, MSAColumnAttention):
+                msa, begin = self._attend_columns(layer, msa)
+            elif isinstance(layer, MSAColumnGlobalAttention):
+                msa = layer(msa, self._shards.take(self._msa_mask, -1))
+            else:
+                msa = layer(msa)
+        return msa, begin
+
+    def _attend_columns(self, layer: MSAColumnAttention, msa: Tensor) -> tuple[Tensor, Begin | None]:
+        mask = self._shards.take(self._msa_mask, -1)
         turned = attention_regathered(
             *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
             dropout=columns(layer.dropout(msa)),
@@ -199,7 +209,7 @@ class TrainingBlock:
             pair: Cut along its columns, or along its rows where triangle products use whole channels.
             begin: Work of the backward pass while it waits for the first product's gradient, or None.
         """
-        cut = -3 if self._way == "channels" else -2
+        cut = -3 if self._contraction == "channels" else -2
         for step in self._block.edge_steps():
             layer = getattr(self._block, step.name)
             if step.layer is TriangleMultiplication:
@@ -214,10 +224,10 @@ class TrainingBlock:
         self, layer: Any, pair: Tensor, cut: int, needed: int, begin: Begin | None
     ) -> tuple[Tensor, int, Begin | None]:
         """Return the pair after a triangle multiplication, its cut, and the part of its backward pass to begin."""
-        if self._way == "sums":
+        if self._contraction == "sums":
             pair = layer.by_terms(pair, self._own_mask(needed), begin)
             return pair, -3, begins_backward(pair)
-        if self._way == "channels":
+        if self._contraction == "channels":
             return layer(pair, self._own_mask(cut), columns=False), cut, None
         if needed != cut:
             pair = self._shards.reshard(pair, cut=needed, join=cut, length=self._residues)
@@ -229,8 +239,9 @@ class TrainingBlock:
         """Return the pair after triangle attention; arguments and results as of :meth:`_multiply`."""
         move, again = self._gathering(layer, layer.bias(pair), cut + 1, layer.regathers(pair))
         if needed == cut:
-            arriving, begun = self._start([move], begin), begin_attention(layer.norm, layer.attention, pair)
-            (bias,) = arriving.wait()
+            gathering = self._start([move], begin)
+            begun = begin_attention(layer.norm, layer.attention, pair)
+            (bias,) = gathering.wait()
         else:
             moved = pair, self._shards.resharding(pair, cut=needed, join=cut, length=self._residues)
             (bias, pair), begun = self._start([move, moved], begin).wait(), []
@@ -241,7 +252,9 @@ class TrainingBlock:
         return self._shards.take(self._pair_mask, cut + 1)
 
 
-def product_way(residues: int, channels: int, batch: int, element_size: int, ranks: int) -> str:
+def choose_training_contraction(
+    residues: int, channels: int, batch: int, element_size: int, ranks: int
+) -> str:
     """Choose how to compute triangle products with gradients: ``sums``, ``channels`` or ``terms``.
 
     Args:

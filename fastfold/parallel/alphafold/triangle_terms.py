@@ -22,7 +22,7 @@ from fastfold.parallel.axial.matmul import padded_matmul
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.moves import Move, Shards
 
 

@@ -136,13 +136,11 @@ def input_gradient_workload(
     if precision not in ("bf16", "fp32"):
         raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
 
-    stacks = {stack: repeat for stack, repeat in alphafold_stacks(config).items() if repeat.layers}
-    small = one_block_config(config)
-    if recompute:
-        stacks["structure_module.attention"] = alphafold_stacks(config)["structure_module"]
-    else:
+    stacks, small = alphafold_stacks(config), one_block_config(config)
+    if not recompute:
         # Layers share the normalised pair, so that its size must not be repeated with a layer.
         small.model.heads.structure_module.num_layer = config.model.heads.structure_module.num_layer
+        del stacks["structure_module"]
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = set_precision(AlphaFold(small), precision).requires_grad_(False)

@@ -23,7 +23,7 @@ from torch.autograd import Function
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.matmul import filled, padded_matmul
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 

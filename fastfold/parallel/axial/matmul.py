@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
 

@@ -174,8 +174,8 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
     """
     if group.size == 1 or group.backend == "fake":
         return
-    own = torch.tensor([list(numbers.values())], dtype=torch.int64, device=device)
-    found = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
+    own = torch.tensor(list(numbers.values()), dtype=torch.int64, device=device)
+    found = async_ops.gather_numbers(own, group)
     for name, column in zip(numbers, found.unbind(1), strict=True):
         if bool((column != column[0]).any()):
             raise ConfigError(

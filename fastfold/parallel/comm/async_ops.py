@@ -60,7 +60,7 @@ class AsyncResult(Generic[T]):
         if self.work is not None:
             _wait(self.work)
             self.work = self.sent = None
-        finish, self.finish = self.finish, _taken
+        finish, self.finish = self.finish, _refuse_second_wait
         return finish()
 
 
@@ -88,7 +88,7 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
-def _taken() -> Any:
+def _refuse_second_wait() -> Any:
     raise RuntimeError("the result of a collective was asked for twice")
 
 
@@ -268,6 +268,11 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
         work,
         own,
     )
+
+
+def gather_numbers(own: Tensor, group: Group) -> Tensor:
+    """Gather a tensor of one shape ``[...]`` from every rank to ``[ranks, ...]``, without a wait of the host."""
+    return start_gather(own[None].contiguous(), 0, group, [1] * group.size).wait()
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:

@@ -62,8 +62,8 @@ def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu"
     """
     if group.size == 1 or group.backend == "fake":
         return [length] * group.size
-    own = torch.tensor([length], dtype=torch.int64, device=device)
-    return [int(n) for n in async_ops.start_gather(own, 0, group, [1] * group.size).wait().tolist()]
+    own = torch.tensor(length, dtype=torch.int64, device=device)
+    return [int(n) for n in async_ops.gather_numbers(own, group).tolist()]
 
 
 def exchange_async(

@@ -8,6 +8,7 @@ with the state in the result instead of a module.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,34 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.first_order import first_order
 
 Start = Callable[[Tensor], AsyncResult[Tensor]]
 StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult[Tensor]]]
 StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult[Tensor]]]
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a backward pass refuse ``create_graph=True``, instead of failing in the second one.
+
+    Args:
+        backward: Static method of a ``torch.autograd.Function``.
+    """
+    once = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "create_graph=True (a gradient penalty or second derivative) needs second derivatives of messages "
+                "between ranks, which this plan lacks; use dp with zero=0, 1 or 2, or tp in 1d"
+            )
+        return once(ctx, *gradients)
+
+    return checked
 
 
 @dataclass

@@ -14,16 +14,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.kept_gradients import (
     BEFORE_REDUCTION,
-    Kept,
-    add_gradients,
+    ReducedGradients,
     changed_message,
     is_kept,
-    keep_gradients,
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
 from fastfold.parallel.data_parallel.unit_hooks import UnitCalls, UnitWeights
@@ -62,7 +59,7 @@ def _shard_mesh(mesh: ParallelMesh) -> DeviceMesh:
     return mesh.device_mesh["dp_replicate", "dp_shard"]
 
 
-class FullySharded:
+class FullySharded(ReducedGradients):
     """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
 
     FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs. So the gradient of
@@ -82,7 +79,6 @@ class FullySharded:
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
     ) -> None:
-        self.agreement: StepAgreement | None = None
         self.mesh = mesh
         self._group = mesh.group("replicas")
         self._calls: UnitCalls | None = None
@@ -101,18 +97,14 @@ class FullySharded:
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
             module.register_forward_hook(_refuse_second_derivatives)
-        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        cut = {name: [*shard_groups.get(name, ()), _shard_group(mesh)] for name in parameters}
+        super().__init__(parameters, ShardNorms(cut, mesh.group("pp")))
         # Includes frozen parameters and those with a second name.
         self._held = dict(module.named_parameters(remove_duplicate=False))
-        self.names = list(self.parameters)
         self._used: list[list[bool]] = []
         # Norms of DTensors cover all replicas, but not tensor parallel or pipeline ranks.
         self._others = [mesh.group(name) for name in ("tp", "pp") if mesh.group(name).size > 1]
-        self._finished: Kept | None = None
-        self._aside: dict[str, Tensor] = {}
-        self._norms = ShardNorms(
-            {name: [*shard_groups.get(name, ()), _shard_group(mesh)] for name in self.names}, mesh.group("pp")
-        )
 
     def _shard(self, unit: nn.Module, ranks: DeviceMesh) -> None:
         try:
@@ -122,16 +114,6 @@ class FullySharded:
                 f"zero=3 cannot shard {type(unit).__name__} on rank {self._group.rank} of {self._group.name} "
                 f"({type(error).__name__}: {first_line(error)}): use zero=2"
             ) from error
-
-    @property
-    def optimised(self) -> dict[str, nn.Parameter]:
-        """This rank's shards, as DTensors."""
-        return self.parameters
-
-    @property
-    def norms(self) -> ShardNorms:
-        """Norms over the shards."""
-        return self._norms
 
     def all_gather_params(self) -> None:
         """Do nothing: FSDP2 gathers parameters for use."""
@@ -188,7 +170,7 @@ class FullySharded:
         # factor on all ranks.
         factor = self._local_square() / self._finished_square
         for group in self._others:
-            of_all = async_ops.start_gather(factor[None], 0, group, [1] * group.size).wait()
+            of_all = async_ops.gather_numbers(factor, group)
             if bool(((of_all - factor).abs() > 1e-6 * factor).any()):
                 raise ConfigError(changed_message("the parameters"))
 
@@ -205,8 +187,8 @@ class FullySharded:
             )
 
     def accept_gradients(self) -> None:
-        """Accept the present gradients as those of the step."""
-        self._finished = keep_gradients(self.parameters)
+        """Accept the present gradients as those of the step, with their norm."""
+        super().accept_gradients()
         if self._others:
             self._finished_square = self._local_square()
 
@@ -220,39 +202,13 @@ class FullySharded:
         )
 
     def forget_gradients(self) -> None:
-        """Clear the gradients."""
-        self._used, self._finished, self._aside = [], None, {}
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    @property
-    def is_reduced(self) -> bool:
-        """True if the gradients are those that :meth:`finish` left."""
-        return self._finished is not None
-
-    def set_aside(self) -> None:
-        """Store reduced gradients before another backward pass; :meth:`add_set_aside` adds them."""
-        if self._finished is None:
-            return
-        self._aside = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        self._finished = None
-
-    def add_set_aside(self) -> None:
-        """Add the gradients of earlier backward passes to those of the last one."""
-        if self._aside:
-            add_gradients(self.parameters, self._aside)
-            self._aside = {}
-            self.accept_gradients()
+        """Clear all gradients and their records."""
+        super().forget_gradients()
+        self._used = []
 
     def zeros(self) -> list[Tensor]:
         """Return the result of :meth:`take_sample` for a gradient of zeros."""
         return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]
-
-    def gradient_square(self) -> Tensor:
-        """Return the squared norm of the whole model's reduced gradient (a collective)."""
-        return self._norms.total({name: p.grad for name, p in self.parameters.items()})
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """Return the squared norm of the gradient of all parameters (a collective)."""
@@ -271,10 +227,8 @@ class FullySharded:
         history = zlib.crc32(repr(used).encode())
         device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
         if self._group.size > 1 and self._group.backend != "fake":
-            own = torch.tensor([history], device=device)
-            if bool(
-                (async_ops.start_gather(own, 0, self._group, [1] * self._group.size).wait() != history).any()
-            ):
+            of_all = async_ops.gather_numbers(torch.tensor(history, device=device), self._group)
+            if bool((of_all != history).any()):
                 raise ConfigError(
                     "under zero=3 all ranks have to use the same parameters in each backward pass, and they used "
                     "different ones; use zero=2"

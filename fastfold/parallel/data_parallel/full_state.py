@@ -75,10 +75,8 @@ class FullStateDict:
         """
         found = dict(values)
         for path in self._shard_fns:
-            own = _below(path, found)
+            own = _pop_below(path, found)
             if own:
-                for name in own:
-                    del found[_joined(path, name)]
                 plain = _to_plain(self._layer_with(path, own))
                 found |= {_joined(path, name): p.detach() for name, p in plain.named_parameters()}
         found = {self._plain_name(name): x.detach() for name, x in found.items()}
@@ -101,7 +99,7 @@ class FullStateDict:
         names = list(self._shapes)
         held = torch.tensor([name in own for name in names], dtype=torch.uint8)
         device = next(iter(own.values())).device if own else torch.device("cpu")
-        of_all = async_ops.start_gather(held[None].to(device), 0, group, [1] * group.size).wait()
+        of_all = async_ops.gather_numbers(held.to(device), group)
         for number, name in enumerate(names):
             holders = of_all[:, number].nonzero()
             if len(holders):
@@ -125,10 +123,8 @@ class FullStateDict:
         names = self._own_names
         found = {names[name]: x for name, x in values.items() if name in names}
         for path, shard_fn in self._shard_fns.items():
-            own = _below(path, found)
+            own = _pop_below(path, found)
             if own:
-                for name in own:
-                    del found[_joined(path, name)]
                 plain = _to_plain(self._layer_with(path, {}))
                 with torch.no_grad():
                     for name, parameter in plain.named_parameters():
@@ -142,10 +138,8 @@ class FullStateDict:
         """Convert one number per parameter as :meth:`plain` does; a cut layer gives its first."""
         found = dict(values)
         for path in self._shard_fns:
-            own = _below(path, found)
+            own = _pop_below(path, found)
             if own:
-                for name in own:
-                    del found[_joined(path, name)]
                 first = next(iter(own.values()))
                 found |= {name: first for name in self._plain_names_of_stage() if _below(path, {name: first})}
         found = {self._plain_name(name): x for name, x in found.items()}
@@ -234,6 +228,14 @@ def _below(path: str, values: Mapping[str, T]) -> dict[str, T]:
     if not path:
         return dict(values)
     return {name[len(path) + 1 :]: x for name, x in values.items() if name.startswith(f"{path}.")}
+
+
+def _pop_below(path: str, values: dict[str, T]) -> dict[str, T]:
+    """Remove the values of a layer; return them by their names inside it."""
+    own = _below(path, values)
+    for name in own:
+        del values[_joined(path, name)]
+    return own
 
 
 def _joined(path: str, name: str) -> str:

@@ -16,17 +16,14 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import Bucket, Buckets, Sharding
 from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apart
 from fastfold.parallel.data_parallel.kept_gradients import (
     BEFORE_REDUCTION,
-    Kept,
-    add_gradients,
+    ReducedGradients,
     changed_message,
     is_kept,
-    keep_gradients,
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
@@ -42,7 +39,7 @@ _SCATTERED = (
 )
 
 
-class Replicated:
+class Replicated(ReducedGradients):
     """Stage 0: every rank holds all parameters, gradients and optimizer states.
 
     Args:
@@ -51,43 +48,27 @@ class Replicated:
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
     """
 
-    stage = 0
-
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
     ) -> None:
-        self.agreement: StepAgreement | None = None
-        self.parameters = dict(parameters)
-        self.names, self.mesh, self.shard_groups = list(parameters), mesh, shard_groups
+        super().__init__(parameters, ShardNorms(shard_groups, mesh.group("pp")))
+        self.mesh, self.shard_groups = mesh, shard_groups
         self.sample = Sharding([mesh.group(name) for name in SAMPLE_GROUPS])
         self.data = Sharding([mesh.group(name) for name in DATA_GROUPS])
         self.every = Sharding([*self.sample.groups, *self.data.groups])
         self._values = list(parameters.values())
         self._kinds = {name: (p.shape, p.dtype, p.device) for name, p in parameters.items()}
         self.buckets = Buckets(self._values, self.every.ranks)
-        self._norms = ShardNorms(shard_groups, mesh.group("pp"))
         self._used = [False] * len(self._values)
-        self._finished: Kept | None = None
-        self._aside: dict[str, Tensor] = {}
         self._left: list[TensorWeakRef] = []
         self._early: dict[bool, EarlyReduction | None] = {}
         self._under_way: EarlyReduction | None = None
         self._over_data = False  # True if take_sample() sums over ranks with other samples too
 
     # ---- parameters of the optimizer -----------------------------------------------------------------
-
-    @property
-    def optimised(self) -> dict[str, nn.Parameter]:
-        """Parameters that this rank's optimizer updates, by name."""
-        return self.parameters
-
-    @property
-    def norms(self) -> ShardNorms:
-        """Norms of tensors laid out like :attr:`optimised`."""
-        return self._norms
 
     def all_gather_params(self) -> None:
         """Give every rank all parameters after the optimizer's step."""
@@ -104,10 +85,6 @@ class Replicated:
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert tensors in the shapes of this rank's parameters to the layout of :attr:`optimised`."""
         return dict(values)
-
-    def gradient_square(self) -> Tensor:
-        """Return the squared norm of the whole model's reduced gradient (a collective)."""
-        return self.norms.total({name: p.grad for name, p in self.optimised.items()})
 
     def check_step(self) -> None:
         """Refuse a step whose gradients are not those of :meth:`finish`.
@@ -140,40 +117,20 @@ class Replicated:
             )
 
     def accept_gradients(self) -> None:
-        """Accept the present gradients of :attr:`optimised` as those of the step."""
-        self._finished = keep_gradients(self.optimised)
+        """Accept the present gradients as those of the step, which the next pass must not find."""
+        super().accept_gradients()
         self._left = [TensorWeakRef(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:
-        """Clear the gradients of the parameters and of this rank's share of them."""
-        for parameter in (*self.parameters.values(), *self.optimised.values()):
-            parameter.grad = None
-        self._finished, self._left, self._aside = None, [], {}
+        """Clear all gradients and their records."""
+        super().forget_gradients()
         self._over_data = False
         if self._under_way is not None:
             self._under_way.forget()
 
-    @property
-    def is_reduced(self) -> bool:
-        """True if the gradients are those that :meth:`finish` left."""
-        return self._finished is not None
-
-    def set_aside(self) -> None:
-        """Store reduced gradients before another backward pass; :meth:`add_set_aside` adds them."""
-        if self._finished is None:
-            return
-        kept = {n: p.grad for n, p in self.optimised.items() if self.parameters[n].grad is not None}
-        for parameter in (*self.parameters.values(), *self.optimised.values()):
-            parameter.grad = None
-        self._aside = {name: gradient for name, gradient in kept.items() if gradient is not None}
-        self._finished, self._left = None, []
-
-    def add_set_aside(self) -> None:
-        """Add the gradients of earlier backward passes to those of the last one."""
-        if self._aside:
-            add_gradients(self.optimised, self._aside)
-            self._aside = {}
-            self.accept_gradients()
+    def _clear(self) -> None:
+        super()._clear()
+        self._left = []
 
     # ---- gradients -------------------------------------------------------------------------------------
 

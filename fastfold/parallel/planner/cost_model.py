@@ -267,7 +267,8 @@ def _memory(
     in_flight, kept = min(plan.pp, count), 0.0
     for name, repeat in workload.stacks.items():
         region = trace.regions[name]
-        own = region.entering + (0 if checkpointing and repeat.layers else region.kept)
+        # Repetitions inside a module share its inputs.
+        own = region.entering * repeat.layers + (0 if checkpointing and repeat.layers else region.kept)
         held = in_flight * repeat.count / plan.pp if repeat.layers else repeat.count
         # The trace's peak includes one of each.
         kept += own * max(0.0, held - 1)

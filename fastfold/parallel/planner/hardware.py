@@ -6,7 +6,6 @@ The table is ``accelerators.json``, with the source of each figure.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import json
 import math
@@ -17,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 
 LINKS = ("bandwidth", "link", "network", "host_link")
@@ -161,10 +160,8 @@ def accelerator(name: str) -> Accelerator:
     known = name.lower().removeprefix("nvidia").strip(" -_")
     if known in ACCELERATORS:
         return ACCELERATORS[known]
-    close = difflib.get_close_matches(known, ACCELERATORS, n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"the table of GPUs lacks {name!r}; did you mean {close!r}? It has {', '.join(ACCELERATORS)}"
-    )
+    hint = suggest(known, ACCELERATORS, otherwise=f"it has {', '.join(ACCELERATORS)}")
+    raise ConfigError(f"the table of GPUs lacks {name!r}; {hint}")
 
 
 @dataclass(frozen=True)

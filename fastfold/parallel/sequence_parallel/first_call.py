@@ -78,8 +78,8 @@ class FirstCall:
             for part, is_training in training.items():
                 part.training = is_training
         problem = self._difference(found, expected, short)
-        own = torch.tensor([problem is not None], device=device)
-        if bool(async_ops.start_gather(own, 0, self._group, [1] * self._group.size).wait().any()):
+        own = torch.tensor(problem is not None, device=device)
+        if bool(async_ops.gather_numbers(own, self._group).any()):
             raise ConfigError(
                 f"{type(module).__name__} gives another result on parts of a sequence than on the whole ("
                 f"{problem or 'on another rank'}): {_REMEDY}"
@@ -124,10 +124,10 @@ class FirstCall:
         """Find the dimension of this rank's positions, the same on all ranks, or None."""
         if known is not None:
             return known
-        fits = torch.tensor([[n == sizes[self._group.rank] for n in x.shape]], device=x.device)
+        fits = torch.tensor([n == sizes[self._group.rank] for n in x.shape], device=x.device)
         if not x.dim():
             return None
-        everywhere = async_ops.start_gather(fits, 0, self._group, [1] * self._group.size).wait().all(0)
+        everywhere = async_ops.gather_numbers(fits, self._group).all(0)
         places = [int(i) for i in everywhere.nonzero()]
         if len(places) > 1:
             raise ConfigError(
@@ -156,7 +156,7 @@ class FirstCall:
                 continue
             if not y.dim():
                 # A loss of this rank's positions counts as their sum, or as their mean times their number.
-                of_all = async_ops.start_gather(x[None], 0, self._group, [1] * self._group.size).wait()
+                of_all = async_ops.gather_numbers(x, self._group)
                 shares = of_all.new_tensor(short) / sum(short)
                 if any(is_close(y, z) for z in (x, of_all.sum(), (of_all * shares).sum())):
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -186,7 +187,7 @@ class _Attention(TorchFunctionMode):
         if func is multi_head_attention_forward:
             given = signature(multi_head_attention_forward).bind(*args, **(kwargs or {}))
             given.apply_defaults()
-            return self.attend_heads(**given.arguments)
+            return self.attend_heads(SimpleNamespace(**given.arguments))
         return func(*args, **(kwargs or {}))
 
     def attend(
@@ -239,72 +240,48 @@ class _Attention(TorchFunctionMode):
         mixed = mixed.squeeze(-4).transpose(-3, -2)
         return mixed if unseen is None else mixed.masked_fill(unseen, 0)
 
-    def attend_heads(
-        self,
-        *,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        bias_k: Tensor | None,
-        bias_v: Tensor | None,
-        add_zero_attn: bool,
-        dropout_p: float,
-        out_proj_weight: Tensor,
-        out_proj_bias: Tensor | None,
-        training: bool,
-        key_padding_mask: Tensor | None,
-        need_weights: bool,
-        attn_mask: Tensor | None,
-        use_separate_proj_weight: bool,
-        q_proj_weight: Tensor | None,
-        k_proj_weight: Tensor | None,
-        v_proj_weight: Tensor | None,
-        static_k: Tensor | None,
-        static_v: Tensor | None,
-        average_attn_weights: bool,
-        is_causal: bool,
-    ) -> tuple[Tensor, None]:
-        """Compute ``nn.MultiheadAttention`` of own positions ``[N, B, C]`` or ``[N, C]``."""
-        extras = {"bias_k": bias_k, "bias_v": bias_v, "static_k": static_k, "static_v": static_v}
-        given = [name for name, x in extras.items() if x is not None] + ["add_zero_attn"] * add_zero_attn
+    def attend_heads(self, call: SimpleNamespace) -> tuple[Tensor, None]:
+        """Compute ``nn.MultiheadAttention`` of own positions ``[N, B, C]`` or ``[N, C]``.
+
+        Args:
+            call: Arguments of ``torch.nn.functional.multi_head_attention_forward`` by name.
+        """
+        extras = ("bias_k", "bias_v", "static_k", "static_v")
+        given = [name for name in extras if getattr(call, name) is not None]
+        given += ["add_zero_attn"] * call.add_zero_attn
         if given:
             raise ConfigError(f"sequence parallelism: nn.MultiheadAttention with {given[0]} is not supported")
-        if need_weights:
+        if call.need_weights:
             raise ConfigError(
                 "sequence parallelism: no rank has all weights of attention; call nn.MultiheadAttention with "
                 "need_weights=False"
             )
-        keys = None
-        if key_padding_mask is not None:
-            keys = key_padding_mask == 0  # True or minus infinity masks a key
-            if key_padding_mask.dtype != torch.bool and not (keys | key_padding_mask.isneginf()).all():
+        keys, padding = None, call.key_padding_mask
+        if padding is not None:
+            keys = padding == 0  # True or minus infinity masks a key
+            if padding.dtype != torch.bool and not (keys | padding.isneginf()).all():
                 raise ConfigError("sequence parallelism: key_padding_mask must be 0 or minus infinity")
-        if use_separate_proj_weight:
-            weights = [q_proj_weight, k_proj_weight, v_proj_weight]
+        if call.use_separate_proj_weight:
+            weights = [call.q_proj_weight, call.k_proj_weight, call.v_proj_weight]
         else:
-            assert in_proj_weight is not None
-            weights = list(in_proj_weight.chunk(3))
-        biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
+            weights = list(call.in_proj_weight.chunk(3))
+        biases = [None] * 3 if call.in_proj_bias is None else list(call.in_proj_bias.chunk(3))
 
-        def heads(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        def heads(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             # [N, *, C] -> [*, H, N, C / H]
-            assert weight is not None
-            return linear(x, weight, bias).unflatten(-1, (num_heads, -1)).movedim(0, -2)
+            return linear(x, weight, bias).unflatten(-1, (call.num_heads, -1)).movedim(0, -2)
 
-        if is_causal:
-            attn_mask = None  # is_causal says the same
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                attn_mask = ~attn_mask  # True masks a key here
-            if attn_mask.dim() == 3 and query.dim() == 3:
-                attn_mask = attn_mask.unflatten(0, (-1, num_heads))
-        q, k, v = map(heads, (query, key, value), weights, biases)
-        mixed = self.attend(q, k, v, attn_mask, dropout_p if training else 0.0, is_causal, keys=keys)
-        return linear(mixed.movedim(-2, 0).flatten(-2), out_proj_weight, out_proj_bias), None
+        mask = None if call.is_causal else call.attn_mask  # is_causal says the same
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                mask = ~mask  # True masks a key here
+            if mask.dim() == 3 and call.query.dim() == 3:
+                mask = mask.unflatten(0, (-1, call.num_heads))
+        q, k, v = map(heads, (call.query, call.key, call.value), weights, biases)
+        dropout = call.dropout_p if call.training else 0.0
+        mixed = self.attend(q, k, v, mask, dropout, call.is_causal, keys=keys)
+        mixed = mixed.movedim(-2, 0).flatten(-2)
+        return linear(mixed, call.out_proj_weight, call.out_proj_bias), None
 
 
 def _nothing(module: nn.Module, inputs: Any) -> None:

@@ -25,7 +25,7 @@ from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 
 

@@ -149,10 +149,8 @@ class _Comparison:
                 if name in self._cuts:
                     self._cut_gradients(name, layer, expected)
             problem = self._difference(expected, found)
-            own = torch.tensor([problem is not None], device=device)
-            group = self._mesh.group("tp")
-            of_all = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
-            if bool(of_all.any()):
+            own = torch.tensor(problem is not None, device=device)
+            if bool(async_ops.gather_numbers(own, self._mesh.group("tp")).any()):
                 raise ConfigError(
                     f"{self._path} with cut layers gives another result on the first batch "
                     f"({problem or 'on another rank'}). A layer of joint features (fused queries, keys and values; a "

@@ -68,8 +68,7 @@ def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
         state = zlib.crc32(torch.get_rng_state().numpy().tobytes())
         if device.type == "cuda":
             state = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes(), state)
-        own = torch.tensor([state], device=device)
-        found = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
+        found = async_ops.gather_numbers(torch.tensor(state, device=device), group)
         if not bool((found == state).all()):
             name = drawing[0] or type(module).__name__
             raise ConfigError(

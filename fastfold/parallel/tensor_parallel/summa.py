@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastfold.parallel.comm.first_order import first_order
+from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 

@@ -130,7 +130,6 @@ def to_modelcif(
 
 
 def _citations(model_name: str) -> list[Any]:
-    """Return the papers of a network."""
     import ihm
 
     keys = ["alphafold", "multimer"] if "multimer" in model_name else ["alphafold"]

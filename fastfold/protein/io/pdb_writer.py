@@ -91,7 +91,6 @@ def to_pdb(
 
 
 def _chain_ids(protein: Protein, names: AuthorNames | None) -> Sequence[str]:
-    """Return one letter for each chain."""
     count = len(protein.chains)
     if count > len(PDB_CHAIN_IDS):
         raise PdbLimitError(f"{count} chains, at most {len(PDB_CHAIN_IDS)} can be named")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from Bio.Align import PairwiseAligner, substitution_matrices
 from torch import Tensor
 
 from fastfold.errors import InputError
@@ -69,6 +68,8 @@ def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
     first, second = known
     if not first or not second:
         return np.zeros((0, 2), np.int64)
+    from Bio.Align import PairwiseAligner, substitution_matrices  # slow to import
+
     aligner = PairwiseAligner(mode="global", open_gap_score=-11.0, extend_gap_score=-1.0)
     aligner.end_gap_score = 0.0
     aligner.substitution_matrix = substitution_matrices.load("BLOSUM62")

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["to_biopython", "to_biotite", "to_mdanalysis"]
 
-__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "fastfold.protein.objects.write"))
+__getattr__, __dir__ = lazy_names(__name__)

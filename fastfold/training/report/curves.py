@@ -75,7 +75,6 @@ def curves_png(
 
 
 def _draw(axis: Any, curves: Mapping[str, Curve], logarithmic: bool) -> None:
-    """Draw curves into one panel."""
     for name, (steps, values) in curves.items():
         (line,) = axis.plot(steps, smooth(values), linewidth=1.3, label=name)
         if len(steps) < _MANY:

@@ -27,7 +27,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_defaults_are_those_of_the_configuration(cli: CommandLine, runs: list[tuple[Any, ...]]) -> None:
     done = cli.run("infer", "x.fasta", "y.fasta", "--out", "there")
-    assert runs == [(InferRequest([Path("x.fasta"), Path("y.fasta")], Path("there"), []),)]
+    assert runs == [(InferRequest([Path("x.fasta"), Path("y.fasta")], Path("there")),)]
     assert (done.code, done.out) == (1, "2 folded, 1 finished before, 1 failed; results in there\n")
 
 

@@ -27,7 +27,7 @@ def test_options_arrive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> No
     assert done.out == f"1 folded; results in {cli.out}\nTable: {cli.out / 'mutations.tsv'}\n"
     ((arguments, settings),) = calls
     (request,) = arguments
-    assert (request.inputs, request.output, request.weights) == ([Path("a.fasta")], cli.out, [Path("w.npz")])
+    assert (request.inputs, request.output, request.weights) == ([Path("a.fasta")], cli.out, (Path("w.npz"),))
     assert (request.config.seeds, request.config.budget) == ((0, 1), 2 << 30)
     assert settings == {"mutations": "all", "positions": "3-5"}
     assert command.run_mutate.__module__ == command.__name__

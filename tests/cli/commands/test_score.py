@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fastfold.cli.commands import score
-from fastfold.cli.options.workers import add_worker_group, has_workers, worker_options
 from fastfold.inference.runner import Summary
 from fastfold.inference.score import run
 from fastfold.inference.score.run import Protocol
@@ -36,15 +35,6 @@ def test_options_arrive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> No
     assert settings == {"protocol": Protocol("initial_guess", True), "workers": None}
     assert with_workers == {"protocol": Protocol(), "workers": ScreenOptions(2)}
     assert "no structure given" in cli.run("score", "--out", cli.out).err
-
-
-def test_workers_of_a_screen_are_optional() -> None:
-    parser = argparse.ArgumentParser()
-    add_worker_group(parser)
-    assert not has_workers(parser.parse_args([]))
-    given = parser.parse_args(["--time-limit", "15m"])
-    assert has_workers(given)
-    assert worker_options(given) == ScreenOptions(time_limit=900.0)
 
 
 def test_the_help_shows_the_flag_and_not_the_file() -> None:

@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.cli.options.alignment_sources import (
-    _secrets,
-    add_source_options,
-    add_worker_option,
-    alignment_engines,
-)
+from fastfold.cli.options.fold import SOURCE_KINDS, search_sources
+from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.data.search.colabfold.access import ServerAccess
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
+from fastfold.inference.alignment_search import Engines, alignment_engines
+from fastfold.inference.request import RunOptions
 from tests.helpers.command_line import QUICK, CommandLine
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
@@ -87,10 +86,10 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
             ["--msa-server", "http://x", "--db", "x.fasta"],
             "--db searches on this machine, --msa-server on another",
         ),
-        (["--msa-server", "http://x", "--engine", "phmmer"], "--engine: not for this way to search"),
+        (["--msa-server", "http://x", "--engine", "phmmer"], "--engine: not for --msa-server"),
         (
             ["--msa-server", "http://x", "-N", "3", "--F1", "1"],
-            "--iterations, --F1: not for this way to search",
+            "--iterations, --F1: not for --msa-server",
         ),
         (["--msa-server", "http://x", "--gpu"], "--gpu needs --engine mmseqs"),
         (["--engine", "mmseqs", "--db", "a", "b"], "--engine mmseqs takes one folder of databases"),
@@ -227,38 +226,43 @@ def test_a_private_server_gets_credentials(
 )
 def test_incomplete_credentials_are_refused(arguments: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        alignment_engines(_options("--msa-server", "https://example.org", *arguments))
+        _engines("--msa-server", "https://example.org", *arguments)
 
 
 def test_the_public_server_gets_no_key_of_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTFOLD_MSA_API_KEY", "secret")
     for url, secrets in ((PUBLIC_SERVER, {}), ("https://example.org", {"X-API-Key": "secret"})):
-        assert _secrets(_options("--msa-server", url)) == secrets
+        assert ServerAccess().headers(url) == secrets
 
 
-def _options(*arguments: str) -> argparse.Namespace:
+def test_credentials_are_not_shown() -> None:
+    shown = repr(ServerAccess("me", "a password", "a key"))
+    assert ("me" in shown, "a password" in shown, "a key" in shown) == (True, False, False)
+
+
+def _engines(*arguments: str) -> Engines:
     parser = argparse.ArgumentParser()
-    add_source_options(parser)
-    add_worker_option(parser)
-    return parser.parse_args(arguments, argparse.Namespace(quiet=True))
+    add_field_options({"sources": parser, "search processes": parser}, *SOURCE_KINDS)
+    values = field_values(parser.parse_args(arguments), *SOURCE_KINDS)
+    return alignment_engines(RunOptions(sources=search_sources(values, quiet=True)[0], quiet=True))
 
 
 def test_nothing_is_searched_by_itself() -> None:
-    assert alignment_engines(_options()) == ()
+    assert _engines() == ()
 
 
 def test_a_server_is_asked_where_no_database_is_searched() -> None:
-    engines = alignment_engines(_options("--msa-server", "http://127.0.0.1:9"))
+    engines = _engines("--msa-server", "http://127.0.0.1:9")
     assert isinstance(engines, MsaServer)
     assert engines.settings["url"].startswith("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="--db searches on this machine, --msa-server on another"):
-        alignment_engines(_options("--msa-server", "http://127.0.0.1:9", "--db", "uniref90.fasta"))
+        _engines("--msa-server", "http://127.0.0.1:9", "--db", "uniref90.fasta")
 
 
 def test_the_engine_and_the_processes_are_those_that_were_asked_for(tmp_path: Path) -> None:
     database = tmp_path / "uniref90.fasta"
     database.write_text(f">1\n{A}\n")
-    engines = alignment_engines(_options("--db", str(database), "--engine", "phmmer", "--cpu", "3"))
+    engines = _engines("--db", str(database), "--engine", "phmmer", "--cpu", "3")
     assert isinstance(engines, list)
     (engine,) = engines
     assert isinstance(engine, HmmerEngine)

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.commands.mutate import add_mutate_command
 from fastfold.cli.commands.score import add_score_command
 from fastfold.cli.commands.screen import add_screen_command
-from fastfold.cli.options.fold import infer_config, run_options
-from fastfold.data.search import local
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.cli.options.fold import infer_request
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.config import InferConfig
 from fastfold.inference.ensemble.settings import Sampling
@@ -109,7 +107,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "search": (
         "--db a.fasta bfd=b.fasta --cpu 3 --engine phmmer",
-        {"engines": (("a.fasta", "bfd=b.fasta"), HmmerSettings(engine="phmmer"), 3, None)},
+        {"sources": SearchSources(("a.fasta", "bfd=b.fasta"), engine="phmmer", num_workers=3)},
     ),
     "pairs": ("--pair-mode paired", {"pair_mode": "paired"}),
     "networks": ("--num-models 2", {"num_models": 2}),
@@ -155,23 +153,15 @@ COMMANDS: dict[str, tuple[str, Any, set[str]]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_sets_its_own_field(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        local,
-        "LocalSearch",
-        lambda db, settings, workers, memory: SimpleNamespace(
-            engines=lambda: (db, settings, workers, memory)
-        ),
-    )
+def test_every_option_sets_its_own_field(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     inputs, add_command, lacking = COMMANDS[command]
     add_command(parser.add_subparsers())
 
     def settings(flags: str) -> tuple[InferConfig, RunOptions]:
         options = parser.parse_args([command, *inputs.split(), "--out", "there", *flags.split()])
-        return infer_config(options), run_options(options)
+        request = infer_request(options)
+        return request.config, request.options
 
     for name, (flags, wanted) in SETTINGS.items():
         if name not in lacking:

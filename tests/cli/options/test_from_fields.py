@@ -42,12 +42,12 @@ class Settings:
 
 def _parser(**groups: str) -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_field_options(dict.fromkeys(groups, parser), Settings, without=("count",) if "less" in groups else ())
+    add_field_options(dict.fromkeys(groups, parser), Settings, only=("share",) if "less" in groups else ())
     return parser, parser._actions
 
 
 def _values(text: str) -> dict[str, Any]:
-    return field_values(_parser(a="", b="")[0].parse_args(text.split()), Settings)
+    return field_values(_parser(a="", b="")[0].parse_args(text.split()), Settings)[Settings]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_wrong_values_are_refused(text: str, message: str) -> None:
 def test_a_command_has_the_options_of_its_groups() -> None:
     names = {name for action in _parser(b="")[1] for name in action.option_strings}
     assert names == {"-h", "--help", "--even"}
-    assert "--count" not in {name for action in _parser(a="", less="")[1] for name in action.option_strings}
+    names = {name for action in _parser(a="", less="")[1] for name in action.option_strings}
+    assert names == {"-h", "--help", "--share"}
     rare = [action.dest for action in _parser(a="")[1] if is_rare(action)]
     assert rare == ["deep"]
     assert whole_number(3)("7") == 7

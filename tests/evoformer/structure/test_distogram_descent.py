@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, of_sample, rows_of
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.structure import distogram_descent
-from fastfold.evoformer.structure.distogram_descent import _Distances, _Springs, descend, descent_bytes
+from fastfold.evoformer.structure import distogram_potential
+from fastfold.evoformer.structure.distogram_descent import descend, descent_bytes
+from fastfold.evoformer.structure.distogram_embedding import embedding_bytes
+from fastfold.evoformer.structure.distogram_potential import Distances, Springs
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.compactness import near_neighbours
 from fastfold.protein.rigid import quaternion_to_rotation
@@ -69,12 +72,18 @@ def run(affines: Tensor, logits: Tensor, **arguments: object) -> Tensor:
     return descend(affines, logits, EDGES, **(given | arguments))  # type: ignore[arg-type]
 
 
+def potential(first: Tensor, second: Tensor, energy: Tensor) -> Distances:
+    """Return a potential with bins of 0.5 Å from 2 Å on, whose reference is uniform."""
+    reference = torch.zeros(1, energy.shape[-1], dtype=energy.dtype)
+    return Distances(first, second, torch.zeros_like(first), energy, reference, 2.0, 0.5)
+
+
 def test_forces_are_the_gradient_of_a_smooth_potential():
     torch.manual_seed(0)
     points = (8 * torch.rand(12, 3, dtype=torch.float64)).requires_grad_()
     first, second = torch.triu_indices(12, 12, 1)
     energy = torch.randn(len(first), 20, dtype=torch.float64)
-    distances = _Distances(first, second, energy, 2.0, 0.5)
+    distances = potential(first, second, energy)
     found = (points[first] - points[second]).square().sum(-1).add(1e-6).sqrt()
     position = (found - 2.0) / 0.5
     # The quadratic B-spline of each bin, written as a function of the distance to its middle.
@@ -85,6 +94,10 @@ def test_forces_are_the_gradient_of_a_smooth_potential():
     assert inside.sum() > 30
     assert points.grad is not None
     torch.testing.assert_close(distances.forces(points.detach()), points.grad, rtol=1e-9, atol=1e-9)
+    clamped = position.detach().clamp(0.5, 18.499)
+    apart = (clamped[:, None] - torch.arange(20)).abs()
+    spline = torch.where(apart < 0.5, 0.75 - apart**2, 0.5 * (1.5 - apart).clamp(min=0) ** 2)
+    torch.testing.assert_close(distances.total(points.detach()), (spline * energy).sum())
 
 
 def test_springs_and_overlaps_are_gradients():
@@ -94,11 +107,33 @@ def test_springs_and_overlaps_are_gradients():
     length, weight = torch.rand(2, len(first), dtype=torch.float64)
     found = (points[first] - points[second]).square().sum(-1).add(1e-6).sqrt()
     (gradient,) = torch.autograd.grad((weight * (found - length).square()).sum(), points, retain_graph=True)
-    springs = _Springs(first, second, length, weight)
+    springs = Springs(first, second, length, weight)
     torch.testing.assert_close(springs.forces(points.detach()), gradient)
+    torch.testing.assert_close(
+        springs.total(points.detach()), (weight * (found - length).square()).sum().detach()
+    )
     (gradient,) = torch.autograd.grad(3 * torch.relu(4.0 - found).square().sum(), points)
-    distances = _Distances(first, second, torch.zeros(len(first), 20), 2.0, 0.5)
+    distances = potential(first, second, torch.zeros(len(first), 20))
     torch.testing.assert_close(distances.overlaps(points.detach(), 4.0, 3.0), gradient)
+    overlap = 3 * torch.relu(4.0 - found.detach()).square().sum()
+    torch.testing.assert_close(distances.overlap(points.detach(), 4.0, 3.0), overlap)
+
+
+def test_the_expected_lddt_counts_distances_that_meet_the_thresholds():
+    middles = 2.0 + 0.5 * torch.arange(40, dtype=torch.float64)
+    logits = torch.full((1, 2, 40), -40.0)
+    logits[0, 1, 10] = 0.0  # 7 Å for certain
+    logits = torch.cat([logits, logits.flip(1)])
+    edges = 2.25 + 0.5 * torch.arange(39)
+    present, index = torch.ones(2).bool(), torch.tensor([0, 5])
+    found = Distances.from_logits(logits, edges, index, present, 0, lambda x: x)
+    assert found.energy.shape == (1, 40)
+    found.add_expected_lddt(0.0, 2.0)
+    for at, share in ((10, 1.0), (12, 0.625), (13, 0.5), (16, 0.25), (20, 0.0)):
+        error = abs(float(middles[at]) - 7.0)
+        smooth = sum(1 / (1 + math.exp((error - limit) / 0.3)) for limit in (0.5, 1.0, 2.0, 4.0)) / 4
+        assert float(found.energy[0, at]) == pytest.approx(-2 * smooth, abs=1e-4)
+        assert smooth == pytest.approx(share, abs=0.1)
 
 
 def test_a_bent_chain_moves_to_the_distances_of_the_distogram():
@@ -142,9 +177,9 @@ def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest
     target, start = helix(LENGTH), bent(helix(LENGTH), 30)
     logits = certain(beta(target))
     config = CONFIG.copy_and_resolve_references()
-    config.steps = 40
+    config.steps, config.last_steps = 12, 12
     whole = run(start, logits, config=config)
-    monkeypatch.setattr(distogram_descent, "_BLOCK", 100)
+    monkeypatch.setattr(distogram_potential, "_BLOCK", 100)
     torch.testing.assert_close(run(start, logits, config=config), whole, rtol=0, atol=1e-3)
     parts = ((0, 25), (25, 25), (25, LENGTH))  # the second rank holds nothing
     barrier = threading.Barrier(len(parts))
@@ -215,3 +250,4 @@ def test_one_sample_of_lazy_rows_is_one_sample_of_the_tensor():
 
 def test_the_planned_bytes_are_those_of_its_pairs():
     assert descent_bytes(1000, 1000, 64) - descent_bytes(1000, 1000, 63) == 4 * 500_000
+    assert descent_bytes(100, 1000, 64) == embedding_bytes(1000)

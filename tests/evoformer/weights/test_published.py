@@ -79,7 +79,7 @@ def test_names_stand_for_files(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
             "monomer_ptm",
             "lacks params_model_2_ptm.npz, .*'fastfold weights download monomer_ptm' fetches them",
         ),
-        ("multimr", "did you mean 'multimer'"),
+        ("multimr", "did you mean multimer?"),
         ("nothing_at_all", "no such file or .*check the path of the weights"),
     ],
 )

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from fastfold.errors import ConfigError
 from fastfold.inference.embed import config as embed_config
 from fastfold.inference.embed.compute import Embedding
-from fastfold.inference.embed.files import check_format
+from fastfold.inference.embed.config import check_format
+from fastfold.inference.embed.files import BIOEMU
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE
 
@@ -64,12 +65,13 @@ def test_bioemu_finds_its_files(cli: CommandLine, monkeypatch: pytest.MonkeyPatc
     refused = cli.run(*command)
     assert refused.code == 2
     assert "BioEmu takes 384 and 128 channels of single and pair, model_1_ptm has 40 and 24" in refused.err
-    monkeypatch.setattr("fastfold.inference.runner.BIOEMU_CHANNELS", (40, 24))
+    assert embed_config.BIOEMU_CHANNELS == (384, 128)
+    monkeypatch.setattr(embed_config, "BIOEMU_CHANNELS", (40, 24))
     done = cli.run(*command)
     assert done.out.startswith("1 embedded, 1 failed")
     assert "pair: BioEmu samples single chains, and this target is a complex" in done.err
     digest = hashlib.sha256(SEQUENCE.encode()).hexdigest()
-    folder = cli.out / "bioemu"
+    folder = cli.out / BIOEMU
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{digest}.fasta",
         f"{digest}_pair.npy",
@@ -81,4 +83,3 @@ def test_bioemu_finds_its_files(cli: CommandLine, monkeypatch: pytest.MonkeyPatc
     with safe_open(cli.out / "T1_model_1_ptm_seed_0.safetensors", framework="np") as file:
         assert np.array_equal(file.get_tensor("single"), single)
         assert file.metadata()["num_recycles"] == "0"
-    assert embed_config.BIOEMU_CHANNELS == (384, 128)

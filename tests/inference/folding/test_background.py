@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from fastfold.errors import FastFoldError, InputError
-from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.folding import background
 from fastfold.inference.folding.background import (
     MAX_PROCESSES,
     PLOTS,
@@ -89,12 +90,17 @@ def test_processes_start_only_for_plots_and_relaxation(
         def __init__(self, modules: Any, processes: int) -> None:
             found.append((processes, modules))
 
+        def submit(self, call: BackgroundWork) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result({})
+            return future
+
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(runner, "Background", Started)
-    monkeypatch.setattr(runner, "available_cores", lambda: 8)
-    with runner._background(InferConfig(device="cpu", **settings), 3):
+    monkeypatch.setattr(background, "Background", Started)
+    monkeypatch.setattr(background, "available_cores", lambda: 8)
+    with background.open_background(InferConfig(**settings), torch.device("cpu"), 3):
         pass
     assert found == ([] if started is None else [started])
 

@@ -11,9 +11,9 @@ import torch
 
 from fastfold import load_model, predict
 from fastfold.data.targets import number_targets, target_from_sequence
+from fastfold.inference.alignment_search import alignment_depth
 from fastfold.inference.models import limit_networks
 from fastfold.inference.output.result_archive import ENDING
-from fastfold.inference.runner import alignment_depth
 from tests.helpers.command_line import CommandLine
 
 

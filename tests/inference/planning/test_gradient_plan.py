@@ -78,3 +78,4 @@ def test_longer_targets_and_kept_activations_take_more(
     assert kept.peak > recomputed.peak
     assert kept.seconds < recomputed.seconds
     assert 0 < kept.forward_seconds < kept.seconds
+    assert recomputed.forward_seconds == pytest.approx(kept.forward_seconds, rel=0.05)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulation.gradient import SimulatedGradient, simulate_gradient
 from fastfold.evoformer.config import model_config
 from fastfold.inference.design.task import hallucination
 from fastfold.inference.planning.gradient_plan import GradientPlanner
-from fastfold.inference.planning.gradient_simulation import SimulatedGradient, simulate_gradient
 from fastfold.memory import DeviceFull
 
 LOSSES = {"con": 1.0, "plddt": 1.0, "pae": 1.0}

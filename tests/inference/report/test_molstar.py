@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastfold.inference.report import molstar, write_report
+from fastfold.inference.report.encode import pack
 from tests.conftest import REPOSITORY
 from tests.helpers.results import helix_prediction
 
@@ -36,6 +40,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name, text in (("molstar.js", SCRIPT), ("molstar.css", STYLE))
     }
     monkeypatch.setattr(molstar, "SHA256", sums)
+    monkeypatch.setattr(molstar, "_packed", {})
+    monkeypatch.setattr(molstar, "_pending", [])
     return folder
 
 
@@ -50,6 +56,32 @@ def test_known_files_are_taken_byte_for_byte(package: Path, tmp_path: Path) -> N
     said: list[str] = []
     assert "with the viewer Mol* 1.2.3" in page_of(tmp_path, said)
     assert not said
+
+
+def test_another_process_packs_the_viewer_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Future[Any]] = []
+
+    def submit(call: Callable[[], Any]) -> Future[Any]:
+        calls.append(Future())
+        calls[-1].set_result(call())
+        return calls[-1]
+
+    molstar.pack_ahead(submit)
+    monkeypatch.setattr(molstar, "pack_viewer", lambda: pytest.fail("packed here too"))
+    for _ in range(2):
+        assert molstar.packed_viewer() == (pack(SCRIPT.encode()), pack(STYLE.encode()))
+        molstar.pack_ahead(submit)
+    assert len(calls) == 1
+
+
+def test_the_viewer_is_packed_here_if_another_process_cannot(package: Path) -> None:
+    def submit(call: Callable[[], Any]) -> Future[Any]:
+        failed: Future[Any] = Future()
+        failed.cancel()
+        return failed
+
+    molstar.pack_ahead(submit)
+    assert molstar.packed_viewer() == (pack(SCRIPT.encode()), pack(STYLE.encode()))
 
 
 @pytest.mark.parametrize("name", ["molstar.js", "molstar.css"])

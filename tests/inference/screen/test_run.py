@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.output.summary import read_summary
+from fastfold.inference.screen.job import JobResult, Task
+from fastfold.inference.screen.scheduler import MAX_LOSSES
+from fastfold.inference.screen.worker_process import WorkerProcess
 from tests.helpers import sequence_databases
 from tests.helpers.command_line import QUICK, CommandLine, Outcome
 from tests.helpers.screens import (
@@ -56,6 +59,44 @@ def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandL
 
     again = screen(cli, fasta, "--workers", "1", "--seeds", "0-3", "--time-limit", "10m")
     assert again.out == f"0 folded, 3 finished before, 1 failed; open {cli.out / 'report.html'}\n"
+
+
+@pytest.mark.slow
+def test_targets_are_drawn_although_workers_that_draw_are_killed(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+):
+    """Once for one target, and each time for another, whose fold is kept for the next run."""
+    targets = random_targets(3)
+    once, always, _ = targets
+    arguments = (cli.fasta(targets), "--workers", "1", "--num-recycles", "0", "--weights", cli.weights())
+    kills = dict.fromkeys(targets, 0)
+    run_task = WorkerProcess._run_task
+
+    def run(self: WorkerProcess, task: Task) -> JobResult:
+        name = task.job.name
+        if task.job.kind == "finish" and (name == always or (name == once and not kills[once])):
+            kills[name] += 1
+            self._process.kill()
+        return run_task(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerProcess, "_run_task", run)
+        done = cli.run("screen", *arguments, "--out", cli.out)
+    assert kills == {once: 1, always: MAX_LOSSES, _: 0}
+    assert (done.code, done.out) == (1, f"2 folded, 1 failed; open {cli.out / 'report.html'}\n"), done.err
+    assert f"{always}: its worker ended twice, the last time: killed by SIGKILL" in done.err
+    (listed,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
+    assert listed.startswith(f"{always}\t")
+    assert sorted(predictions(cli.out)) == sorted((name, 0) for name in targets)
+    assert {path.name.partition("_rank_")[0] for path in cli.out.glob("*.png")} == {*targets} - {always}
+    before = finished_files(cli.out)
+
+    again = cli.run("screen", *arguments, "--out", cli.out)
+    assert again.out == f"1 folded, 2 finished before; open {cli.out / 'report.html'}\n", again.err
+    assert {path.name.partition("_rank_")[0] for path in cli.out.glob("*.png")} == {*targets}
+    assert finished_files(cli.out) == before, "folds are not written again"
+    assert not (cli.out / "failures.tsv").exists()
+    assert not leftovers(cli.out)
 
 
 def test_a_target_beyond_its_memory_is_refused_and_listed_and_others_are_folded(cli: CommandLine):

@@ -48,6 +48,8 @@ def test_a_target_that_does_not_fit_is_refused_with_the_plans_message(admission:
 def test_settings_and_inputs_that_contradict_the_networks_are_refused(admission: Admission, tmp_path: Path):
     with pytest.raises(ConfigError, match="num_recycles must be from 0 to 1000"):
         check(admission, tmp_path, "MKV", settings={"num_recycles": 2000})
+    with pytest.raises(ConfigError, match="cluster profiles can be disabled for multimer networks only"):
+        check(admission, tmp_path, "MKV", settings={"use_cluster_profile": False})
     with pytest.raises(InputError, match="complex of 2 chains"):
         check(admission, tmp_path, "MKV:MKV")
     with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):

@@ -49,9 +49,12 @@ def test_jobs_of_a_group_are_folded_into_their_folders(worker: GroupWorker, tmp_
     found = answer(first)
     assert found["state"] == "done"
     assert "pLDDT" in str(found["text"])
-    assert {"x_rank_001_mini_seed_0.pdb", "report.html", "summary.tsv"} <= set(found["files"])  # type: ignore[call-overload]
+    assert {"x_rank_001_mini_seed_0.pdb", "report.html", "summary.tsv", "log.txt"} <= set(found["files"])  # type: ignore[call-overload]
     assert "x_rank_001_mini_seed_3.cif" in answer(second)["files"]  # type: ignore[operator]
     assert "recycle 0/0" in (first / PROGRESS).read_text()
+    log = (first / RESULTS / "log.txt").read_text().splitlines()
+    assert log[0].endswith(": 1 target on cpu")
+    assert log[-1].endswith(" 1 folded")
     assert not Path("unused").exists()
 
 

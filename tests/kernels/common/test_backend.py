@@ -136,9 +136,9 @@ def test_softmax_reaches_scores_beyond_two_to_the_31(count: int, view: object, h
     out = kernels.softmax(scores, backend="triton")
     assert relative_error(out, reference.softmax(scores.double())) < 5e-3
     weights = torch.randn(scores.shape).bfloat16().softmax(-1)
-    found = torch.ops.fastfold.softmax_backward(scores, weights, None, True, False, "triton")[0]
+    found = torch.ops.fastfold.softmax_backward(scores, weights, None, [True, False], "triton")[0]
     wanted = torch.ops.fastfold.softmax_backward(
-        scores.double(), weights.double(), None, True, False, "torch"
+        scores.double(), weights.double(), None, [True, False], "torch"
     )[0]
     assert relative_error(found, wanted) < 5e-3
 

@@ -38,6 +38,17 @@ def test_only_what_the_backward_pass_reads_is_saved_and_only_needed_gradients_ar
     torch.testing.assert_close(x.grad, gate.sigmoid())
 
 
+def test_a_result_is_saved_only_if_the_backward_pass_takes_it() -> None:
+    saved: list[Tensor] = []
+    q, scores = torch.randn(2, 3, 1, 8, requires_grad=True), torch.randn(1, 1, 1, 2, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        attended = kernels.attention(q[None], q[None], q[None], backend="torch")
+        weights = kernels.softmax(scores, backend="torch")
+    found = {t.data_ptr() for t in saved}
+    assert weights.data_ptr() in found
+    assert attended.data_ptr() not in found
+
+
 def test_every_operator_has_a_cost() -> None:
     assert operator.OPERATOR_COSTS is OPERATOR_COSTS
     assert {

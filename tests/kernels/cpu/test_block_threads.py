@@ -19,7 +19,7 @@ from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.linear import reduced_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
 from fastfold.kernels.ops.outer_product_mean.eager import DEEP
@@ -274,3 +274,22 @@ def test_an_outer_product_mean_gives_the_same_bits_in_threads(
     assert torch.equal(both, alone)
     error = float((alone - exact).norm() / exact.norm())
     assert (1e-3 < error < 3e-2) if products else error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("channels", "positions", "count", "size"),
+    [
+        (64, 10_000, 1, 2500),
+        (64, 10_000, 2, 1250),
+        (128, 100_000, 2, 4096),
+        (512, 100_000, 1, 1024),
+        (64, 100, 1, 1024),
+        (2048, 100_000, 1, 512),
+        (64, 200_000, 64, 4096),
+    ],
+)
+def test_narrow_channels_get_few_large_blocks_of_a_forward_pass(
+    channels: int, positions: int, count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    assert forward_positions(channels, positions) == size

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
 from fastfold.kernels.cpu.linear import Linear, Products, product_dtype, reduced_products
 from fastfold.kernels.cpu.products import exact_products
+from tests.helpers import named_operators
 from tests.kernels.test_operators import case_of
 
 Kind = Literal["bf16", "int8", "int8x2"]
@@ -287,8 +287,8 @@ def test_gradients_are_those_of_float32() -> None:
     """A backward pass multiplies by the weights as they are, whatever is asked for around it."""
     x = torch.randn(5, 12, requires_grad=True)
     rest = {k: v.float() for k, v in case_of("transition", 5).inputs.items() if k != "x"}
-    (expected,) = torch.autograd.grad(kernels.transition(x, **rest).sum(), x)
-    out = kernels.transition(x, **rest).sum()
+    (expected,) = torch.autograd.grad(named_operators.transition(x, **rest).sum(), x)
+    out = named_operators.transition(x, **rest).sum()
     with reduced_products("int8"):
         (found,) = torch.autograd.grad(out, x)
     assert torch.equal(found, expected)
@@ -313,3 +313,33 @@ def test_in_a_fold_products_are_onednn_s_whatever_the_setting_is_later(
     columns = torch.empty(65, 300).T
     assert _error(layer.fill(columns, x, Scratch()), exact) < 3e-7
     assert _error(layer.fill(torch.empty(300, 130)[:, :65], x, Scratch()), exact) < 3e-7
+
+
+@pytest.mark.parametrize("products", [None, "bf16"])
+def test_a_weight_is_packed_once_for_many_positions_to_the_same_bits(
+    products: Products | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.backends.mkldnn.is_available() or (products and not cpu_products.multiplies_bfloat16()):
+        pytest.skip("this processor has no such products")
+    monkeypatch.setattr(linear, "by_onednn", lambda x: products is None)
+    packed: list[int] = []
+
+    def pack_weight(weight: Tensor, rows: int) -> Tensor:
+        packed.append(rows)
+        return cpu_products.pack_weight(weight, rows)
+
+    monkeypatch.setattr(linear, "pack_weight", pack_weight)
+    x, weight, bias = _made(300, 256, 256)
+    with torch.inference_mode(), nullcontext() if products is None else reduced_products(products):
+        plain = Linear(weight, bias, positions=4095)
+        assert not packed
+        one = Linear(weight, bias, positions=4096)
+        assert packed == [1024]
+        for rows in (x, x[:7]):
+            expected = plain(rows, "out", Scratch())
+            assert one(rows, "out", Scratch()).equal(expected)
+            assert one.fill(torch.empty(len(rows), 256), rows, Scratch()).equal(expected)
+            assert (one.by_channel(rows, "out", Scratch()).t() - expected).abs().max() < (
+                1e-4 if products is None else 0.5
+            )
+    assert packed == [1024]

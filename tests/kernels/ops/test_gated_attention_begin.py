@@ -9,9 +9,9 @@ import torch
 
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
-from fastfold.kernels.ops.gated_attention.backward_op import gated_attention_backward, gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
+from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.passes import row_blocks
 from tests.helpers.kernel_checks import BACKENDS
 from tests.helpers.named_operators import gated_attention
@@ -51,18 +51,18 @@ def test_what_is_begun_goes_on_to_the_same_result_and_gradients(
             for direction in (False, True)
         )
         assert len(forward) == begins
-        meta = [x.to("meta"), *(p if p is None else p.to("meta") for p in parameters)]
+        meta = x.to("meta"), [p.to("meta") for p in parameters.present()]
         if begins:
             said = torch.ops.fastfold.gated_attention_begin(*meta, **options, backward=True)
             assert [(y.shape, y.dtype) for y in said] == [(y.shape, y.dtype) for y in backward]
         out = torch.ops.fastfold.gated_attention_begun(
-            x, forward, bias, mask, dropout, *parameters, **options
+            x, forward, bias, mask, dropout, parameters.present(), **options
         )
         grads = torch.ops.fastfold.gated_attention_backward(
-            *(grad, x, backward, bias, mask, dropout, *parameters),
-            **options,
+            *(grad, x, backward, bias, mask, dropout, parameters.present()),
+            needs=[True, bias is not None],
             add_x=True,
-            need_bias=bias is not None,
+            **options,
         )
         found.append([out, *grads])
     whole = gated_attention(x, bias, mask, **made, heads=2, residual=x, dropout=dropout, backend=backend)
@@ -86,16 +86,16 @@ def test_gradients_behind_those_of_x_and_bias_are_those_of_the_parameters(leave_
     out = gated_attention(**made, heads=2, backend="torch")
     grad = torch.randn_like(out)
     expected = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad), strict=True))
-    parameters = [made[name] for name in NAMES]
-    _, *found = gated_attention_backward(
-        *(grad, made["x"], [], made["bias"], made["mask"], None, *parameters),
+    parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES)).present()
+    _, *found = torch.ops.fastfold.gated_attention_backward(
+        *(grad, made["x"], [], made["bias"], made["mask"], None, parameters),
         heads=2,
+        needs=[True, False],
         add_x=False,
         backend="torch",
-        need_bias=False,
     )
-    for name, gradient in gradients_of_parameters(found, parameters)._asdict().items():
-        assert torch.equal(gradient, expected[name]) if name in leaves else gradient is None
+    for name, gradient in zip(leaves, gradients_of_parameters(found, parameters), strict=True):
+        assert torch.equal(gradient, expected[name])
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(4, 1), (5, 2), (9, 3), (0, 0)])
@@ -117,7 +117,7 @@ def test_both_parts_cost_what_the_whole_does(
     monkeypatch.setattr(eager, "row_step", lambda x: 2)
     made = on_device(operands(3, 5, leave_out=leave_out))
     parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES))
-    call = made | {"backend": "torch", "heads": 2}
+    call = made | {"backend": "torch", "heads": 2, "parameters": parameters.present()}
     whole, begin = (OPERATOR_COSTS[name](call) for name in ("gated_attention", "gated_attention_begin"))
     begun = gated_attention_begin(made["x"], parameters, heads=2, backend="torch")
     assert begin.flops == gated_attention_flops(2, 5, 24, 32, gated=not leave_out)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ def _inputs(
         "weight": randn(c_z, c * c) / c,
         "bias": randn(c_z),
     }
+
+
+def _lists(inputs: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Sides, masks and parameters, the operator's lists."""
+    left, right, left_mask, right_mask, weight, bias = inputs
+    return [[left, right], [left_mask, right_mask], [weight, bias]]
 
 
 def _on(backend: str, **rest: Any) -> Callable[..., Tensor]:
@@ -199,8 +205,8 @@ def test_alignments_beyond_two_to_the_31_elements(
     grad = far_apart(pairs.flatten(1), tmp_path / "grad").unflatten(1, pairs.shape[1:]).transpose(0, axis)
     rest = (1e-3, [True] * 4, "triton")
     backward = torch.ops.fastfold.outer_product_mean_backward
-    close = backward(grad.contiguous(), list(near.values()), *rest)
-    for found, value in zip(backward(grad, list(inputs.values()), *rest), close, strict=True):
+    close = backward(grad.contiguous(), *_lists(near.values()), *rest)
+    for found, value in zip(backward(grad, *_lists(inputs.values()), *rest), close, strict=True):
         assert torch.equal(found, value)
     for name in ("left", "right", "grad"):
         (tmp_path / name).unlink()
@@ -209,15 +215,15 @@ def test_alignments_beyond_two_to_the_31_elements(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
-    plain = [x.float().to(DEVICE) for x in _inputs(2, 3, 4).values()]
-    left, right, left_mask, right_mask, weight, bias = plain
-    leaves = [x.clone().requires_grad_() for x in (left, right, weight, bias)]
-    inputs = [*leaves[:2], left_mask, right_mask, *leaves[2:]]
+    plain = _lists(x.float().to(DEVICE) for x in _inputs(2, 3, 4).values())
+    sides, masks, parameters = plain
+    sides, parameters = ([x.clone().requires_grad_() for x in group] for group in (sides, parameters))
     residual = torch.randn(3, 4, 12, device=DEVICE)
-    torch.library.opcheck(torch.ops.fastfold.outer_product_mean.default, (inputs, residual, 1e-3, backend))
+    inputs = (sides, masks, parameters, residual, 1e-3, backend)
+    torch.library.opcheck(torch.ops.fastfold.outer_product_mean.default, inputs)
     needs = [True, False, True, True]
     backward = torch.ops.fastfold.outer_product_mean_backward.default
-    torch.library.opcheck(backward, (residual, plain, 1e-3, needs, backend))
+    torch.library.opcheck(backward, (residual, *plain, 1e-3, needs, backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

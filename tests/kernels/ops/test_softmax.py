@@ -135,7 +135,7 @@ def test_operator_is_registered_properly(backend: str) -> None:
     leaves = scores.clone().requires_grad_(), bias.clone().requires_grad_()
     torch.library.opcheck(torch.ops.fastfold.softmax.default, (*leaves, mask, backend))
     torch.library.opcheck(torch.ops.fastfold.softmax.default, (leaves[0], None, None, backend))
-    arguments = (torch.randn_like(scores), scores.softmax(-1), mask, True, True, backend)
+    arguments = (torch.randn_like(scores), scores.softmax(-1), mask, [True, True], backend)
     torch.library.opcheck(torch.ops.fastfold.softmax_backward.default, arguments)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.transition import eager, triton_fwd
+from tests.helpers import named_operators
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -45,7 +45,7 @@ def _inputs(*shape: int, hidden: int = 52) -> dict[str, Any]:
 
 
 def _on(backend: str, **rest: Any) -> Any:
-    return lambda **inputs: kernels.transition(**inputs, **rest, backend=backend)
+    return lambda **inputs: named_operators.transition(**inputs, **rest, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,7 +103,7 @@ def test_its_own_input_as_residual(dtype: torch.dtype, backend: str, monkeypatch
     force_blocks(monkeypatch, BM=64, BH=64)
 
     def function(x: Tensor, **rest: Tensor) -> Tensor:
-        return kernels.transition(x, **rest, residual=x, backend=backend)
+        return named_operators.transition(x, **rest, residual=x, backend=backend)
 
     def definition(x: Tensor, **rest: Tensor) -> Tensor:
         return x + reference.transition(x, **rest)
@@ -118,7 +118,7 @@ def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = inputs["x"] + reference.transition(**inputs)
     strided = torch.empty(7, 5, 12, device=DEVICE).transpose(0, 1).copy_(inputs["x"])
     for x in (inputs["x"], strided):
-        result = kernels.transition(**(inputs | {"x": x}), residual=x, out=x, backend=backend)
+        result = named_operators.transition(**(inputs | {"x": x}), residual=x, out=x, backend=backend)
         assert result is x
         assert relative_error(x, expected) < 1e-6
 
@@ -136,7 +136,7 @@ def test_one_gradient_alone(wanted: str, backend: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_rows_give_no_result_and_gradients_of_zero(backend: str) -> None:
     inputs = {k: x.float().to(DEVICE).requires_grad_() for k, x in _inputs(0, 3, 12).items()}
-    out = kernels.transition(**inputs, backend=backend)
+    out = named_operators.transition(**inputs, backend=backend)
     assert out.shape == (0, 3, 12)
     out.sum().backward()
     assert all(torch.count_nonzero(x.grad) == 0 for x in inputs.values())
@@ -145,7 +145,8 @@ def test_no_rows_give_no_result_and_gradients_of_zero(backend: str) -> None:
 def test_wider_rows_take_the_torch_path() -> None:
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 257, hidden=16).items()}
     assert torch.equal(
-        kernels.transition(**inputs, backend="triton"), kernels.transition(**inputs, backend="torch")
+        named_operators.transition(**inputs, backend="triton"),
+        named_operators.transition(**inputs, backend="torch"),
     )
 
 
@@ -154,7 +155,7 @@ def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 12).items()}
     x = far_apart(inputs["x"], tmp_path / "rows")
     out = torch.empty(3, 12, dtype=torch.bfloat16)
-    kernels.transition(**(inputs | {"x": x}), out=out, backend="triton")
+    named_operators.transition(**(inputs | {"x": x}), out=out, backend="triton")
     assert relative_error(out, reference.transition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
     grad = far_apart(torch.randn(x.shape), tmp_path / "gradient")
     rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
@@ -184,7 +185,7 @@ def test_compiles_as_one_graph(backend: str) -> None:
     inputs = {k: x.float().to(DEVICE).requires_grad_() for k, x in _inputs(5, 12).items()}
 
     def step(**tensors: Tensor) -> Tensor:
-        return kernels.transition(**tensors, residual=tensors["x"], backend=backend).square().sum()
+        return named_operators.transition(**tensors, residual=tensors["x"], backend=backend).square().sum()
 
     eager = torch.autograd.grad(step(**inputs), list(inputs.values()))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
@@ -202,6 +203,7 @@ def _exact(inputs: dict[str, Any], residual: Tensor) -> Tensor:
 def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both passes of PyTorch in blocks of 4 positions, and Triton's, onto the residual; with gradients as needed."""
     monkeypatch.setattr(eager, "block_positions", lambda channels: 4)
+    monkeypatch.setattr(eager, "forward_positions", lambda channels, positions: 4)
     made = _inputs(3, 7, 12)
     residual, grad = torch.randn(2, 3, 7, 12, dtype=torch.float64)
     exact = _exact(made, residual)

@@ -164,7 +164,7 @@ def _arguments(simulated: SimulatedDevice, n: int, plan: ContractionPlan, **kind
     simulated.hold(z)
     simulated.hold(mask)
     tensors = {"out": z, "z": z, "mask": mask, "residual": z, "dropout": None}
-    how = {"outgoing": True, "c": 128, "channels": plan.channels, "host": plan.host, "kept": plan.kept}
+    how = {"outgoing": True, "c": 128, "plan": plan}
     return tensors | how | {"backend": _Shapes(), "scratch": Scratch(**kind)}
 
 

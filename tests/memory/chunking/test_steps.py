@@ -10,7 +10,14 @@ from fastfold.memory.chunking.api import measured_peak
 from fastfold.memory.chunking.graph import Graph
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.regions import Cuts, flow_back, make_loop
-from fastfold.memory.chunking.steps import Loop, inner_bytes, made, measure_memory, profile, taken
+from fastfold.memory.chunking.steps import (
+    Loop,
+    computed_values,
+    inner_bytes,
+    measure_memory,
+    profile,
+    used_values,
+)
 from tests.memory.chunking.test_flow import graph_of
 
 _X = torch.randn(8, 16, dtype=torch.float64)
@@ -42,8 +49,8 @@ def test_views_take_nothing_and_the_rest_is_freed_when_it_is_not_needed() -> Non
     whole = [operation.index for operation in graph.operations]
     found = profile(memory, whole, donate=False)
     assert found.peak == 3 * _BYTES == measured_peak(graph, tuple(whole))
-    assert taken(graph, whole[1]) == (whole[0],)
-    assert made(whole[1]) == (whole[1],)
+    assert used_values(graph, whole[1]) == (whole[0],)
+    assert computed_values(whole[1]) == (whole[1],)
 
 
 @pytest.mark.parametrize(("donate", "copies"), [(False, 2), (True, 1)])

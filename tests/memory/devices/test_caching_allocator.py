@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fastfold.memory import CachingAllocator, DeviceFull, SimulatedDevice
-from fastfold.memory.devices.caching_allocator import Block
+from benchmarks.simulation.caching_allocator import Block, CachingAllocator
+from fastfold.memory import DeviceFull, SimulatedDevice
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastfold.memory import BudgetError, CudaDevice, Gemini, SimulatedDevice, Tier
+from fastfold.memory import BudgetError, CudaDevice, Gemini, GeminiConfig, SimulatedDevice, Tier
 from fastfold.memory.devices.device import DeviceFull
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import build_chunks
@@ -122,9 +122,9 @@ def test_a_manager_undoes_the_limit_at_its_end(monkeypatch: pytest.MonkeyPatch) 
         return lambda: told.append("undone")
 
     monkeypatch.setattr(SimulatedDevice, "enforce", enforce)
-    Gemini(torch.nn.Linear(8, 8), budget=1 << 20).release()
+    Gemini(torch.nn.Linear(8, 8), config=GeminiConfig(budget=1 << 20)).release()
     assert told == []
-    manager = Gemini(torch.nn.Linear(8, 8), budget=1 << 20, hard_budget=True)
+    manager = Gemini(torch.nn.Linear(8, 8), config=GeminiConfig(budget=1 << 20, hard_budget=True))
     assert told == ["enforced"]
     manager.release()
     assert told == ["enforced", "undone"]

@@ -272,17 +272,17 @@ def test_what_comes_early_counts_as_chunks_do_until_it_is_taken():
     device, host = SimulatedDevice(1000), Tier()
     with device.running():
         copy = device.send(torch.arange(100.0), host)
-        arriving = device.begin(copy, (10, 10), (1, 10))
-        assert (device.coming_bytes, device.used, device.other) == (400, 400, 0)
-        tensor = device.take(arriving)
-        assert (device.coming_bytes, device.used, device.other) == (0, 400, 400)
+        early_copy = device.begin(copy, (10, 10), (1, 10))
+        assert (device.early_copy_bytes, device.used, device.other) == (400, 400, 0)
+        tensor = device.take(early_copy)
+        assert (device.early_copy_bytes, device.used, device.other) == (0, 400, 400)
         assert torch.equal(tensor, torch.arange(100.0).view(10, 10).t())
         del tensor
         assert (device.used, device.other) == (0, 0)
-        arriving = device.begin(copy, (100,), (1,))
+        early_copy = device.begin(copy, (100,), (1,))
         device.call_off()
-        assert (device.coming_bytes, device.used) == (0, 0)
-        assert device.take(arriving) is None
+        assert (device.early_copy_bytes, device.used) == (0, 0)
+        assert device.take(early_copy) is None
         with device.host_work():
             wide = host.allocate(200, torch.float32)
         device.begin(wide, (200,), (1,))

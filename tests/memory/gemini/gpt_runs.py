@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import examples.gpt.gpt as gpt
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 
 
 def build(**changes: Any) -> nn.Module:
@@ -49,7 +49,7 @@ class Managed(Plain):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         super().__init__(model, optimizer)
-        self.manager = Gemini(model, optimizer, **options)
+        self.manager = Gemini(model, optimizer, GeminiConfig(**options))
         self.step, self.zero_grad = self.manager.step, self.manager.zero_grad
 
     def loss_step(self, step: int, passes: int = 1, length: int = 8) -> float:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.memory import Access, Gemini, SimulatedDevice, Span, choose_spans, with_spans
+from fastfold.memory import Access, Gemini, GeminiConfig, SimulatedDevice, Span, choose_spans, with_spans
 from fastfold.memory.gemini.activations import SMALLEST
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
 
@@ -114,7 +114,7 @@ def test_what_the_backward_pass_will_need_comes_back_beside_what_it_does(recompu
         sent.append(saved.sent - before[1])
         chunks.append(residency.waited - before[2])
         assert run.manager.device.peak <= budget
-        assert run.manager.device.coming_bytes == 0
+        assert run.manager.device.early_copy_bytes == 0
         assert run.manager.device.other == 0
     assert losses[0] == losses[1]
     assert waited[0] == sent[0]
@@ -140,9 +140,9 @@ def test_what_is_on_its_way_is_called_off_where_the_step_goes_another_way():
     with pytest.raises(KeyboardInterrupt), device.running():
         gpt.next_token_loss(model(tokens(3, LENGTH)), tokens(3, LENGTH)).backward()
     del device.begin
-    assert device.coming_bytes > 0
+    assert device.early_copy_bytes > 0
     run.zero_grad()
-    assert device.coming_bytes == 0
+    assert device.early_copy_bytes == 0
     assert device.take(begun[0]) is None
     assert run.loss_step(4, length=LENGTH) > 0
     assert device.other == 0
@@ -179,7 +179,7 @@ def test_dropout_in_recomputed_blocks():
                 *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)) for _ in range(4))
             )
         )
-    manager = Gemini(models[1], budget=70_000, recompute=list(models[1]))
+    manager = Gemini(models[1], config=GeminiConfig(budget=70_000, recompute=list(models[1])))
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
     for step in range(3):
         for model in models:

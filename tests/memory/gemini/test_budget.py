@@ -39,7 +39,7 @@ def test_what_is_kept_is_counted_and_fits_into_a_file_of_pages(tmp_path: Path) -
     store.prepare_states(chunks, optimizer)
     assert tier._file is not None
     assert len(tier._places) == len(chunks) + 3 * sum(chunk.trainable for chunk in chunks)
-    assert tier._file.taken <= tier._file.size <= tier._file.taken + 2 * PAGE * len(chunks)
+    assert tier._file.used <= tier._file.size <= tier._file.used + 2 * PAGE * len(chunks)
 
 
 def test_budgets_that_cannot_work_name_the_smallest_that_does() -> None:

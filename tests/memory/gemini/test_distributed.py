@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from fastfold.memory import Gemini, SimulatedDevice, Tier
+from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice, Tier
 from fastfold.memory.gemini.access_trace import Trace
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import build_chunks
@@ -25,7 +25,7 @@ def _rank(rank: int, folder: str, shard: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     model = build(layers=3)
-    manager = Gemini(model, adam(model), budget=40_000, group=dist.group.WORLD, shard=shard)
+    manager = Gemini(model, adam(model), GeminiConfig(budget=40_000, group=dist.group.WORLD, shard=shard))
     for step in range(3):
         batch = tokens(10 * step + rank)
         with manager.device.running():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).view(3, 8)
 
@@ -43,7 +43,7 @@ def _train(
     net: nn.Module, penalty: Callable[[nn.Module], Tensor], policy: str | None, before: bool
 ) -> Gemini | None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    manager = None if policy is None else Gemini(net, optimizer, "4MiB", policy)
+    manager = None if policy is None else Gemini(net, optimizer, GeminiConfig("4MiB", policy))
     step: Any = optimizer if manager is None else manager
     for _ in range(3):
         first = penalty(net) if before else 0.0
@@ -85,7 +85,7 @@ def _change(call: Callable[[nn.Parameter], Any]) -> Callable[[nn.Module], None]:
 )
 def test_changes_and_reads_without_gradients_are_refused(use: Callable[[nn.Module], None]) -> None:
     net = _Net()
-    Gemini(net, torch.optim.SGD(net.parameters(), lr=0.1), "4MiB", "cpu")
+    Gemini(net, torch.optim.SGD(net.parameters(), lr=0.1), GeminiConfig("4MiB", "cpu"))
     with pytest.raises(ConfigError, match=r"first\.weight is managed and not on the device"):
         use(net)
 
@@ -93,7 +93,11 @@ def test_changes_and_reads_without_gradients_are_refused(use: Callable[[nn.Modul
 def test_frozen_parameters_changed_copies_and_second_derivatives_are_refused() -> None:
     net = _Net()
     net.first.bias.requires_grad_(False)
-    Gemini(net, torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1), "4MiB", "cpu")
+    Gemini(
+        net,
+        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1),
+        GeminiConfig("4MiB", "cpu"),
+    )
     with pytest.raises(ConfigError, match=r"first\.bias is managed"):
         net.first.bias.square()
     changed = net.first.weight.view(-1)

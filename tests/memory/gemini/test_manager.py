@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError, OutputError
-from fastfold.memory import BudgetError, Gemini, SimulatedDevice
+from fastfold.memory import BudgetError, Gemini, GeminiConfig, SimulatedDevice
 from fastfold.utils import machine
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
 
@@ -153,7 +153,11 @@ def test_frozen_shared_and_unused_parameters(policy):
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in models]
     managers = [
         None,
-        Gemini(models[1], optimizers[1], budget=1 << 16 if policy == "cuda" else 5000, policy=policy),
+        Gemini(
+            models[1],
+            optimizers[1],
+            GeminiConfig(budget=1 << 16 if policy == "cuda" else 5000, policy=policy),
+        ),
     ]
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
     losses: list[list[float]] = [[], []]
@@ -191,7 +195,9 @@ def test_no_gradient_is_lost_under_checkpointing(reentrant):
             return x * self.gain
 
     models = [Checkpointed(), Checkpointed()]
-    manager = Gemini(models[1], torch.optim.SGD(models[1].parameters(), lr=0.1), budget=6000, policy="auto")
+    manager = Gemini(
+        models[1], torch.optim.SGD(models[1].parameters(), lr=0.1), GeminiConfig(budget=6000, policy="auto")
+    )
     x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
     for _ in range(3):
         for model in models:
@@ -232,7 +238,7 @@ def test_clipping_on_the_host_equals_clipping():
     """What looks at all gradients finds them, and what it changes counts."""
     runs = [build() for _ in range(2)]
     optimizer = adam(runs[0])
-    manager = Gemini(runs[1], adam(runs[1]), budget=TIGHT)
+    manager = Gemini(runs[1], adam(runs[1]), GeminiConfig(budget=TIGHT))
     for step in range(2):
         losses = [gpt.next_token_loss(model(tokens(step)), tokens(step)) for model in runs]
         assert losses[0].item() == losses[1].item()
@@ -290,7 +296,7 @@ def test_a_pass_that_raises_leaves_a_working_manager():
 def test_parameters_that_are_away_have_their_shape_alone():
     """Counting parameters works; reading or writing values outside a pass says where they are."""
     model = build()
-    Gemini(model, budget=TIGHT)
+    Gemini(model, config=GeminiConfig(budget=TIGHT))
     assert model.tokens.weight.shape == (24, 16)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in build().parameters())
     for attempt in (model.tokens.weight.isnan, lambda: model.tokens.weight.add_(1)):
@@ -305,29 +311,35 @@ def test_too_small_a_budget_is_refused_with_what_would_work():
     """At once where one operator's parameters do not fit; at the first operator where activations do not."""
     model = build(width=64)
     with pytest.raises(BudgetError, match="a budget of 50,000 bytes is too small") as caught:
-        Gemini(model, budget=50_000)
+        Gemini(model, config=GeminiConfig(budget=50_000))
     assert caught.value.smallest == (64 * 256 + 256) * 4
     model = build(width=64)
     run = Managed(model, adam(model), budget=caught.value.smallest)
     with pytest.raises((BudgetError, RuntimeError), match=r"do not fit|too small"):
         run.loss_step(0)
     with pytest.raises(BudgetError, match="Policy 'auto' needs only"):
-        Gemini(build(width=64), budget=caught.value.smallest, policy="cuda")
+        Gemini(build(width=64), config=GeminiConfig(budget=caught.value.smallest, policy="cuda"))
 
 
 def test_wrong_use_is_named():
     """Unknown policies, other optimizers, and the optimizer's own step."""
     with pytest.raises(ConfigError, match="unknown memory policy 'gpu'; choose one of auto, cuda, cpu, nvme"):
-        Gemini(build(), policy="gpu")
+        Gemini(build(), config=GeminiConfig(policy="gpu"))
     with pytest.raises(ConfigError, match="parameters that the model does not have"):
         Gemini(build(), adam(build()))
     model = build()
     optimizer = adam(model)
-    manager = Gemini(model, optimizer, budget=TIGHT)
+    manager = Gemini(model, optimizer, GeminiConfig(budget=TIGHT))
     with pytest.raises(ConfigError, match=r"call step\(\) of the Gemini manager"):
         optimizer.step()
     with pytest.raises(ConfigError, match="not an amount of memory"):
         Gemini(build(), budget="much")
+    with pytest.raises(
+        ConfigError, match=r"expected a GeminiConfig, found 5000; use GeminiConfig\(budget=5000"
+    ):
+        Gemini(build(), None, 5000)
+    with pytest.raises(TypeError, match="colour"):
+        Gemini(build(), colour="red")
     assert manager.optimizer is optimizer
 
 
@@ -356,7 +368,9 @@ def test_room_on_the_disk_is_reserved_before_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.posix_fallocate", count)
     model, plain = build(), build()
-    manager = Gemini(model, adam(model), 1 << 24, "nvme", nvme_folder=tmp_path, activations=False)
+    manager = Gemini(
+        model, adam(model), GeminiConfig(1 << 24, "nvme", nvme_folder=tmp_path, activations=False)
+    )
     optimizer = adam(plain)
     parameters = sum(p.nbytes for p in plain.parameters())
     (size,) = sizes
@@ -381,7 +395,7 @@ def test_room_on_the_disk_is_reserved_before_training(tmp_path, monkeypatch):
     with pytest.raises(
         OutputError, match=r"cannot reserve [\d,]+ bytes for the memory tier.*Free some space"
     ):
-        Gemini(other, adam(other), TIGHT, "nvme", nvme_folder=tmp_path)
+        Gemini(other, adam(other), GeminiConfig(TIGHT, "nvme", nvme_folder=tmp_path))
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
@@ -404,10 +418,10 @@ def test_a_limit_of_the_host_s_memory_is_seen_before_training(tmp_path, monkeypa
         (group / "memory.limit_in_bytes").write_text(f"{1000000 + left}\n")
         model = build()
         if policy == "nvme" or left > 3 * parameters:
-            Gemini(model, adam(model), TIGHT, policy, nvme_folder=tmp_path)
+            Gemini(model, adam(model), GeminiConfig(TIGHT, policy, nvme_folder=tmp_path))
             continue
         with pytest.raises(BudgetError, match=r"more bytes of the host's memory.*Policy 'nvme'") as caught:
-            Gemini(model, adam(model), TIGHT, policy)
+            Gemini(model, adam(model), GeminiConfig(TIGHT, policy))
         # Gradients and both moments, and no parameters: these are there already.
         assert left < caught.value.smallest < 4 * parameters
         assert model.tokens.weight.isfinite().all(), "nothing was changed"
@@ -418,7 +432,8 @@ def test_nothing_outlives_the_manager_but_its_own():
     models = [build() for _ in range(2)]
     devices = [SimulatedDevice(TIGHT), SimulatedDevice(2 * TIGHT)]
     managers = [
-        Gemini(m, adam(m), b, device=d) for m, d, b in zip(models, devices, (TIGHT, 2 * TIGHT), strict=True)
+        Gemini(m, adam(m), GeminiConfig(b, device=d))
+        for m, d, b in zip(models, devices, (TIGHT, 2 * TIGHT), strict=True)
     ]
     for step in range(3):
         losses = [gpt.next_token_loss(m(tokens(step)), tokens(step)) for m in models]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.memory import Gemini, Tier
+from fastfold.memory import Gemini, GeminiConfig, Tier
 from fastfold.memory.devices.device import CudaDevice
 from tests.memory.gemini.gpt_runs import adam, build, gpt, tokens
 
@@ -28,7 +28,9 @@ def train(policy: str | None, steps: int = 5) -> tuple[list[float], dict[str, to
     optimizer = adam(model)
     if policy is not None:
         budget = 1 << 30 if policy == "cuda" else BUDGET
-        manager = Gemini(model, optimizer, budget, policy, device="cuda", recompute=list(model.blocks))
+        manager = Gemini(
+            model, optimizer, GeminiConfig(budget, policy, device="cuda", recompute=list(model.blocks))
+        )
     losses = []
     for step in range(steps):
         batch = tokens(step, 64).cuda()
@@ -65,7 +67,7 @@ def test_the_budget_is_kept_by_what_pytorch_has_allocated():
     peaks = []
     model = build(**SIZES)
     optimizer = adam(model)
-    manager = Gemini(model, optimizer, BUDGET, device="cuda", recompute=list(model.blocks))
+    manager = Gemini(model, optimizer, GeminiConfig(BUDGET, device="cuda", recompute=list(model.blocks)))
     original = manager.device.mark
 
     def mark() -> int:

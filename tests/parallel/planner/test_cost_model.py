@@ -153,8 +153,9 @@ def _operators() -> Iterator[tuple[str, Any, Any, tuple[Tensor, ...], dict[str, 
     )
     q, k, v = _random(s, n, h, 4), _random(s, 7, h, 4), _random(s, 7, h, 4)
     yield "attention", reference.attention, kernels.attention, (q, k, v, None, None), {}
-    layers = (_random(c), _random(c), _random(20, c), _random(20), _random(c, 20), _random(c))
-    yield "transition", reference.transition, kernels.transition, (z, *layers), {}
+    sizes = {"norm_weight": (c,), "norm_bias": (c,), "w1": (20, c), "b1": (20,), "w2": (c, 20), "b2": (c,)}
+    layers = {name: _random(*size) for name, size in sizes.items()}
+    yield "transition", reference.transition, named_operators.transition, (z,), layers
     left, right = _random(s, n, 3), _random(s, 9, 3)
     outer = (left, right, torch.ones(s, n), torch.ones(s, 9), _random(c, 9), _random(c))
     yield "outer product mean", reference.outer_product_mean, kernels.outer_product_mean, outer, {}

@@ -120,7 +120,7 @@ def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "8", "--gpu", "h20O"], "the table of GPUs lacks 'h20O'; did you mean 'h200'?"),
+        (["--gpus", "8", "--gpu", "h20O"], "the table of GPUs lacks 'h20O'; did you mean h200?"),
         (
             ["--gpus", "8", "--gpu", "h200", "--model", "model_7"],
             "expected the name of a model, found 'model_7'; did you mean",

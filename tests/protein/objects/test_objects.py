@@ -15,8 +15,8 @@ import fastfold
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.prepare import check_request
 from fastfold.inference.request import RunOptions
-from fastfold.inference.runner import check_request
 from fastfold.protein import read_structure, to_biopython, to_biotite, to_mdanalysis
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb

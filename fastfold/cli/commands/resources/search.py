@@ -5,24 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastfold.cli.options.alignment_sources import (
-    MMSEQS,
-    add_source_options,
-    add_worker_option,
-    alignment_engines,
-    find_databases_of,
-)
-from fastfold.cli.options.from_fields import whole_number
-from fastfold.cli.options.help_all import finish_command, mark_rare
+from fastfold.cli.options.fold import SOURCE_KINDS, search_sources
+from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.settings import SearchSources
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.request import InferRequest, RunOptions
-
-if TYPE_CHECKING:
-    from fastfold.inference.alignment_search import Engines
 
 _SEARCH = """\
 Search sequence databases for relatives of every chain of the inputs (FASTA, A3M, CSV, folders of these, or -), by
@@ -88,65 +80,13 @@ def add_search_command(commands: Any) -> None:
         metavar="INPUT",
         help="FASTA, A3M or CSV files (.gz too), folders, or -",
     )
-    add_source_options(search)
+    groups = dict.fromkeys(
+        ("sources", "pairs", "targets", "search alone", "hmmer", "search processes"), search
+    )
+    add_field_options(groups, *SOURCE_KINDS, RunOptions)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
     search.add_argument(
         "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
-    )
-    search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
-    search.add_argument(
-        "--gpu", action="store_true", help="mmseqs: search on a GPU, in databases made for one"
-    )
-    search.add_argument(
-        "-N",
-        "--iterations",
-        type=whole_number(1),
-        default=HmmerSettings.iterations,
-        metavar="N",
-        help="maximum passes of jackhmmer; each searches with the hits that the last one included (default "
-        f"{HmmerSettings.iterations})",
-    )
-    search.add_argument(
-        "-E",
-        "--e-value",
-        type=float,
-        default=HmmerSettings.e_value,
-        metavar="X",
-        help=f"largest E-value of a hit (default {HmmerSettings.e_value:g})",
-    )
-    search.add_argument(
-        "--incE",
-        "--include-e-value",
-        dest="include_e_value",
-        type=float,
-        default=HmmerSettings.include_e_value,
-        metavar="X",
-        help=f"largest E-value of a hit that is aligned (default {HmmerSettings.include_e_value:g})",
-    )
-    for number, name in enumerate(("msv_filter", "viterbi_filter", "forward_filter"), 1):
-        default = getattr(HmmerSettings, name)
-        action = search.add_argument(
-            f"--F{number}",
-            dest=name,
-            type=float,
-            default=default,
-            metavar="X",
-            help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
-        )
-        mark_rare(action)
-    search.add_argument(
-        "--format",
-        dest="file_format",
-        choices=("sto", "a3m"),
-        default=HmmerSettings.file_format,
-        help=f"Stockholm or A3M (default {HmmerSettings.file_format})",
-    )
-    add_worker_option(search)
-    search.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
-        "read repeatedly (default: half of the free memory)",
     )
     search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
     finish_command(search, run_search)
@@ -158,31 +98,38 @@ def run_search(options: argparse.Namespace) -> int:
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
-    find_databases_of(options)
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
+    values = field_values(options, *SOURCE_KINDS, RunOptions)
+    sources, _ = search_sources(values, quiet=options.quiet)
+    _check_sources(sources, options)
     run = RunOptions(
-        msa_dir=options.out, engines=_engines(options), complex_=options.complex, quiet=options.quiet
+        **values[RunOptions],
+        msa_dir=options.out,
+        sources=sources,
+        templates=TemplateOptions(server=options.templates),
+        quiet=options.quiet,
     )
     return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
 
 
-def _engines(options: argparse.Namespace) -> Engines:
-    """Return the engines of the options."""
-    if options.msa_server is None and not options.db:
+def _check_sources(sources: SearchSources, options: argparse.Namespace) -> None:
+    """Refuse options without a search."""
+    if sources.msa_mode == "single_sequence":
+        raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")
+    if not sources.wanted:
         raise ConfigError(
             "say where to search: --db FASTA ..., --databases DIR, --engine mmseqs --db FOLDER, or --msa-server URL"
         )
-    if options.msa_mode == "single_sequence":
-        raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")
-    if options.pair_mode is not None and options.msa_server is None and options.engine != MMSEQS:
+    if sources.is_by_colabfold:
+        return
+    if options.pair_mode is not None:
         raise ConfigError(
             "--pair-mode chooses rows of whole complexes, which --msa-server and --engine mmseqs make; give it to "
             "fastfold infer instead"
         )
-    if options.gpu and options.engine != MMSEQS:
-        raise ConfigError(f"--gpu needs --engine {MMSEQS}")
-    return alignment_engines(options)
+    if options.templates:
+        raise ConfigError("--templates fetches the template hits of an MSA server: add --msa-server URL")
 
 
 def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
@@ -195,18 +142,18 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
-    from fastfold.inference.alignment_search import search_targets
+    from fastfold.inference.alignment_search import alignment_engines, search_targets
 
     options, out = request.options, request.msa_dir
+    engines = alignment_engines(options)
     targets, errors = request.read_targets()
     for error in errors:
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            found = search_targets(
-                targets, options.engines, out, quiet=options.quiet, needed_alone=needed_alone
+            targets, unfound = search_targets(
+                targets, engines, out, quiet=options.quiet, needed_alone=needed_alone
             )
-        targets, unfound = found.left(targets)
         for error in unfound:
             print(f"error: {error}", file=sys.stderr, flush=True)
         errors = [*errors, *unfound]

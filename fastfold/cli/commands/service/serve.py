@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.workers import add_worker_group, worker_options
+from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.process import orderly_termination
-from fastfold.inference.config import PRECISIONS
+from fastfold.inference.config import InferConfig
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve.options import DEFAULT_PORT, ServeOptions
 
 _SERVE = """\
@@ -49,15 +51,7 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="folder of the queue and of all results"
     )
-    serve.add_argument(
-        "--weights",
-        nargs="+",
-        action="extend",
-        type=Path,
-        metavar="FILE",
-        default=[],
-        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
-    )
+    add_field_options({"weights": serve}, InferRequest)
     access = serve.add_argument_group("access")
     access.add_argument("--host", default=ServeOptions.host, metavar="ADDRESS", help="default 127.0.0.1")
     access.add_argument(
@@ -92,7 +86,7 @@ def add_serve_command(commands: Any) -> None:
     limits.add_argument(
         "--keep-days", type=float, metavar="N", help="remove finished jobs after N days (default: keep them)"
     )
-    add_worker_group(serve, shard=False)
+    add_field_options({"workers": serve.add_argument_group("workers")}, ScreenOptions)
     machine = serve.add_argument_group("machine")
     machine.add_argument(
         "--group",
@@ -101,9 +95,8 @@ def add_serve_command(commands: Any) -> None:
         metavar="N",
         help=f"jobs of similar length that a worker gets together (default {ServeOptions.group})",
     )
-    machine.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
-    machine.add_argument("--precision", choices=PRECISIONS, help="as for fastfold infer")
-    machine.add_argument("--memory-budget", metavar="SIZE", help="memory of each fold, 24GiB for example")
+    groups = dict.fromkeys(("machine", "sampling", "memory"), machine)
+    add_field_options(groups, InferConfig, only=("device", "precision", "memory_budget"))
     machine.add_argument("--quiet", action="store_true", help="print only errors")
     serve.set_defaults(run=run_serve)
 
@@ -133,18 +126,15 @@ def run_serve(options: argparse.Namespace) -> int:
         **limits,
     )
 
-    from fastfold.inference.config import InferConfig
-    from fastfold.inference.request import RunOptions
     from fastfold.inference.serve.server import serve
 
     def say(line: str) -> None:
         if not options.quiet or line.startswith("error"):
             print(line, file=sys.stderr, flush=True)
 
-    config = InferConfig(
-        device=options.device, precision=options.precision, memory_budget=options.memory_budget or None
-    )
-    where = worker_options(options)
+    values = field_values(options, InferRequest, InferConfig, ScreenOptions)
+    weights, config = values[InferRequest].get("weights", ()), InferConfig(**values[InferConfig])
+    where = ScreenOptions(**values[ScreenOptions])
     with orderly_termination():
-        serve(served, options.weights, config, RunOptions(), where, say)
+        serve(served, weights, config, RunOptions(), where, say)
     return 0

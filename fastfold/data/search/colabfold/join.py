@@ -90,6 +90,5 @@ def join_complex(
 
 
 def _rows(text: str) -> list[tuple[str, str]]:
-    """Return the name and letters of each row."""
     records, _ = a3m_records(text)
     return [(record.header, "".join(record.lines)) for record in records]

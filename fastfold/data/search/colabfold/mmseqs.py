@@ -18,7 +18,7 @@ from typing import Any
 
 from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
-from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search.colabfold.modes import ColabFoldModes, MsaMode
 from fastfold.data.search.colabfold.source import FILE, Chains, Files
 from fastfold.errors import ConfigError
 from fastfold.utils.hashing import input_hash
@@ -71,9 +71,10 @@ class _Database:
         return [[path.name, path.stat().st_size] for path in paths if ".idx" not in path.name]
 
 
-def has_environment(folder: Path) -> bool:
-    """Return True if a folder has ColabFold's database of environmental sequences."""
-    return (folder / f"{ENVIRONMENT}.dbtype").is_file()
+def all_of_folder(folder: Path) -> MsaMode:
+    """Return the mode that searches all of ColabFold's databases in a folder."""
+    has_environment = (folder / f"{ENVIRONMENT}.dbtype").is_file()
+    return "mmseqs2_uniref_env" if has_environment else "mmseqs2_uniref"
 
 
 class MmseqsSource:
@@ -104,7 +105,7 @@ class MmseqsSource:
     ) -> None:
         self._uniref = _Database.open(folder, UNIREF)
         if modes is None:
-            modes = ColabFoldModes("mmseqs2_uniref_env" if has_environment(folder) else "mmseqs2_uniref")
+            modes = ColabFoldModes(all_of_folder(folder))
         if modes.has_environment_pairs or modes.templates:
             wanted = "--templates without files" if modes.templates else f"--msa-mode {modes.msa_mode}"
             raise ConfigError(f"{wanted} needs --msa-server; --engine mmseqs cannot do it")

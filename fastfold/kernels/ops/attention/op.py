@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched, innermost
-from fastfold.kernels.common.operator import define_operator
-from fastfold.kernels.common.parameters import grads_or_none
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
 
@@ -45,18 +45,22 @@ def attention_definition(
 # Triton programs hold whole heads in their registers.
 _MAX_CHANNELS = 128
 
-_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
-
 
 @without_autocast
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, scale: float, backend: str
+    qkv: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    *,
+    scale: float,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output ``[*, R, Nq, H, D]``, and the sums of exponentials for Triton's backward pass.
 
     PyTorch has an empty tensor instead of the sums.
     """
-    bias, mask, gate = others
+    q, k, v = qkv
     if _is_empty(q, k):
         return q.new_zeros(q.shape), _empty_lse(q, backend).zero_()
     out = q.new_empty(q.shape)
@@ -71,7 +75,10 @@ def _forward(
     return out, _empty(q)
 
 
-def _fake(q: Tensor, *others: Tensor | None, backend: str, **options: Any) -> tuple[Tensor, Tensor]:
+def _fake(
+    qkv: Sequence[Tensor], *others: Tensor | None, backend: str, **options: Any
+) -> tuple[Tensor, Tensor]:
+    q = qkv[0]
     return q.new_empty(q.shape), _empty_lse(q, backend)
 
 
@@ -91,23 +98,28 @@ def _is_empty(q: Tensor, k: Tensor) -> bool:
 @without_autocast
 def _compute_gradients(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *others: Tensor | None,
+    qkv: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Sequence[Tensor],
+    needs: Sequence[bool],
+    *,
     scale: float,
     backend: str,
-    need_bias: bool,
-) -> tuple[Tensor, ...]:
-    """Return gradients of q, k, v, bias and gate without gaps; missing ones are empty."""
-    bias, mask, gate, out, lse = others
+) -> list[Tensor]:
+    """Return gradients of q, k, v, bias and gate without gaps; missing ones and an unneeded bias's are empty.
+
+    ``out`` is the result for Triton, and empty for PyTorch.
+    """
+    (q, k, v), need_bias = qkv, needs[3]
     if _is_empty(q, k):
         wanted = (q, k, v, bias if need_bias else None, gate)
-        return tuple(_empty(q) if x is None else x.new_zeros(x.shape) for x in wanted)
+        return [_empty(q) if x is None else x.new_zeros(x.shape) for x in wanted]
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
     grad_gate = None if gate is None else gate.new_empty(gate.shape)
     grad_bias = None
-    if backend == "triton" and out is not None and lse is not None:
+    if backend == "triton":
         from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
         from fastfold.kernels.ops.attention.triton_fwd import triton_operands
 
@@ -115,7 +127,7 @@ def _compute_gradients(
         targets = Gradients(batched(grad_q), batched(grad_k), batched(grad_v), gate_target)
         operands = triton_operands(q, k, v, bias, mask, gate)
         grad = batched(innermost(grad))
-        grad_bias = attend_backward_triton(grad, operands, batched(out), lse, targets, scale, need_bias)
+        grad_bias = attend_backward_triton(grad, operands, batched(out[0]), out[1], targets, scale, need_bias)
     else:
         given = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
         scratch = Scratch().of(q, accumulation_dtype(q))
@@ -126,43 +138,31 @@ def _compute_gradients(
             attend_backward(grad[i], given.batch(i), grads.batch(i), scale, scratch)
     if grad_bias is not None and bias is not None:
         grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
-    return tuple(_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate))
+    return [_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate)]
 
 
 def _backward_fake(
-    grad: Tensor, q: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
-) -> tuple[Tensor, ...]:
-    k, v, bias, _, gate, *_ = others
-    wanted = (q, k, v, bias if need_bias else None, gate)
-    return tuple(_empty(q) if x is None else x.new_empty(x.shape) for x in wanted)
+    grad: Tensor,
+    qkv: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Sequence[Tensor],
+    needs: Sequence[bool],
+    **options: Any,
+) -> list[Tensor]:
+    wanted = (*qkv, bias if needs[3] else None, gate)
+    return [_empty(qkv[0]) if x is None else x.new_empty(x.shape) for x in wanted]
 
 
 def _empty(x: Tensor) -> Tensor:
     return x.new_empty(0, dtype=torch.float32)
 
 
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Tensor, Tensor]
-) -> None:
-    """Save the inputs and, for the Triton backend, the output and sums of exponentials; weights are recomputed."""
-    ctx.options = keyword_only_inputs
-    out, lse = output
-    ctx.save_for_backward(*inputs, out if ctx.options["backend"] == "triton" else None, lse)
-
-
-def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    # Read once: activation checkpointing hands saved tensors out a single time.
-    saved = ctx.saved_tensors
-    need_q, need_k, need_v, need_bias, _, need_gate = ctx.needs_input_grad
-    grads = _attention_backward(grad, *saved, **ctx.options, need_bias=need_bias)
-    q, k, v, bias, gate = grads_or_none(grads, (need_q, need_k, need_v, need_bias, need_gate))
-    return q, k, v, bias, None, gate
-
-
 def _cost(call: Arguments) -> OperatorCost:
-    # q [*, R, Nq, H, D], k [*, R, Nk, H, D]
-    products = call["q"].numel() * call["k"].shape[-3]
-    return OperatorCost(4.0 * products, exponentials=products / call["q"].shape[-1])
+    q, k, _ = call["qkv"]  # [*, R, Nq, H, D], [*, R, Nk, H, D]
+    products = q.numel() * k.shape[-3]
+    return OperatorCost(4.0 * products, exponentials=products / q.shape[-1])
 
 
 def _backward_cost(call: Arguments) -> OperatorCost:
@@ -171,22 +171,24 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(2.5 * forward.flops, launches=3, exponentials=forward.exponentials)
 
 
+def _saved_result(result: tuple[Tensor, Tensor], call: Arguments) -> tuple[Tensor, ...]:
+    """Save the output and sums of exponentials for Triton; PyTorch recomputes them."""
+    return result if call["backend"] == "triton" else ()
+
+
 _attention = define_operator(
     "attention",
     _forward,
+    Backward(
+        _compute_gradients,
+        ("qkv", "bias", "gate"),
+        fake=_backward_fake,
+        cost=_backward_cost,
+        saved_result=_saved_result,
+    ),
     fake=_fake,
     cost=_cost,
-    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
 )
-_attention_backward = define_operator(
-    "attention_backward",
-    _compute_gradients,
-    fake=_backward_fake,
-    cost=_backward_cost,
-    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, *, float scale, str backend, bool need_bias)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
@@ -263,4 +265,4 @@ def attention(
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     chosen = attention_backend(q, q.shape[-1], backend)
-    return _attention(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]
+    return _attention([q, k, v], bias, mask, gate, scale=scale, backend=chosen)[0]

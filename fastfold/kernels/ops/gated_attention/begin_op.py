@@ -22,15 +22,15 @@ from fastfold.kernels.ops.gated_attention.cost import (
     forward_cost,
     without_beginning,
 )
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arrange, centred_on
-from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA, blocks_of, row_blocks
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
+from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
 
 
 @without_autocast
 def _compute_beginning(
-    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+    x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
-    blocks, given = blocks_of(backend), GatedAttentionParams._make(parameters)
+    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
             dtype = blocks.backward_dtype(x)
@@ -42,9 +42,9 @@ def _compute_beginning(
 
 
 def _begin_fake(
-    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+    x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
-    blocks, given = blocks_of(backend), GatedAttentionParams._make(parameters)
+    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
     for _, rows in row_blocks(x, blocks.row_step):
         first = part(x, rows)
         dtype = blocks.backward_dtype(x) if backward else x.dtype
@@ -62,13 +62,7 @@ def _begin_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(0.0)
 
 
-_begin = define_operator(
-    "gated_attention_begin",
-    _compute_beginning,
-    fake=_begin_fake,
-    cost=_begin_cost,
-    schema=f"(Tensor x, {PARAMS_SCHEMA}, *, int heads, str backend, bool backward) -> Tensor[]",
-)
+_begin = define_operator("gated_attention_begin", _compute_beginning, fake=_begin_fake, cost=_begin_cost)
 
 
 def gated_attention_begin(
@@ -88,18 +82,27 @@ def gated_attention_begin(
     Returns:
         Projections of the block; for the backward pass, the normalised block before them. Empty without rows.
     """
-    found: list[Tensor] = _begin(x, *parameters, heads=heads, backend=backend, backward=backward)
+    found: list[Tensor] = _begin(x, parameters.present(), heads=heads, backend=backend, backward=backward)
     return found
 
 
-def _continue(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str) -> Tensor:
+def _continue(
+    x: Tensor,
+    begun: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    backend: str,
+) -> Tensor:
     """Return ``x`` plus its update, continuing after :func:`gated_attention_begin`; records no gradients."""
-    bias, mask, dropout, *parameters = others
     return passes.forward(
-        *(torch.empty_like(x), x, bias, mask, GatedAttentionParams._make(parameters)),
+        torch.empty_like(x),
+        RowBlock(x, bias, mask, x, dropout),
+        GatedAttentionParams.of(parameters),
         heads=heads,
-        residual=x,
-        dropout=dropout,
         backend=backend,
         scratch=Scratch(),
         begun=begun,
@@ -110,11 +113,4 @@ def _begun_cost(call: Arguments) -> OperatorCost:
     return without_beginning(call, forward_cost(call))
 
 
-define_operator(
-    "gated_attention_begun",
-    _continue,
-    fake=like_first,
-    cost=_begun_cost,
-    schema="(Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, str backend) -> Tensor",
-)
+define_operator("gated_attention_begun", _continue, fake=like_first, cost=_begun_cost)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 
 BEGIN_LAUNCHES = 2
 """Kernels of a beginning: norm and product."""
@@ -31,7 +32,8 @@ def gated_attention_flops(
 def flops_of(call: Arguments) -> tuple[float, float, float]:
     """Return the operations of a call of any operator of gated attention, with or without gate."""
     *rows, length, channels = call["x"].shape
-    width, gated = call["query_weight"].shape[0], call["gate_weight"] is not None
+    p = GatedAttentionParams.of(call["parameters"])
+    width, gated = len(p.query_weight), p.gate_weight is not None
     return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
 
 

@@ -19,7 +19,7 @@ from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of t
 EPS = 1e-5
 
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
-_POSITIONS = 1024
+POSITIONS = 1024
 
 backward_dtype = accumulation_dtype
 """Dtype of the products of the backward pass."""
@@ -50,13 +50,27 @@ class GatedAttentionParams(NamedTuple):
     output_weight: Tensor
     output_bias: Tensor
 
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> GatedAttentionParams:
+        """Group the tensors of :meth:`present`."""
+        norm_weight, norm_bias, query, key, value, *gate, output_weight, output_bias = tensors
+        gate_weight, gate_bias, *_ = *gate, None, None
+        return cls(
+            *(norm_weight, norm_bias, query, key, value), gate_weight, gate_bias, output_weight, output_bias
+        )
+
+    def present(self) -> list[Tensor]:
+        """Return the tensors that are not None: PyTorch computes no gradients of lists with None."""
+        return [x for x in self if x is not None]
+
 
 class Weights(NamedTuple):
     """Parameters as the passes use them, or their gradients.
 
     ``merged [3 H D or 4 H D, c]`` has rows for queries, keys, values and gates. ``bias`` belongs to the gates and is
     ``[H D]``, or None. In weights :func:`centred_on` data, ``bias`` belongs to all rows, and ``attended [H D]``
-    estimates the output projection's input that all positions have in common.
+    estimates the output projection's input that all positions have in common. ``positions`` is the number of positions
+    to project, if known.
     """
 
     norm: tuple[Tensor, Tensor]
@@ -65,6 +79,7 @@ class Weights(NamedTuple):
     output: Tensor
     output_bias: Tensor
     attended: Tensor | None = None
+    positions: int = 0
 
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
@@ -101,7 +116,7 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
-    return max(1, _POSITIONS // max(1, x.shape[1]))
+    return max(1, POSITIONS // max(1, x.shape[1]))
 
 
 def centred_on(x: Tensor, weights: Weights) -> Weights:
@@ -120,7 +135,7 @@ def centred_on(x: Tensor, weights: Weights) -> Weights:
 def projections(weights: Weights) -> Linear:
     """Return the product for queries, keys, values and gate logits at once."""
     # With the bias within the product, so that gate logits are rounded once.
-    return Linear(weights.merged, _bias(weights), least="int8")
+    return Linear(weights.merged, _bias(weights), least="int8", positions=weights.positions)
 
 
 def _bias(weights: Weights) -> Tensor | None:
@@ -138,12 +153,12 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 
 
 class RowBlock(NamedTuple):
-    """Block of rows, or their gradients.
+    """Operands of some rows or all, or their gradients; shapes with leading axes for all.
 
     Attributes:
         x: ``[r, N, c]``.
         bias: Bias of their batch element, ``[H, N, N]``, or None.
-        mask: Mask that ``prepare`` returns, ``[r, N]``, or None.
+        mask: ``[r, N]``, or None; of some rows as ``prepare`` returns it.
         residual: ``[r, N, c]`` or None.
         dropout: ``[r, N, c]`` or None.
     """
@@ -173,7 +188,7 @@ class Forward:
         # This small projection would cause much of the error in 8 bits, and in bfloat16 too if the common part of all
         # positions were rounded; see benchmarks/results/choices.md.
         least: Least = "fp32" if self._add is None else "bf16"
-        self._output = Linear(weights.output, output_bias, least=least)
+        self._output = Linear(weights.output, output_bias, least=least, positions=weights.positions)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block, which need only ``x [r, N, c]``.

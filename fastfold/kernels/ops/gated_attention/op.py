@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,15 +11,19 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.operator import define_operator
-from fastfold.kernels.common.parameters import grads_or_none, like_first
+from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
 from fastfold.kernels.ops.gated_attention import passes
-from fastfold.kernels.ops.gated_attention.backward_op import gated_attention_backward, gradients_of_parameters
 from fastfold.kernels.ops.gated_attention.cost import forward_cost
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock
+from fastfold.kernels.ops.gated_attention.gradients import (
+    arrange_gradients,
+    backward_cost,
+    compute_gradients,
+    fake_gradients,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
 
@@ -40,42 +45,40 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
-def _forward(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
-    bias, mask, residual, dropout, *parameters = others
-    given, residual = GatedAttentionParams._make(parameters), x if add_x else residual
-    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
-    return passes.forward(torch.empty_like(x), x, bias, mask, given, **how, scratch=Scratch())
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    """Save the inputs only: projections and weights are recomputed."""
-    x, bias, mask, _, dropout, *parameters = inputs
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(x, bias, mask, dropout, *parameters)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # Read once: activation checkpointing hands saved tensors out a single time.
-    x, bias, mask, dropout, *parameters = ctx.saved_tensors
-    need_bias = bias is not None and ctx.needs_input_grad[1]
-    tensors = (bias, mask, dropout, *parameters)
-    found = iter(gated_attention_backward(grad, x, [], *tensors, **ctx.options, need_bias=need_bias))
-    grad_x, grad_bias = next(found), next(found) if need_bias else None
-    grads = (grad_x, grad_bias, None, grad, None, *gradients_of_parameters(found, parameters))
-    return tuple(grads_or_none(grads, ctx.needs_input_grad))
+def _forward(
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    add_x: bool,
+    backend: str,
+) -> Tensor:
+    operands = RowBlock(x, bias, mask, x if add_x else residual, dropout)
+    group = GatedAttentionParams.of(parameters)
+    return passes.forward(
+        torch.empty_like(x), operands, group, heads=heads, backend=backend, scratch=Scratch()
+    )
 
 
 _gated_attention = define_operator(
     "gated_attention",
     _forward,
+    Backward(
+        compute_gradients,
+        ("x", "bias", "parameters"),
+        fake=fake_gradients,
+        cost=backward_cost,
+        residual="residual",
+        constants={"begun": []},
+        arrange=arrange_gradients,
+    ),
     fake=like_first,
     cost=forward_cost,
-    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
-    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend) -> Tensor",
 )
-_gated_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:
@@ -151,7 +154,9 @@ def gated_attention(
         return cuequivariance.Addition(residual, dropout, out)(update)
     backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
-        tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
-        return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
-    how: dict[str, Any] = {"heads": heads, "residual": residual, "dropout": dropout, "backend": backend}
-    return passes.forward(out, x, bias, mask, parameters, **how, scratch=scratch or Scratch())
+        added, group = None if residual is x else residual, parameters.present()
+        options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "backend": backend}
+        return _gated_attention(x, bias, mask, added, dropout, group, **options)
+    operands = RowBlock(x, bias, mask, residual, dropout)
+    scratch = scratch or Scratch()
+    return passes.forward(out, operands, parameters, heads=heads, backend=backend, scratch=scratch)

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, without_autocast
+from fastfold.kernels.common.scratch import (
+    BLOCK_ELEMENTS,
+    Scratch,
+    accumulation_dtype,
+    finish,
+    without_autocast,
+)
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
@@ -25,14 +31,11 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-PARAMS_SCHEMA = (
-    "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
-    "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
-)
-"""Fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
-
 LONG_ROW = 4096
 """Maximum row length at which each thread works on its own blocks, in positions."""
+
+_LANE = 4 * 12
+"""Bytes per channel and position of a block: projections, their copies, and results, in float32."""
 
 Index = tuple[int | slice, ...]
 
@@ -92,14 +95,10 @@ def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index
 @without_autocast
 def forward(
     out: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    operands: RowBlock,
     parameters: GatedAttentionParams,
     *,
     heads: int,
-    residual: Tensor | None,
-    dropout: Tensor | None,
     backend: str,
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
@@ -109,9 +108,11 @@ def forward(
     Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
     """
     blocks = blocks_of(backend)
+    x, bias, mask, residual, dropout = operands
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    step = blocks.Forward(centred_on(x, arrange(parameters, x.dtype)), heads)
+    weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Forward(weights, heads)
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
@@ -125,16 +126,24 @@ def forward(
     return out
 
 
+def lanes_bytes(residues: int, channels: int) -> int:
+    """Return the bytes of a CPU's threads that compute blocks at the same time, except one.
+
+    Args:
+        residues: Positions of a row.
+        channels: Channels of the input.
+    """
+    block = _LANE * channels * max(eager.POSITIONS, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
+    return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
+
+
 @without_autocast
 def backward(
     grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    operands: RowBlock,
     parameters: GatedAttentionParams,
     *,
     begun: Sequence[Tensor],
-    dropout: Tensor | None,
     heads: int,
     add_x: bool,
     backend: str,
@@ -146,17 +155,15 @@ def backward(
 
     Args:
         grad: Gradient of the result, ``[*, R, N, c]``.
-        x: Input of :func:`fastfold.kernels.gated_attention`.
-        bias: ``[*, H, N, N]`` or None.
-        mask: ``[*, R, N]`` or None.
+        operands: Inputs of :func:`fastfold.kernels.gated_attention`, with all rows.
         parameters: Parameters of the operator.
         begun: Result of :func:`~.begin_op.gated_attention_begin` for the backward pass, or empty.
-        dropout: Factors that broadcast against ``x``, or None.
         heads: H.
         add_x: True if ``x`` is also the residual.
         backend: ``triton`` or ``torch``.
         need_bias: True if the bias needs a gradient.
     """
+    x, bias, mask, _, dropout = operands
     blocks, exact = blocks_of(backend), accumulation_dtype(x)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)

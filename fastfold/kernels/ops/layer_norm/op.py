@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -57,9 +57,9 @@ def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, bac
 
 @without_autocast
 def _compute_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Return the gradients of x, weight and bias, in this order, that ``needs`` asks for."""
+    """Return gradients of x, weight and bias, of the parameters in an exact dtype; empty tensors if not needed."""
     need_x, need_weight, need_bias = needs
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
@@ -67,7 +67,7 @@ def _compute_gradients(
         grads = layer_norm_backward(
             grad, x, weight, eps, need_x=need_x, need_weight=need_weight, need_bias=need_bias
         )
-        return [g for g in grads if g is not None]
+        return [x.new_empty(0) if g is None else g for g in grads]
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
@@ -84,36 +84,26 @@ def _compute_gradients(
         )
         for b_out in b_grad_x:
             b_out.copy_(b_result)
-    return [g for g in (grad_x, grad_weight, grad_bias) if g is not None]
+    return [x.new_empty(0) if g is None else g for g in (grad_x, grad_weight, grad_bias)]
 
 
 def _backward_fake(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     need_x, *need_each = needs
-    grad_x = [torch.empty_like(x, memory_format=torch.contiguous_format)] if need_x else []
-    return grad_x + [x.new_empty(x.shape[-1], dtype=accumulation_dtype(x)) for need in need_each if need]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the input only: its statistics are cheap to recompute."""
-    x, weight, bias, ctx.eps, ctx.backend = inputs
-    ctx.save_for_backward(x, weight, bias)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:3])
-    grads = iter(_layer_norm_backward(grad, x, weight, ctx.eps, needs, ctx.backend))
-    found = [
-        next(grads).to(t.dtype) if need else None for need, t in zip(needs, (x, weight, bias), strict=True)
+    exact = accumulation_dtype(x)
+    return [
+        torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(0),
+        *(x.new_empty(x.shape[-1], dtype=exact) if need else x.new_empty(0) for need in need_each),
     ]
-    return (*found, None, None)
 
 
-_layer_norm = define_operator("layer_norm", _forward, fake=_fake)
-_layer_norm_backward = define_operator("layer_norm_backward", _compute_gradients, fake=_backward_fake)
-_layer_norm.register_autograd(_backward, setup_context=_setup_context)
+_layer_norm = define_operator(
+    "layer_norm",
+    _forward,
+    Backward(_compute_gradients, ("x", "weight", "bias"), fake=_backward_fake),
+    fake=_fake,
+)
 
 
 def layer_norm(

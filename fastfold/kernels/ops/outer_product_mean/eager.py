@@ -37,11 +37,6 @@ class OuterProductParams(NamedTuple):
     weight: Tensor
     bias: Tensor
 
-    @property
-    def differentiable(self) -> tuple[Tensor, ...]:
-        """All tensors except the masks, which get no gradients."""
-        return self.left, self.right, self.weight, self.bias
-
 
 class Rows:
     """Writer of the result's rows, block by block; the right side is reordered once.

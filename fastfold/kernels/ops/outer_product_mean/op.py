@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.operator import define_operator
-from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, needed_names
+from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
 from fastfold.kernels.ops.outer_product_mean import eager
@@ -78,19 +78,22 @@ class OuterProductRows:
         first = next(parts)
         refuse_gradients(first, weight, bias)
         backend = products_backend(first, len(bias), backend)
+        is_whole = first.shape[:-1] == right_mask.shape
+        # Unlike a list, an iterator frees the part once it is consumed.
+        parts = itertools.chain(iter([first]), parts)
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
-            if first.shape[:-1] == right_mask.shape:
-                whole = triton_fwd.masked(first, right_mask)
-            else:
-                whole = _join_blocks(itertools.chain([first], parts), right_mask)
+            del first
+            whole = (
+                triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
+            )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
-            like, parts = first.new_empty(0), itertools.chain([first], parts)
-            del first  # frees the part once it is consumed
+            like = first.new_empty(0)
+            del first
             right_mask = right_mask.to(accumulation_dtype(like))
             kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
@@ -117,27 +120,43 @@ def _join_blocks(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
         rows = slice(start, start + block.shape[-3])
         torch.mul(block, mask[..., rows, :, None].to(block.dtype), out=whole[..., rows, :, :])
         start = rows.stop
+        del block  # before the next one is made
     assert whole is not None
     return whole
 
 
-def _forward(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str) -> Tensor:
-    left, right, left_mask, right_mask, weight, bias = inputs
+def _forward(
+    sides: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    residual: Tensor | None,
+    eps: float,
+    backend: str,
+) -> Tensor:
+    x = OuterProductParams(*sides, *masks, *parameters)
     with torch.no_grad():
-        rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
-        return rows.write(_fake(inputs, residual, eps, backend), left, left_mask, residual)
+        rows = OuterProductRows([x.right], x.right_mask, x.weight, x.bias, eps, backend=backend)
+        return rows.write(_fake(sides, masks, parameters), x.left, x.left_mask, residual)
 
 
-def _fake(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str) -> Tensor:
-    x = OuterProductParams(*inputs)
+def _fake(
+    sides: Sequence[Tensor], masks: Sequence[Tensor], parameters: Sequence[Tensor], *others: Any
+) -> Tensor:
+    x = OuterProductParams(*sides, *masks, *parameters)
     return x.left.new_empty(*x.left.shape[:-3], x.left.shape[-2], x.right.shape[-2], x.bias.shape[0])
 
 
 def _compute_gradients(
-    grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
+    grad: Tensor,
+    sides: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    eps: float,
+    needs: Sequence[bool],
+    backend: str,
 ) -> list[Tensor]:
     """Return gradients of both projections, weight and bias; empty tensors for those not needed."""
-    group = OuterProductParams(*inputs)
+    group = OuterProductParams(*sides, *masks, *parameters)
     needed = needed_names(("left", "right", "weight", "bias"), needs)
     if backend == "triton":
         from fastfold.kernels.ops.outer_product_mean import triton_bwd
@@ -145,27 +164,7 @@ def _compute_gradients(
         grads = without_autocast(triton_bwd.backward)(grad, group, eps, needed)
     else:
         grads = eager.backward(grad, group, eps, needed)
-    return cast_grads(grads, group.differentiable, needs)
-
-
-def _backward_fake(
-    grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
-) -> list[Tensor]:
-    return empty_grads(OuterProductParams(*inputs).differentiable, needs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the inputs only: the products are recomputed."""
-    tensors, _, ctx.eps, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (need_left, need_right, _, _, need_weight, need_bias), need_residual, *_ = ctx.needs_input_grad
-    needs = [need_left, need_right, need_weight, need_bias]
-    grads = _outer_product_mean_backward(grad, ctx.saved_tensors, ctx.eps, needs, ctx.backend)
-    left, right, weight, bias = grads_or_none(grads, needs)
-    return [left, right, None, None, weight, bias], grad if need_residual else None, None, None
+    return cast_grads(grads, (*sides, *parameters), needs)
 
 
 def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> tuple[float, float]:
@@ -180,8 +179,12 @@ def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> 
     return 2.0 * sequences * pairs * channels**2, 2.0 * pairs * channels**2 * c_z
 
 
+def _inputs(call: Arguments) -> OuterProductParams:
+    return OuterProductParams(*call["sides"], *call["masks"], *call["parameters"])
+
+
 def _flops(call: Arguments) -> tuple[float, float]:
-    x = OuterProductParams(*call["inputs"])
+    x = _inputs(call)
     *batch, sequences, columns, channels = x.left.shape
     pairs = math.prod(batch) * columns * x.right.shape[-2]
     return outer_product_flops(sequences, pairs, channels, x.bias.shape[0])
@@ -189,7 +192,7 @@ def _flops(call: Arguments) -> tuple[float, float]:
 
 def _masked_sides(call: Arguments) -> float:
     """Return the bytes of both projections times their masks."""
-    x = OuterProductParams(*call["inputs"])
+    x = _inputs(call)
     return float(size_in_bytes(x.left) + size_in_bytes(x.right))
 
 
@@ -204,11 +207,13 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(3 * outer + 2 * projection, 2 * sides, sides, launches=8)
 
 
-_outer_product_mean = define_operator("outer_product_mean", _forward, fake=_fake, cost=_cost)
-_outer_product_mean_backward = define_operator(
-    "outer_product_mean_backward", _compute_gradients, fake=_backward_fake, cost=_backward_cost
+_outer_product_mean = define_operator(
+    "outer_product_mean",
+    _forward,
+    Backward(_compute_gradients, ("sides", "parameters"), cost=_backward_cost, residual="residual"),
+    fake=_fake,
+    cost=_cost,
 )
-_outer_product_mean.register_autograd(_backward, setup_context=_setup_context)
 
 
 def outer_product_mean(
@@ -256,7 +261,7 @@ def outer_product_mean(
     """
     backend = products_backend(left, len(bias), backend)
     if out is None:
-        inputs = [left, right, left_mask, right_mask, weight, bias]
-        return _outer_product_mean(inputs, residual, eps, backend)
+        masks = [left_mask, right_mask]
+        return _outer_product_mean([left, right], masks, [weight, bias], residual, eps, backend)
     rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
     return rows.write(out, left, left_mask, residual)

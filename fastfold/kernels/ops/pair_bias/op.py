@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
 from fastfold.kernels.common.layout import MAX_HEADS
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, empty_grads
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -118,12 +118,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _pair_bias = define_operator(
     "pair_bias",
     _forward,
-    _backward,
+    Backward(_backward, ("z", "parameters"), fake=_backward_fake, cost=_backward_cost),
     fake=_fake,
     cost=_cost,
-    backward_fake=_backward_fake,
-    backward_cost=_backward_cost,
-    gradients=("z", "parameters"),
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
@@ -97,10 +97,8 @@ def _backward(
 _residual_update = define_operator(
     "residual_update",
     _forward,
-    _backward,
+    Backward(_backward, ("x", "bias", "gate"), residual="residual"),
     fake=like_first,
-    gradients=("x", "bias", "gate"),
-    residual="residual",
 )
 
 

@@ -5,14 +5,14 @@ Attention itself never stores its scores (:func:`fastfold.kernels.attention`); t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 
 
@@ -61,9 +61,10 @@ def _fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str
 
 @without_autocast
 def _compute_gradients(
-    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
+    grad: Tensor, out: Tensor, mask: Tensor | None, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Return the needed gradients, of scores and bias; the bias's in an exact dtype."""
+    """Return gradients of scores and bias, the bias's in an exact dtype; empty tensors for those not needed."""
+    need_scores, need_bias = needs
     shape = (*out.shape[:-4], *out.shape[-3:])
     grad_scores = torch.empty(out.shape, dtype=out.dtype, device=out.device) if need_scores else None
     flat_scores = None if grad_scores is None else batched(grad_scores, 4)
@@ -78,7 +79,7 @@ def _compute_gradients(
         grad_bias = out.new_zeros(flat, dtype=accumulation_dtype(out)) if need_bias else None
         _backward_in_rows(*operands, grad_bias)
     grads = (grad_scores, None if grad_bias is None else grad_bias.view(shape))
-    return [g for g in grads if g is not None]
+    return [out.new_empty(0) if g is None else g for g in grads]
 
 
 def _backward_in_rows(
@@ -105,32 +106,22 @@ def _backward_in_rows(
 
 
 def _backward_fake(
-    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
+    grad: Tensor, out: Tensor, mask: Tensor | None, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    grads = [out.new_empty(out.shape)] if need_scores else []
-    if need_bias:
-        grads.append(out.new_empty((*out.shape[:-4], *out.shape[-3:]), dtype=accumulation_dtype(out)))
-    return grads
+    need_scores, need_bias = needs
+    shape, exact = (*out.shape[:-4], *out.shape[-3:]), accumulation_dtype(out)
+    return [
+        out.new_empty(out.shape) if need_scores else out.new_empty(0),
+        out.new_empty(shape, dtype=exact) if need_bias else out.new_empty(0),
+    ]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, bias, mask, ctx.backend = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(output, mask)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    out, mask = ctx.saved_tensors
-    need_scores, need_bias = ctx.needs_input_grad[:2]
-    grads = _softmax_backward(grad, out, mask, need_scores, need_bias, ctx.backend)
-    grad_scores = grads[0] if need_scores else None
-    grad_bias = grads[-1].to(ctx.bias_dtype) if need_bias else None
-    return grad_scores, grad_bias, None, None
-
-
-_softmax = define_operator("softmax", _weights, fake=_fake)
-_softmax_backward = define_operator("softmax_backward", _compute_gradients, fake=_backward_fake)
-_softmax.register_autograd(_backward, setup_context=_setup_context)
+_softmax = define_operator(
+    "softmax",
+    _weights,
+    Backward(_compute_gradients, ("scores", "bias"), fake=_backward_fake),
+    fake=_fake,
+)
 
 
 def softmax(

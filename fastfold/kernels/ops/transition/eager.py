@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.centring import centred, mean_of, sample
 from fastfold.kernels.cpu.linear import Linear, reduced
 
@@ -27,7 +27,16 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`, in the order of its arguments."""
+    """Parameters of :func:`fastfold.kernels.transition`.
+
+    Attributes:
+        norm_weight: ``[c]``, scale of the normalisation.
+        norm_bias: ``[c]``, its shift.
+        w1: ``[n c, c]``.
+        b1: ``[n c]``.
+        w2: ``[c, n c]``.
+        b2: ``[c]``.
+    """
 
     norm_weight: Tensor
     norm_bias: Tensor
@@ -47,8 +56,10 @@ def forward(
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
     norm, bias = centred(x, norm, EPS, w1, b1)
-    first = Linear(w1, bias, relu=True)
-    second = Linear(w2, b2, positive=True, mean=_mean_hidden(x, norm, w1, bias) if reduced(x) else None)
+    positions = x.shape[:-1].numel()
+    first = Linear(w1, bias, relu=True, positions=positions)
+    mean = _mean_hidden(x, norm, w1, bias) if reduced(x) else None
+    second = Linear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
@@ -56,7 +67,8 @@ def forward(
         b_hidden = first.narrow(b_norm, "hidden", scratch)
         finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
 
-    for_blocks(block, position_blocks(block_positions(len(w1)), x, out, *residuals), scratch.of(x))
+    size = forward_positions(len(w1), positions)
+    for_blocks(block, position_blocks(size, x, out, *residuals), scratch.of(x))
 
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, relu
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
     like_first,
@@ -92,23 +92,15 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _transition = define_operator(
     "transition",
     _operator,
-    _backward,
+    Backward(_backward, ("x", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("x", "parameters"),
-    residual="residual",
 )
 
 
 def transition(
     x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
+    parameters: TransitionParams,
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,
@@ -119,12 +111,7 @@ def transition(
 
     Args:
         x: ``[*, c]``, any strides.
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        w1: ``[n c, c]``; the intermediate has n·c channels (4·c in AlphaFold).
-        b1: ``[n c]``.
-        w2: ``[c, n c]``.
-        b2: ``[c]``.
+        parameters: Norm and both layers; the intermediate has n·c channels (4·c in AlphaFold).
         residual: ``[*, c]`` to add to the update, usually ``x`` itself.
         out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, which the next operator can reuse.
@@ -137,7 +124,6 @@ def transition(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
     """
-    parameters = TransitionParams(norm_weight, norm_bias, w1, b1, w2, b2)
     backend = products_backend(x, x.shape[-1], backend)
     if out is None:
         return _transition(x, None if residual is x else residual, residual is x, parameters, backend)

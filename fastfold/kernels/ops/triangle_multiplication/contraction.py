@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -160,15 +160,13 @@ def multiply(
     z: Tensor,
     mask: Tensor,
     backend: TriangleBackend,
+    plan: ContractionPlan,
     *,
     residual: Tensor | None,
     dropout: Tensor | None,
     outgoing: bool,
     c: int,
-    channels: int,
     scratch: Scratch,
-    host: HostBuffers | None,
-    kept: float = 0.0,
 ) -> None:
     """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
 
@@ -177,26 +175,17 @@ def multiply(
         z: Pair tensor.
         mask: ``[*, N, N]``.
         backend: Operations before and after the contraction.
+        plan: Number of factors at a time, and place of the product.
         residual: Tensor in the shape of ``z``, or None.
         dropout: Tensor in the shape of ``z``, or None.
         outgoing: True for the outgoing contraction, False for the incoming one.
         c: Hidden channels.
-        channels: Channels whose factors exist at a time.
         scratch: Buffers on the device of ``z``.
-        host: Host memory for the product; None keeps it on the device.
-        kept: With ``host``: share of the product's rows that stay on the device.
     """
     n, scratch = z.shape[-2], scratch.of(z, backend.dtype)
-    how: dict[str, Any] = {
-        "outgoing": outgoing,
-        "c": c,
-        "channels": channels,
-        "scratch": scratch,
-        "host": host,
-        "kept": kept,
-    }
     for i in batch_elements(z):
-        for rows, product in _product(part(z, i), part(mask, i), backend, **how):
+        blocks = _product(part(z, i), part(mask, i), backend, plan, outgoing=outgoing, c=c, scratch=scratch)
+        for rows, product in blocks:
             here: tuple[int | slice, ...] = i if rows == slice(0, n) else (*i, rows)
             b_out, b_z, b_residual, b_dropout = (part(x, here) for x in (out, z, residual, dropout))
             assert b_out is not None
@@ -209,18 +198,16 @@ def _product(
     z: Tensor,
     mask: Tensor,
     backend: TriangleBackend,
+    plan: ContractionPlan,
     *,
     outgoing: bool,
     c: int,
-    channels: int,
     scratch: Scratch,
-    host: HostBuffers | None,
-    kept: float,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of rows of the product with their content ``[c, rows, W]``, after all of it is computed."""
-    n = z.shape[-2]
+    n, host, channels = z.shape[-2], plan.host, plan.channels or c
     w = backend.width(n)
-    first_away = n if host is None else kept_rows(n, kept)
+    first_away = n if host is None else kept_rows(n, plan.kept)
     size = block_rows(n, c, channels)
     blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
     here = slice(0, first_away if blocks else w)

@@ -25,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.centring import centred
 from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
@@ -59,7 +59,7 @@ def write_factors(
         b_z, *b_mask = parts
         b_x, _ = _normalise(b_z, norm, scratch.dtype)
         for factor, b_projections in zip(
-            projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
+            projections.chunk(2), _projections(b_x, linear, scratch), strict=True
         ):
             b_factor = out = factor[:, columns]
             if out.dtype != scratch.dtype:
@@ -70,7 +70,8 @@ def write_factors(
             if b_factor is not out:
                 out.copy_(b_factor)
 
-    for_blocks(block, _blocks(len(weights.projections), z, *masks), scratch)
+    size = forward_positions(len(weights.projections), z.shape[:-1].numel())
+    for_blocks(block, _blocks(size, z, *masks), scratch)
 
 
 def factors_backward(
@@ -94,12 +95,13 @@ def factors_backward(
     z, masks, add = inputs
     adds = () if add is None else (add,)
     linear = Linear(weights.projections, weights.projections_bias.flatten())
-    for columns, (b_z, b_grad_x, *rest) in _blocks(len(weights.projections), z, grad_z, *adds, *masks):
+    size = block_positions(len(weights.projections))
+    for columns, (b_z, b_grad_x, *rest) in _blocks(size, z, grad_z, *adds, *masks):
         b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
         b_z = b_z.to(weights.projections.dtype)
         b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
         b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-        b_both = _projections(b_x, linear, weights, scratch)
+        b_both = _projections(b_x, linear, scratch)
         for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
             b_grad = grad[:, columns]
             for b_keep in b_mask:
@@ -141,7 +143,8 @@ def write_update(
         b_dropout = None if dropout is None else at_positions(dropout, columns)
         finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
 
-    for_blocks(block, _blocks(_widest(weights), z, out, *residuals), scratch)
+    size = forward_positions(_widest(weights), z.shape[:-1].numel())
+    for_blocks(block, _blocks(size, z, out, *residuals), scratch)
 
 
 def update_backward(
@@ -164,7 +167,8 @@ def update_backward(
     """
     grad, z, dropout = inputs
     linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
-    for columns, (b_z, b_grad, b_grad_x) in _blocks(_widest(weights), z, grad, grad_x):
+    size = block_positions(_widest(weights))
+    for columns, (b_z, b_grad, b_grad_x) in _blocks(size, z, grad, grad_x):
         b_grad = scratch.copy("grad", b_grad)
         if dropout is not None:
             b_grad.mul_(at_positions(dropout, columns))
@@ -190,7 +194,7 @@ def update_backward(
 
 def norm_backward(grad_x: Tensor, z: Tensor, weights: UpdateWeights, totals: UpdateWeights) -> None:
     """Turn ``grad_x [R, N, c_z]``, the gradient of the normalised ``z``, into that of ``z``."""
-    for _, (b_z, b_grad_x) in _blocks(_widest(weights), z, grad_x):
+    for _, (b_z, b_grad_x) in _blocks(block_positions(_widest(weights)), z, grad_x):
         b_z = b_z.to(weights.out.dtype)
         _, statistics = _normalise(b_z, weights.norm, b_z.dtype)
         b_grad_x.copy_(normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
@@ -201,10 +205,10 @@ def _widest(weights: UpdateWeights) -> int:
     return 4 * max(weights.out.shape)
 
 
-def _blocks(channels: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Yield blocks of positions of ``[R, N, *]`` tensors, with their columns in a ``[c, R N]`` one."""
+def _blocks(size: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+    """Yield blocks of ``size`` positions of ``[R, N, *]`` tensors, with their columns in a ``[c, R N]`` one."""
     start = 0
-    for parts in position_blocks(block_positions(channels), *tensors):
+    for parts in position_blocks(size, *tensors):
         yield slice(start, start + len(parts[0])), parts
         start += len(parts[0])
 
@@ -218,11 +222,9 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _projections(b_x: Tensor, linear: Linear, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
+def _projections(b_x: Tensor, linear: Linear, scratch: Scratch) -> tuple[Tensor, ...]:
     """Compute projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
-    out = scratch("projections", len(weights.projections), len(b_x))
-    linear.fill(out.t(), b_x, scratch)
-    return out.chunk(2)
+    return linear.by_channel(b_x, "projections", scratch).chunk(2)
 
 
 def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -73,12 +73,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _triangle_factors = define_operator(
     "triangle_factors",
     _forward,
-    _backward,
+    Backward(_backward, ("z", "parameters"), cost=_backward_cost, constants={"others": []}),
     fake=_fake,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("z", "parameters"),
-    constants={"others": []},
 )
 
 

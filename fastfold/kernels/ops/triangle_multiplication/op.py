@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import (
     cast_grads,
     like_first,
@@ -130,12 +130,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _triangle_multiplication = define_operator(
     "triangle_multiplication",
     _forward,
-    _backward,
+    Backward(_backward, ("z", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("z", "parameters"),
-    residual="residual",
 )
 
 

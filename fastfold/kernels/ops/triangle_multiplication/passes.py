@@ -8,6 +8,7 @@ plain matrix products; the projections write and read this layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -79,18 +80,12 @@ def forward(
     if steps.dtype.itemsize < z.dtype.itemsize and plan.host is None:
         channels = narrow_group(channels, c)
     multiply(
-        out,
-        z,
-        mask,
-        steps,
+        *(out, z, mask, steps, replace(plan, channels=channels)),
         residual=residual,
         dropout=_expand_like(dropout, z),
         outgoing=outgoing,
         c=c,
-        channels=channels,
         scratch=scratch,
-        host=plan.host,
-        kept=plan.kept,
     )
     return out
 

@@ -16,7 +16,7 @@ from fastfold.kernels.common.cost import (
     projection_flops,
     size_in_bytes,
 )
-from fastfold.kernels.common.operator import define_operator
+from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -91,12 +91,9 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _triangle_update = define_operator(
     "triangle_update",
     _forward,
-    _backward,
+    Backward(_backward, ("product", "z", "parameters"), cost=_backward_cost, constants={"normed": False}),
     fake=_fake,
     cost=_cost,
-    backward_cost=_backward_cost,
-    gradients=("product", "z", "parameters"),
-    constants={"normed": False},
 )
 
 

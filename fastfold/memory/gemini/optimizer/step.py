@@ -59,17 +59,17 @@ class OptimizerStep(NotCopied):
         """Step all chunks that have gradients, after allocating their states."""
         optimizer, store = self._optimizer, self._store
         stepped = [chunk for chunk in store.chunks if chunk.arrived]
-        store.prepare_states([chunk for chunk in stepped if self._ranks.owns(chunk)], optimizer)
+        own = [chunk for chunk in stepped if self._ranks.owns(chunk)]
+        store.prepare_states(own, optimizer)
+        following = dict(itertools.pairwise(own))
         groups = [group["params"] for group in optimizer.param_groups]
         self._running = self.half_done = True
         try:
-            own = [chunk for chunk in stepped if self._ranks.owns(chunk)]
-            following = dict(itertools.pairwise(own))
             for chunk in stepped:
                 if self._ranks.owns(chunk):
                     if chunk in following:
                         store.announce_step(following[chunk])
-                    self._step([chunk], groups)
+                    self._step(chunk, groups)
                 self._ranks.broadcast_params(store, chunk)
             self.half_done = False
         finally:
@@ -77,14 +77,13 @@ class OptimizerStep(NotCopied):
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                 group["params"] = parameters
 
-    def _step(self, chunks: Sequence[Chunk], groups: Sequence[Sequence[Tensor]]) -> None:
-        here = {slot.parameter for chunk in chunks for slot in chunk.slots}
+    def _step(self, chunk: Chunk, groups: Sequence[Sequence[Tensor]]) -> None:
+        here = {slot.parameter for slot in chunk.slots}
         for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
             group["params"] = [p for p in parameters if p in here]
-        with self._store.params_on_host(chunks):
+        with self._store.params_on_host([chunk]):
             self._optimizer.step()
-        for chunk in chunks:
-            self._store.settle_states(chunk, self._optimizer)
+        self._store.settle_states(chunk, self._optimizer)
 
     def _refuse(self, *_: Any) -> None:
         if not self._running:

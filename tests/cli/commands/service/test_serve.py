@@ -35,8 +35,6 @@ from tests.helpers.screens import workers_of
         (["--host", "example.org"], "expected an IP address"),
         (["--max-body", "many"], "not an amount of memory"),
         (["--weights", "missing.npz"], "missing.npz"),
-        (["--device", "tpu"], "tpu"),
-        (["--time-limit", "soon"], "soon"),
     ],
 )
 def test_invalid_options_are_refused_before_anything_is_served(

@@ -215,7 +215,7 @@ def test_a_run_puts_complexes_before_other_templates(tmp_path: Path) -> None:
         ({"overlap": 0.9}, "--clash-overlap belongs to"),
         ({"min_plddt": 50.0}, "--template-min-plddt belongs to"),
         ({"complexes": (Path("a"),), "overlap": 0.9, "keep_clashes": True}, "give one"),
-        ({"complexes": (Path("a"),), "overlap": 0.0}, "must be between 0 and 4"),
+        ({"complexes": (Path("a"),), "overlap": 0.0}, "must be over 0 and at most 4"),
         ({"complexes": (Path("a"),), "min_plddt": 101.0}, "must be from 0 to 100"),
     ],
 )

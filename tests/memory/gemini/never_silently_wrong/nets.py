@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 
 POLICIES = ["auto", "cpu", "nvme", "cuda"]
 AWAY = ["auto", "cpu", "nvme"]
@@ -40,7 +40,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 def managed(policy: str = "auto", **options: Any) -> tuple[Net, Gemini]:
     """One chunk for each module."""
     model = Net()
-    return model, Gemini(model, adam(model), budget=1 << 14, policy=policy, **options)
+    return model, Gemini(model, adam(model), GeminiConfig(budget=1 << 14, policy=policy, **options))
 
 
 def backward(model: nn.Module, step: int = 0) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 from fastfold.parallel.comm.groups import Group
 from tests.helpers.thread_ranks import on_one_line
 from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, adam, backward, managed, x_of
@@ -51,7 +51,9 @@ def test_clipping_looks_at_the_mean_gradient_of_all_ranks() -> None:
             group: Group, shard: bool = shard, models: list[Net] = models
         ) -> tuple[Tensor, dict[str, Tensor]]:
             model = models[group.rank]
-            manager = Gemini(model, adam(model), budget=1 << 14, group=group.process_group, shard=shard)
+            manager = Gemini(
+                model, adam(model), GeminiConfig(budget=1 << 14, group=group.process_group, shard=shard)
+            )
             with torch.enable_grad():
                 backward(model, group.rank)
             norm = manager.clip_grad_norm_(0.3)
@@ -97,7 +99,7 @@ def test_gradients_from_before_count() -> None:
     plain, model = Net(), Net()
     for net in (plain, model):
         backward(net, 1)
-    manager = Gemini(model, adam(model), budget=1 << 14)
+    manager = Gemini(model, adam(model), GeminiConfig(budget=1 << 14))
     for net in (plain, model):
         backward(net, 2)
     with manager.params_on_host():
@@ -110,7 +112,7 @@ def test_hooks_that_see_a_part_of_a_gradient_are_refused() -> None:
     model = Net()
     model.scale.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(ConfigError, match="scale has a hook on its accumulated gradient"):
-        Gemini(model, budget=1 << 14)
+        Gemini(model, config=GeminiConfig(budget=1 << 14))
     model, _ = managed()
     with pytest.raises(ConfigError, match=r"head\.weight"):
         model.head.weight.register_post_accumulate_grad_hook(lambda p: None)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.state_hooks import StateHooks
 from tests.memory.gemini.never_silently_wrong.nets import AWAY, POLICIES, Net, adam, backward, managed, x_of
@@ -138,7 +138,7 @@ def test_memory_formats_are_kept(policy: str) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3)).to(memory_format=torch.channels_last)
         optimizer: Any = adam(model)
-        run = Gemini(model, optimizer, budget=1 << 14, policy=policy) if wrapped else optimizer
+        run = Gemini(model, optimizer, GeminiConfig(budget=1 << 14, policy=policy)) if wrapped else optimizer
         assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
         assert model[0].weight.stride() == (27, 1, 9, 3)
         for _ in range(2):

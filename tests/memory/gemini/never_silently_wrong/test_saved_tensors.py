@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini, SimulatedDevice
+from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice
 from tests.memory.gemini.never_silently_wrong.nets import AWAY, POLICIES, Net, adam, backward, managed, x_of
 
 
@@ -39,7 +39,9 @@ def test_what_is_changed_in_place_is_noticed(policy: str | None, budget: int, si
     x = torch.randn(8, size, generator=torch.Generator().manual_seed(1))
     manager = None
     if policy is not None:
-        manager = Gemini(model, budget=1 << 22 if policy == "cuda" else budget, policy=policy)
+        manager = Gemini(
+            model, config=GeminiConfig(budget=1 << 22 if policy == "cuda" else budget, policy=policy)
+        )
     for _ in range(3):  # after the first step more is kept on the device
         model(x, False).sum().backward()
         (manager or model).zero_grad()
@@ -66,7 +68,9 @@ def test_forwards_without_backward_leave_nothing(policy: str, recompute: bool) -
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Sigmoid()) for _ in range(3)))
     device = SimulatedDevice(1 << 20)
     manager = Gemini(
-        model, adam(model), 1 << 20, policy, device=device, recompute=list(model) if recompute else ()
+        model,
+        adam(model),
+        GeminiConfig(1 << 20, policy, device=device, recompute=list(model) if recompute else ()),
     )
     with device.running():
         for _ in range(3):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.memory import BudgetError, Gemini, SimulatedDevice
+from fastfold.memory import BudgetError, Gemini, GeminiConfig, SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
 from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, adam, backward, managed, x_of
 
@@ -61,7 +61,7 @@ def test_states_that_do_not_fit_on_the_device_change_nothing() -> None:
     model = Net()
     optimizer = adam(model)
     device = SimulatedDevice(1 << 16)
-    manager = Gemini(model, optimizer, 1 << 16, "cuda", device=device)
+    manager = Gemini(model, optimizer, GeminiConfig(1 << 16, "cuda", device=device))
     before = {name: x.clone() for name, x in model.state_dict().items()}
     backward(model)
     device.budget = device.used + 1500

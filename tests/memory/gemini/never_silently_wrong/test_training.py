@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, GeminiConfig
 from fastfold.memory.gemini.checks import check_model
 from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, backward, managed
 
@@ -48,10 +48,10 @@ def test_a_model_has_one_manager(policy: str) -> None:
     model, manager = managed(policy)
     for part in (model, model.encoder):
         with pytest.raises(ConfigError, match=r"managed already.*release\(\)"):
-            Gemini(part, budget=1 << 14, policy=policy)
+            Gemini(part, config=GeminiConfig(budget=1 << 14, policy=policy))
     manager.release()
     check_model(model, None)
-    Gemini(model, budget=1 << 14, policy=policy)
+    Gemini(model, config=GeminiConfig(budget=1 << 14, policy=policy))
 
 
 class Counting(torch.optim.SGD):
@@ -78,7 +78,7 @@ def test_optimizers_that_do_not_treat_parameters_alone_are_refused(kind: Any) ->
     model = Net()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ConfigError, match=f"{kind.__name__} .*one chunk of parameters after the other"):
-        Gemini(model, kind(model.parameters(), lr=0.1), budget=1 << 14)
+        Gemini(model, kind(model.parameters(), lr=0.1), GeminiConfig(budget=1 << 14))
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
@@ -100,7 +100,7 @@ def test_optimizers_that_do_not_treat_parameters_alone_are_refused(kind: Any) ->
 def test_the_optimizers_of_pytorch_step_as_ever(kind: Any, options: dict[str, object]) -> None:
     plain, model = Net(), Net()
     optimizer = kind(plain.parameters(), lr=0.01, **options)
-    manager = Gemini(model, kind(model.parameters(), lr=0.01, **options), budget=1 << 14)
+    manager = Gemini(model, kind(model.parameters(), lr=0.01, **options), GeminiConfig(budget=1 << 14))
     torch.optim.lr_scheduler.StepLR(manager.optimizer, 1)  # replaces the optimizer's step
     for step in range(3):
         for net, run in ((plain, optimizer), (model, manager)):
@@ -133,7 +133,9 @@ def test_weights_that_forward_changes_are_those_of_an_unmanaged_run(policy: str)
     plain = Bounded()
     expected = torch.optim.AdamW(plain.parameters(), lr=0.05)
     model = copy.deepcopy(plain)
-    manager = Gemini(model, torch.optim.AdamW(model.parameters(), lr=0.05), budget=1 << 14, policy=policy)
+    manager = Gemini(
+        model, torch.optim.AdamW(model.parameters(), lr=0.05), GeminiConfig(budget=1 << 14, policy=policy)
+    )
     for _ in range(3):
         plain(ids).square().sum().backward()
         expected.step()
@@ -149,7 +151,7 @@ def test_weights_that_forward_changes_are_those_of_an_unmanaged_run(policy: str)
 def test_sparse_gradients_are_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True))
     with pytest.raises(ConfigError, match=r"0 has sparse gradients.*sparse=False"):
-        Gemini(model, torch.optim.SGD(model.parameters(), lr=0.1), budget=1 << 14)
+        Gemini(model, torch.optim.SGD(model.parameters(), lr=0.1), GeminiConfig(budget=1 << 14))
 
 
 class Warming(torch.optim.SGD):
@@ -169,4 +171,4 @@ class Warming(torch.optim.SGD):
 def test_an_optimizer_that_looks_at_all_gradients_later_is_refused() -> None:
     model = Net()
     with pytest.raises(ConfigError, match="Warming cannot be managed"):
-        Gemini(model, Warming(model.parameters(), lr=0.1), budget=1 << 14)
+        Gemini(model, Warming(model.parameters(), lr=0.1), GeminiConfig(budget=1 << 14))

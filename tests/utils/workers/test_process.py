@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from fastfold.data.loading.worker_process import describe_failure, receive, send
 from fastfold.errors import InputError
+from fastfold.utils.workers.process import describe_failure, receive, send
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000])
@@ -41,4 +41,4 @@ def test_own_errors_speak_for_themselves_and_others_name_their_place() -> None:
         raise ValueError("two\nlines")
     except ValueError as error:
         said = describe_failure(error)
-    assert said.startswith("ValueError: two lines (test_worker_process.py:")
+    assert said.startswith("ValueError: two lines (test_process.py:")

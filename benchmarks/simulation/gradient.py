@@ -1,6 +1,6 @@
 """Simulate a gradient of a design with tensor sizes only, to check its plan without the device.
 
-As :mod:`fastfold.inference.simulate` does for folds: the code for a GPU runs on tensors without memory, under the model
+As ``benchmarks/simulation/fold.py`` does for folds: the code for a GPU runs on tensors without memory, under the model
 of PyTorch's allocator.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.simulation.caching_allocator import CachingAllocator
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
@@ -23,7 +24,7 @@ from fastfold.inference.folding.saved_inputs import SavedInputs
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, WORKSPACE_CUDA, nccl_bytes
 from fastfold.kernels.common.backend import without_launches
-from fastfold.memory import CachingAllocator, SimulatedDevice
+from fastfold.memory import SimulatedDevice
 from fastfold.memory.devices.tiers import Tier
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastfold
-from fastfold.inference.environment import describe_environment
+from fastfold.inference.verify.environment import describe_environment
 from tests.helpers.command_line import CommandLine
 from tests.helpers.command_line import cli as cli
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.data.loading.worker_pool import InlinePool, Outcome, WorkerPool
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerPool
 
 
 def _work(key: int, argument: int) -> int:

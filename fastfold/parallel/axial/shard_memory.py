@@ -1,11 +1,12 @@
-"""Memory of the messages between ranks in the steps of a fold.
+"""Memory of the messages between ranks that share a target.
 
-All sizes are 0 on one rank. A collective holds sent tensors until they arrive, and received ones until they are joined,
+A collective holds sent tensors until they arrive, and received ones until they are joined,
 while the next collective is running. The largest shard is that of rank 0.
 """
 
 from __future__ import annotations
 
+from fastfold.evoformer.execution import LayerSizes
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial.matmul import block_channels, choose_contraction
 
@@ -20,14 +21,14 @@ _CHANNELS_UNDER_WAY, _TERMS_UNDER_WAY = 12, 6
 _TWO_UNDER_WAY = 9
 
 
-def reshard_bytes(shard: int, blocks: int, ranks: int) -> int:
+def reshard_bytes(shard: int, blocks: int) -> int:
     """Return the additional bytes of resharding a shard of this size."""
-    return -(-_UNDER_WAY * shard // blocks) if ranks > 1 else 0
+    return -(-_UNDER_WAY * shard // blocks)
 
 
-def gather_bytes(own: int, whole: int, ranks: int) -> int:
-    """Return the bytes of joining shards: the shard, received parts, and joined parts."""
-    return own + 2 * whole if ranks > 1 else whole
+def gather_bytes(heads: int, sizes: LayerSizes) -> int:
+    """Return the bytes of gathering a bias ``[H, N, N]``: the shard, received parts, and joined parts."""
+    return heads * sizes.residues * (sizes.own + 2 * sizes.residues) * sizes.element_size
 
 
 def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, ranks: int) -> int:
@@ -39,8 +40,6 @@ def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, rank
         channels: Channels of the group.
         ranks: Number of ranks.
     """
-    if ranks == 1:
-        return 0
     way = choose_contraction("auto", n, n, n, channels, ranks)
     step, n = block_channels(n * n, channels, ranks), padded_width(n)
     # One block of every rank's matrices is here: shards of ``step`` channels for each rank, or whole products.

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from fastfold.data.loading.worker_process import (
+from fastfold.errors import ConfigError
+from fastfold.utils.workers.process import (
     PROTOCOL,
     Function,
     describe_end,
@@ -30,7 +31,6 @@ from fastfold.data.loading.worker_process import (
     send_packed,
     work,
 )
-from fastfold.errors import ConfigError
 
 _ATTEMPTS = 2  # tries of a task whose worker dies; the first death may have another cause
 _FAILED_STARTS = 3

@@ -1,0 +1,106 @@
+"""``ServerAccess``: credentials for a private MSA server."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from dataclasses import dataclass
+
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
+from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import option
+
+_PASSWORD, _API_KEY, _API_KEY_HEADER = "FASTFOLD_MSA_PASSWORD", "FASTFOLD_MSA_API_KEY", "X-API-Key"
+
+
+@dataclass(frozen=True)
+class ServerAccess:
+    """Credentials for an MSA server: a user with a password, or an API key.
+
+    Attributes:
+        username: User of a private server.
+        password: The user's password; None for that of the environment.
+        api_key: API key of a private server; None for that of the environment.
+        api_key_header: Header of requests that holds the key; None for the usual one.
+    """
+
+    username: str | None = option(
+        "--msa-server-username",
+        "--msa_server_username",
+        default=None,
+        group="sources",
+        metavar="NAME",
+        is_rare=True,
+        help="user of a private MSA server",
+    )
+    password: str | None = option(
+        "--msa-server-password",
+        "--msa_server_password",
+        default=None,
+        group="sources",
+        metavar="TEXT",
+        is_rare=True,
+        is_secret=True,
+        help=f"the user's password (default: {_PASSWORD} of the environment, which other users cannot see)",
+    )
+    api_key: str | None = option(
+        "--api-key-value",
+        "--api_key_value",
+        default=None,
+        group="sources",
+        metavar="TEXT",
+        is_rare=True,
+        is_secret=True,
+        help=f"API key of a private MSA server (default: {_API_KEY} of the environment)",
+    )
+    api_key_header: str | None = option(
+        "--api-key-header",
+        "--api_key_header",
+        default=None,
+        group="sources",
+        metavar="NAME",
+        is_rare=True,
+        help=f"header of requests that holds the API key (default {_API_KEY_HEADER})",
+    )
+
+    def headers(self, server: str) -> dict[str, str]:
+        """Return the headers that name the user to a server; empty without credentials.
+
+        Args:
+            server: Address of the server. The public one gets no key of the environment.
+
+        Raises:
+            ConfigError: A part of the credentials is missing or invalid, or there are two kinds.
+        """
+        key = self.api_key
+        if "@" in server:
+            raise ConfigError(
+                "--msa-server: expected an address without a user; give --msa-server-username NAME"
+            )
+        if self.username is None and self.password is not None:
+            raise ConfigError("--msa-server-password needs --msa-server-username NAME")
+        if self.username is not None:
+            password = self.password or os.environ.get(_PASSWORD)
+            if password is None:
+                raise ConfigError(
+                    f"--msa-server-username needs a password: set {_PASSWORD} in the environment"
+                )
+            if key is not None or self.api_key_header is not None:
+                raise ConfigError(
+                    "an MSA server takes a user with a password, or an API key; give one of the two"
+                )
+            login = base64.b64encode(f"{self.username}:{password}".encode()).decode("ascii")
+            return {"Authorization": f"Basic {login}"}
+        is_public = server.rstrip("/") == PUBLIC_SERVER
+        key = key or (None if is_public else os.environ.get(_API_KEY))
+        name = self.api_key_header or _API_KEY_HEADER
+        if key is None:
+            if self.api_key_header is not None:
+                raise ConfigError(f"--api-key-header needs a key: set {_API_KEY} in the environment")
+            return {}
+        if re.fullmatch(r"[A-Za-z0-9-]+", name, re.ASCII) is None:
+            raise ConfigError(f"--api-key-header: expected letters, digits and hyphens, found {name[:40]!r}")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("the API key has a character that no header can hold; copy the key again")
+        return {name: key}

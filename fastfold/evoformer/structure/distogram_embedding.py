@@ -1,0 +1,116 @@
+"""Structures from a distogram alone: distances become points, and local poses of another structure turn with them.
+
+The expected distances of near pairs and the chain make a graph, whose shortest paths estimate the other distances
+(Tenenbaum, de Silva and Langford, Science 290, 2000). Classical scaling places the points. Distances do not tell a
+fold from its mirror image, so both are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.confidence.scores import row_blocks
+from fastfold.evoformer.execution import LazyRows
+from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
+
+_FAR = 0.3
+"""Probability of the last bin from which a pair counts as far apart, at an unknown distance."""
+_RISE = 3.8
+"""Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain."""
+_STRAIGHT, _SHRINK = 20.0, 0.6
+"""Distance in Å from which shortest paths, which bend, are shortened, and the factor for the rest."""
+_WINDOW = 3
+"""Residues on each side that turn a frame."""
+_MATRICES = 6
+"""Square float64 matrices of the embedding at once."""
+
+
+def mirror_images(
+    affines: Tensor,
+    logits: Tensor | LazyRows,
+    bin_edges: Tensor,
+    *,
+    residue_index: Tensor,
+    present: Tensor,
+    first_row: int = 0,
+    sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
+) -> list[Tensor]:
+    """Return two structures at the distances of a distogram, mirror images in everything but the local poses.
+
+    Args:
+        affines: Quaternions and CA positions in Å of a structure with right local poses, ``[N, 7]`` float32.
+        logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on; all rows without ranks.
+        bin_edges: ``[bins - 1]`` in Å, evenly spaced.
+        residue_index: ``[N]``.
+        present: ``[N]``, False for padding, which stays.
+        first_row: Number of the first row of ``logits``.
+        sum_over_ranks: Sums a tensor over the processes that hold other rows.
+
+    Returns:
+        Frames ``[N, 7]`` of both.
+    """
+    length = len(affines)
+    width = float(bin_edges[1] - bin_edges[0])
+    middles = bin_edges[0] - width / 2 + width * torch.arange(len(bin_edges) + 1, device=bin_edges.device)
+    distance = torch.zeros(length, length, device=affines.device)
+    for rows, part in row_blocks(logits):
+        probability = part.float().softmax(-1)
+        expected = (probability * middles).sum(-1)
+        unknown = probability[..., -1] > _FAR
+        distance[first_row + rows.start : first_row + rows.stop] = expected.masked_fill(unknown, torch.inf)
+    chosen = present.cpu()
+    known = sum_over_ranks(distance).cpu().double()[chosen][:, chosen]
+    points = _embed(known, residue_index.cpu()[chosen])
+    images = []
+    for image in (points, points * points.new_tensor([1.0, 1.0, -1.0])):
+        found = affines.clone()
+        found[present] = turned(affines[present], image.to(affines))
+        images.append(found)
+    return images
+
+
+def turned(affines: Tensor, points: Tensor) -> Tensor:
+    """Move frames to other CA positions, and turn each as the residues around it turn.
+
+    Args:
+        affines: Quaternions and CA positions in Å, ``[N, 7]``.
+        points: New CA positions ``[N, 3]``.
+
+    Returns:
+        Frames ``[N, 7]``. Rotations are proper, so a mirror image keeps the handedness of each residue.
+    """
+    length = len(affines)
+    near = torch.arange(length)[:, None] + torch.arange(-_WINDOW, _WINDOW + 1)
+    weight = ((near >= 0) & (near < length)).to(affines)[..., None]
+    near = near.clamp(0, length - 1).to(affines.device)
+
+    def centred(x: Tensor) -> Tensor:
+        around = x[near]
+        return (around - (around * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)) * weight
+
+    covariance = centred(points.double()).transpose(1, 2) @ centred(affines[:, 4:].double())
+    left, _, right = torch.linalg.svd(covariance)
+    left[:, :, -1] *= torch.linalg.det(left @ right).sign()[:, None]
+    rotation = (left @ right).to(affines) @ quaternion_to_rotation(affines[:, :4])
+    return torch.cat([rotation_to_quaternion(rotation), points], -1)
+
+
+def embedding_bytes(residues: int) -> int:
+    """Return the bytes that :func:`mirror_images` takes."""
+    return (4 + 8 * _MATRICES) * residues**2
+
+
+def _embed(distance: Tensor, residue_index: Tensor) -> Tensor:
+    """Return points ``[N, 3]`` at distances ``[N, N]`` in Å; those that are infinite follow from the others."""
+    distance = torch.minimum(distance, distance.T)
+    distance = torch.minimum(distance, _RISE * (residue_index[:, None] - residue_index).abs())
+    for middle in range(len(distance)):
+        torch.minimum(distance, distance[:, middle, None] + distance[middle], out=distance)
+    distance = torch.where(distance > _STRAIGHT, _STRAIGHT + _SHRINK * (distance - _STRAIGHT), distance)
+    squared = distance.square()
+    gram = (squared.mean(0) + squared.mean(1, keepdim=True) - squared.mean() - squared) / 2
+    values, vectors = torch.linalg.eigh(gram)
+    return vectors[:, -3:] * values[-3:].clamp(min=0).sqrt()

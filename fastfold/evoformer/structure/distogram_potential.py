@@ -1,0 +1,225 @@
+"""Potentials between residues: the distances that a distogram predicts, overlaps, and springs.
+
+All forces act between two points, so their gradients are written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.confidence.scores import row_blocks
+from fastfold.evoformer.execution import LazyRows
+
+NEAREST = 3
+"""Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
+
+_CLASSES = 40
+"""Separations in the chain above this share one reference distribution."""
+_EPSILON = 1e-6
+"""In Å²; keeps directions finite for two points at the same position."""
+_PAIR = 5 * 8
+"""Bytes of the numbers of a pair and its separation, with copies while they are joined."""
+_PAIR_STEP = 160
+"""Bytes of a pair while its forces are computed."""
+_BLOCK = 2**18
+"""Pairs whose forces are computed at a time."""
+_LDDT = (0.5, 1.0, 2.0, 4.0)
+"""Thresholds of lDDT in Å."""
+_LDDT_RADIUS = 15.0
+"""Distances in Å up to which lDDT counts pairs in the experiment."""
+_LDDT_WIDTH = 0.3
+"""Width in Å of the smooth steps at the thresholds, about that of a bin."""
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Potential of CB distances of pairs ``first [P]`` and ``second [P]``.
+
+    Attributes:
+        first: Numbers of residues, int64.
+        second: Numbers of residues, int64.
+        separation: Classes of separations in the chain ``[P]``, int64.
+        energy: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class.
+        reference: Logarithm of the mean distributions of the classes, ``[classes, bins]``.
+        start: Middle of the first bin in Å.
+        width: Width of a bin in Å.
+    """
+
+    first: Tensor
+    second: Tensor
+    separation: Tensor
+    energy: Tensor
+    reference: Tensor
+    start: float
+    width: float
+
+    @classmethod
+    def from_logits(
+        cls,
+        logits: Tensor | LazyRows,
+        bin_edges: Tensor,
+        residue_index: Tensor,
+        present: Tensor,
+        first_row: int,
+        sum_over_ranks: Callable[[Tensor], Tensor],
+    ) -> Distances:
+        """Create the potential of the pairs of this process, each once.
+
+        Without the reference, a structure would grow: most pairs are far apart, and an uncertain pair would be pushed
+        there too.
+
+        Args:
+            logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on.
+            bin_edges: ``[bins - 1]`` in Å, evenly spaced.
+            residue_index: ``[N]``.
+            present: ``[N]``, False for padding.
+            first_row: Number of the first row of ``logits``.
+            sum_over_ranks: Sums a tensor over the processes that hold other rows.
+        """
+        device, bins = present.device, logits.shape[-1]
+        own = torch.arange(first_row, first_row + logits.shape[-3], device=device)
+        first, second, classes = [own[:0]], [own[:0]], [own[:0]]
+        for rows in own.split(256):
+            apart = (residue_index[rows, None] - residue_index[None]).abs()
+            later = torch.arange(len(present), device=device) > rows[:, None]
+            row, column = (later & (apart >= NEAREST) & present[rows, None] & present).nonzero(as_tuple=True)
+            first.append(rows[row])
+            second.append(column)
+            classes.append(apart[row, column].clamp(max=_CLASSES).long())
+        row_numbers, column_numbers, separation = torch.cat(first), torch.cat(second), torch.cat(classes)
+        del first, second, classes
+        energy = torch.empty(len(row_numbers), bins, device=device)
+        end = 0
+        for rows, part in row_blocks(logits):
+            begin, end = end, int((row_numbers < first_row + rows.stop).sum())
+            chosen = row_numbers[begin:end] - first_row - rows.start, column_numbers[begin:end]
+            energy[begin:end] = part[chosen].float().log_softmax(-1)
+        totals = torch.zeros(_CLASSES + 1, bins + 1, device=device)
+        for block in _blocks(len(energy)):
+            counted = torch.nn.functional.pad(energy[block].exp(), (0, 1), value=1.0)
+            totals.index_add_(0, separation[block], counted)
+        totals = sum_over_ranks(totals)
+        reference = (totals[:, :-1] / totals[:, -1:].clamp(min=1) + 1e-6).log()
+        for block in _blocks(len(energy)):
+            energy[block] = reference[separation[block]] - energy[block]
+        width = float(bin_edges[1] - bin_edges[0])
+        return cls(
+            row_numbers,
+            column_numbers,
+            separation,
+            energy,
+            reference,
+            float(bin_edges[0]) - width / 2,
+            width,
+        )
+
+    def add_expected_lddt(self, share: float, weight: float) -> None:
+        """Replace the potential by ``share`` of it less ``weight`` times the expected lDDT of each pair, in place.
+
+        The expected lDDT of a distance is the mean, over the distances that are predicted below 15 Å, of the share of
+        lDDT's four thresholds that it meets. It is bounded, so uncertain pairs do not pull against certain ones.
+        """
+        middles = self.start + self.width * torch.arange(self.energy.shape[-1], device=self.energy.device)
+        error = (middles[:, None] - middles).abs()
+        met = torch.stack([torch.sigmoid((limit - error) / _LDDT_WIDTH) for limit in _LDDT]).mean(0)
+        met *= (middles < _LDDT_RADIUS)[:, None]
+        for block in _blocks(len(self.energy)):
+            energy = self.energy[block]
+            probability = (self.reference[self.separation[block]] - energy).exp()
+            self.energy[block] = share * energy - weight * (probability @ met)
+
+    def total(self, points: Tensor) -> Tensor:
+        """Return the sum over pairs for ``points [N, 3]`` in Å, a scalar."""
+        total = points.new_zeros(())
+        for part in _blocks(len(self.first)):
+            _, distance = offsets(points, self.first[part], self.second[part])
+            near, rest, _ = self._bins(distance)
+            energy = self.energy[part].gather(1, near)
+            spline = 0.5 * (0.5 - rest).square(), 0.75 - rest.square(), 0.5 * (0.5 + rest).square()
+            total += sum((energy[:, i] * each).sum() for i, each in enumerate(spline))
+        return total
+
+    def forces(self, points: Tensor) -> Tensor:
+        """Return the gradient ``[N, 3]`` of the sum over pairs with respect to ``points [N, 3]`` in Å."""
+        total = torch.zeros_like(points)
+        for part in _blocks(len(self.first)):
+            first, second = self.first[part], self.second[part]
+            offset, distance = offsets(points, first, second)
+            near, rest, inside = self._bins(distance)
+            energy = self.energy[part].gather(1, near)
+            slope = energy[:, 0] * (rest - 0.5) - 2 * energy[:, 1] * rest + energy[:, 2] * (rest + 0.5)
+            pull = (slope * inside / (self.width * distance))[:, None] * offset
+            total.index_add_(0, first, pull).index_add_(0, second, -pull)
+        return total
+
+    def overlap(self, points: Tensor, distance: float, weight: float) -> Tensor:
+        """Return the sum of ``weight * max(distance - d, 0)²`` over pairs of ``points [N, 3]`` in Å, a scalar."""
+        total = points.new_zeros(())
+        for part in _blocks(len(self.first)):
+            _, found = offsets(points, self.first[part], self.second[part])
+            total += weight * torch.relu(distance - found).square().sum()
+        return total
+
+    def overlaps(self, points: Tensor, distance: float, weight: float) -> Tensor:
+        """Return the gradient ``[N, 3]`` of :meth:`overlap` with respect to ``points [N, 3]``."""
+        total = torch.zeros_like(points)
+        for part in _blocks(len(self.first)):
+            first, second = self.first[part], self.second[part]
+            offset, found = offsets(points, first, second)
+            push = (-2 * weight * torch.relu(distance - found) / found)[:, None] * offset
+            total.index_add_(0, first, push).index_add_(0, second, -push)
+        return total
+
+    def _bins(self, distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the three bins next to distances ``[P]``, the way to the middle one, and where a slope is.
+
+        Quadratic B-splines over the bins have a continuous slope; it is zero beyond the first and last bin.
+        """
+        last = self.energy.shape[-1] - 1
+        position = (distance - self.start) / self.width
+        inside = (position > 0.5) & (position < last - 0.5)
+        position = position.clamp(0.5, last - 0.501)
+        middle = (position + 0.5).floor()
+        near = middle.long()[:, None] + torch.arange(-1, 2, device=distance.device)
+        return near, position - middle, inside
+
+
+@dataclass(frozen=True)
+class Springs:
+    """Springs between points ``first [S]`` and ``second [S]``, with lengths in Å and weights per Å²."""
+
+    first: Tensor
+    second: Tensor
+    length: Tensor
+    weight: Tensor
+
+    def total(self, points: Tensor) -> Tensor:
+        """Return the sum of ``weight * (distance - length)²`` for ``points [P, 3]``, a scalar."""
+        _, distance = offsets(points, self.first, self.second)
+        return (self.weight * (distance - self.length).square()).sum()
+
+    def forces(self, points: Tensor) -> Tensor:
+        """Return the gradient ``[P, 3]`` of :meth:`total` with respect to ``points [P, 3]``."""
+        offset, distance = offsets(points, self.first, self.second)
+        pull = (2 * self.weight * (distance - self.length) / distance)[:, None] * offset
+        return torch.zeros_like(points).index_add_(0, self.first, pull).index_add_(0, self.second, -pull)
+
+
+def potential_bytes(rows: int, residues: int, bins: int) -> int:
+    """Return the bytes of :class:`Distances` for ``rows`` of the pair of ``residues``, with those of its forces."""
+    pairs = rows * residues // 2
+    return pairs * (4 * bins + _PAIR) + min(pairs, _BLOCK) * _PAIR_STEP
+
+
+def offsets(points: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the way ``[P, 3]`` from ``second [P]`` to ``first [P]``, and its length ``[P]``, never zero."""
+    offset = points.index_select(0, first) - points.index_select(0, second)
+    return offset, (offset.square().sum(-1) + _EPSILON).sqrt()
+
+
+def _blocks(pairs: int) -> Iterator[slice]:
+    return (slice(begin, begin + _BLOCK) for begin in range(0, pairs, _BLOCK))

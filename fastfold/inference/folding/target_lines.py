@@ -1,0 +1,117 @@
+"""Lines about a target for users: its inputs, its result, and its comparison with an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from fastfold.data.msa.find import ChainMsas
+from fastfold.data.targets import Target
+from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.prediction import keeps_pae
+from fastfold.inference.models import Network
+from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
+from fastfold.inference.progress import Progress
+
+
+def announce(
+    progress: Progress,
+    target: Target,
+    label: str,
+    alignments: Sequence[ChainMsas],
+    networks: Sequence[Network],
+    config: InferConfig,
+    *,
+    msa_dir: Path | None,
+) -> None:
+    """Report the inputs of a target, and its networks.
+
+    Args:
+        progress: Output of the lines.
+        target: The target.
+        label: Name of the target in messages.
+        alignments: Alignments of each chain.
+        networks: Networks that fold it.
+        config: Settings of the fold.
+        msa_dir: Folder of alignments, whose lack of one for a chain is reported.
+    """
+    say, warn = progress.line, partial(progress.line, important=True)
+    rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
+    for chain, count in zip(target.chains, rows, strict=True):
+        if msa_dir is not None and target.alignments is None and not count:
+            what = repr(chain.record or target.record)
+            if target.is_complex and not chain.record:
+                what = f"chain {chain.id}"
+            warn(f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used")
+    evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
+    is_fold = config.embed is None
+    if is_fold and config.pae is None and not keeps_pae(target.num_residues, None):
+        say(f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them")
+    if target.is_complex and not all(network.info.multimer for network in networks):
+        warn(
+            f"warning: {target.name}: a monomer network folds this complex as one chain whose residue numbers "
+            "jump by 200 between the chains; use --weights multimer for complexes ('fastfold weights download "
+            "multimer' fetches it)"
+        )
+    names = ", ".join(network.name for network in networks)
+    seeds = f", {len(config.seeds)} seeds" if len(config.seeds) > 1 else ""
+    if config.sample is not None:
+        seeds += f", samples by {config.sample.method}"
+    say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
+
+
+def count_of(records: Sequence[PredictionRecord]) -> str:
+    """Return the networks of some results, and their number if it differs, in words."""
+    networks = list(dict.fromkeys(str(record.scores.get("model")) for record in records))
+    more = f" ({len(records)} embeddings)" if len(records) > len(networks) else ""
+    return f"{', '.join(networks)}{more}"
+
+
+def conclusion(records: Sequence[PredictionRecord]) -> str:
+    """Return the scores of the best prediction of a target in words.
+
+    Args:
+        records: All predictions, the best first.
+    """
+    best = records[0]
+    shown = ", ".join(
+        f"{name} {best.scores[key]:.{digits}f}"
+        for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
+        if best.scores.get(key) is not None
+    )
+    if best.scores.get("has_clash") is True:
+        shown += ", its chains overlap"
+    count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
+    return f"{shown} by {best.key}, best of {count}"
+
+
+def report_comparison(
+    progress: Progress, results: TargetResults, target: Target, label: str, reference: Path
+) -> None:
+    """Compare a finished target with its experimental structure, if there is one, and report the scores.
+
+    Args:
+        progress: Output of the lines.
+        results: Results of the target.
+        target: The target.
+        label: Name of the target in messages.
+        reference: The structure, or a folder of structures.
+
+    Raises:
+        InputError: The structure is missing or invalid.
+    """
+    path = find_reference(reference, target.name)
+    if path is None:
+        progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
+        return
+    found, problem = compare_target(results.folder, results.stem, path, results.parent.style)
+    if problem:
+        progress.line(f"warning: {target.name}: not comparable with {path.name}: {problem}", important=True)
+        return
+    best = next(iter(found.values()))
+    progress.line(
+        f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
+        f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
+    )

@@ -1,0 +1,175 @@
+"""Prepare a request: check it, open its networks, and read its targets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
+from fastfold.data.targets import Target, number_targets
+from fastfold.data.templates.source import TemplateFinder, open_templates
+from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.precision import choose_precision
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import (
+    Network,
+    about_mini,
+    check_divisible,
+    refuse_complexes,
+    requested_networks,
+    untrained_networks,
+)
+from fastfold.inference.network_settings import check_settings
+from fastfold.inference.output.evaluate import find_reference
+from fastfold.inference.relax.config import check_installed
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.target_templates import check_takers
+from fastfold.kernels.common.backend import VARIABLE
+
+WITHOUT_ALIGNMENT = (
+    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --msa-dir "
+    f"DIR takes existing ones, --db FASTA searches on this machine, and {PUBLIC_SERVER_TERMS}"
+)
+
+
+@dataclass
+class InferJob:
+    """Checked request with its networks and targets.
+
+    Attributes:
+        request: The request.
+        networks: Networks of the run.
+        targets: Targets to fold, in order.
+        errors: Errors of the other targets.
+        finder: Finder of templates; None if none are requested.
+        warnings: Lines about weights that are left out, and networks that suit no complexes.
+        notes: Lines about limits of the predictions, and about the device.
+    """
+
+    request: InferRequest
+    networks: list[Network]
+    targets: list[Target]
+    errors: list[InputError]
+    finder: TemplateFinder | None
+    warnings: list[str]
+    notes: list[str]
+
+
+def prepare(request: InferRequest, networks: Sequence[Network] | None = None) -> InferJob:
+    """Check a request, open its networks, and read its targets.
+
+    Args:
+        request: The request, with the precision of the device.
+        networks: Its networks if they are open; None to open them.
+
+    Raises:
+        FastFoldError: The run cannot start.
+    """
+    config, options = request.config, request.options
+    check_request(config, options)
+    left_out: list[str] = []
+    skip = left_out.append if options.skip_bad_weights else None
+    if networks is None:
+        networks = requested_networks(request.weights, options.num_models, skip=skip)
+    if config.is_parallel:
+        check_divisible(networks)
+    if config.embed is not None:
+        config.embed.check_networks(networks)
+    check_settings(config, [network.info.config for network in networks])
+    check_takers(options.templates, networks)
+    finder = open_templates(options.templates)
+    targets, errors = request.read_targets()
+    if not request.weights:
+        targets, refused = refuse_complexes(targets)
+        errors = [*errors, *refused]
+    if options.name_prefix is not None:
+        targets = number_targets(targets, options.name_prefix)
+    if options.sort == "length":
+        targets = sorted(targets, key=lambda target: target.num_residues)
+    notes = limits_of_predictions(request, networks, targets)
+    warnings = [f"warning: left out: {message}" for message in left_out]
+    warnings += [
+        f"warning: {name} was trained on single chains only: complexes get no interface scores"
+        for name in untrained_networks(networks, targets)
+    ]
+    return InferJob(request, list(networks), targets, errors, finder, warnings, notes)
+
+
+def check_request(config: InferConfig, options: RunOptions) -> None:
+    """Check files, folders and relaxation before the first fold.
+
+    Raises:
+        FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
+    """
+    if options.sources.wanted and config.is_parallel:
+        raise ConfigError(
+            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
+        )
+    templates = options.templates
+    for one in (config.initial_guess, *templates.structures, *templates.complexes, *templates.chains):
+        if not isinstance(one, Path | None):
+            raise ConfigError(
+                f"a run into a folder reads structures from files, and {one.name!r} is an object; fold with "
+                "fastfold.predict, or give its file"
+            )
+    if options.msa_dir is not None and not options.sources.wanted and not options.msa_dir.is_dir():
+        raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
+    if options.reference is not None:
+        find_reference(options.reference, "")
+    for option, path in (("--initial-guess", config.initial_guess), ("--restraints", config.restraints)):
+        if path is not None and not path.is_file():
+            raise InputError(f"no such file; check the name given with {option}", path=path)
+    if config.relax != "none":
+        check_installed()
+        from fastfold.inference.relax.platforms import choose_platform  # OpenMM is slow to import
+
+        choose_platform(config.relax_platform)
+
+
+def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:
+    """Return the settings with the precision of the device, and a line about a precision chosen automatically.
+
+    Raises:
+        ConfigError: The device, or a run of several processes, does not support the precision.
+    """
+    name = config.precision or ("auto" if device.type == "cuda" else "fp32")
+    precision, reason = choose_precision(name, device)
+    if config.is_parallel and precision not in ("fp32", "bf16"):
+        raise ConfigError(
+            f"several processes fold in fp32 or bf16, not in {precision}; choose one with --precision"
+        )
+    line = f"precision {precision}: {reason}" if name == "auto" else ""
+    return replace(config, precision=precision), line
+
+
+def about_kernels(device: torch.device) -> str:
+    """Return a line about kernels that the first fold on a GPU compiles; empty if they are compiled."""
+    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch" or find_spec("triton") is None:
+        return ""
+    from triton import knobs
+
+    if any(Path(knobs.cache.dir).glob("*")):
+        return ""
+    return f"the first fold compiles about 30 kernels for this GPU, which are kept in {knobs.cache.dir}"
+
+
+def limits_of_predictions(
+    request: InferRequest, networks: Sequence[Network], targets: Sequence[Target]
+) -> list[str]:
+    """Return lines about limits of a run's predictions: the small network, and missing alignments.
+
+    Args:
+        request: The request.
+        networks: Its networks.
+        targets: Its targets.
+    """
+    lines = [] if request.weights else [about_mini(networks[0])]
+    searches = request.options.msa_dir is not None or request.options.sources.wanted
+    if not searches and any(target.alignments is None for target in targets):
+        lines.append(WITHOUT_ALIGNMENT)
+    return lines

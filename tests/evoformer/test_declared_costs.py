@@ -1,0 +1,124 @@
+"""Bytes and operations that layers declare for plans: those of a simulated device and of a trace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.embedders.input import InputEmbedder
+from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step
+from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, PolicyModule, set_policy
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.structure.structure_module import StructureModule
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.kernels.common.backend import without_launches
+from fastfold.kernels.ops.gated_attention import passes
+from fastfold.memory import SimulatedDevice
+from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
+from fastfold.parallel.planner.trace import Recorder
+
+MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
+N, C_Z, ROWS = 509, 128, 128
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _one_row_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the attention operator, whose buffers layers do not declare, compute one row."""
+    row_blocks = passes.row_blocks
+    monkeypatch.setattr(passes, "row_blocks", lambda x, _: itertools.islice(row_blocks(x, lambda _: 1), 1))
+
+
+def taken(build: Callable[[], tuple[PolicyModule, Sequence[Any]]], elements: int, dtype: torch.dtype) -> int:
+    """Return the bytes that a pass of a layer takes in place, in blocks, beside its inputs."""
+    device = SimulatedDevice(1 << 40, "meta")
+    with device.running(), without_launches(), torch.inference_mode(), torch.device("meta"):
+        layer, inputs = build()
+        set_policy(layer.to(dtype), ExecutionPolicy(elements, inplace=True))
+        before = device.used
+        device.mark()
+        layer(*inputs)
+        return device.mark() - before
+
+
+@pytest.mark.parametrize(
+    ("sequences", "c_m", "is_extra", "dtype"), [(128, 256, False, BF16), (1024, 64, True, FP32)]
+)
+def test_steps_of_a_block_take_the_bytes_that_they_declare(
+    sequences: int, c_m: int, is_extra: bool, dtype: torch.dtype
+) -> None:
+    config, e = model_config(MONOMER).model.embeddings_and_evoformer.evoformer, dtype.itemsize
+    sizes = LayerSizes(sequences, N, N, c_m, C_Z, e)
+    for step in EVOFORMER_STEPS:
+        if step.layer is TriangleMultiplication:
+            continue  # its bytes are those of a contraction
+
+        def build(step: Step = step) -> tuple[PolicyModule, Sequence[Any]]:
+            layer = step.build(config, c_m, C_Z, global_column=is_extra, zero_init=False)
+            msa, pair = torch.empty(sequences, N, c_m, dtype=dtype), torch.empty(N, N, C_Z, dtype=dtype)
+            return layer, step.inputs(msa, pair, msa[..., 0].clone(), pair[..., 0].clone())
+
+        elements = ROWS * (sequences * c_m if step.updates == "msa" else N * C_Z)
+        layer = step.layer_of(global_column=is_extra)
+        declared = layer.workspace(step.node_of(config), sizes, elements)
+        found, one_row = taken(build, elements, dtype), 12 * max(N, sequences) * max(c_m, C_Z) * e
+        assert 0.75 * declared <= found <= declared + one_row, step.name
+
+
+def test_steps_declare_the_operations_of_their_products() -> None:
+    """Those of a bias and of global attention, which is cheap, are left out."""
+    config, sizes = (
+        model_config(MONOMER).model.embeddings_and_evoformer.evoformer,
+        LayerSizes(80, 96, 96, 256, C_Z, 4),
+    )
+    for step in EVOFORMER_STEPS:
+        with torch.device("meta"):
+            layer = step.build(config, sizes.c_m, C_Z, global_column=False, zero_init=False)
+            msa, pair = torch.empty(80, 96, sizes.c_m), torch.empty(96, 96, C_Z)
+            inputs = step.inputs(msa, pair, torch.empty(80, 96), torch.empty(96, 96))
+        assert layer is not None
+        with Recorder(layer) as recorder:
+            layer(*inputs)
+        found, declared = recorder.result().regions[""].forward.flops, step.flops(config, sizes)
+        assert declared == pytest.approx(found, rel=0.01), step.name
+
+
+@pytest.mark.parametrize(("preset", "dtype"), [(MONOMER, BF16), (MULTIMER, FP32)])
+def test_blocks_of_the_embedding_take_the_bytes_that_they_declare(preset: str, dtype: torch.dtype) -> None:
+    config = model_config(preset)
+    trunk, multimer = config.model.embeddings_and_evoformer, preset == MULTIMER
+
+    def build() -> tuple[PolicyModule, Sequence[Any]]:
+        layer = InputEmbedder(trunk, c_target=21 if multimer else 22, multimer=multimer)
+        features = {key: x[0, 0] for key, x in dummy_features(config, N, 1, 1).items()}
+        previous = {
+            "prev_pos": torch.empty(N, 37, 3),
+            "prev_msa_first_row": torch.empty(N, trunk.msa_channel, dtype=dtype),
+            "prev_pair": torch.empty(N, N, C_Z, dtype=dtype),
+        }
+        return layer, (features, previous)
+
+    few, many = (taken(build, rows * N * C_Z, dtype) for rows in (ROWS, 2 * ROWS))
+    sizes = LayerSizes(1, N, N, trunk.msa_channel, C_Z, dtype.itemsize)
+    declared = InputEmbedder.workspace(trunk, sizes, ROWS * N * C_Z)
+    assert 0.95 * declared <= many - few <= declared
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_blocks_of_point_attention_take_the_bytes_that_they_declare(dtype: torch.dtype) -> None:
+    config = one_block_config(model_config(MONOMER)).model.heads.structure_module
+
+    def build() -> tuple[PolicyModule, Sequence[Any]]:
+        layer = StructureModule(config, 384, C_Z, multimer=False, zero_init=False)
+        features = torch.empty(N, 384), torch.empty(N, N, C_Z, dtype=dtype), torch.empty(N, dtype=torch.int64)
+        return layer, (*features, torch.empty(N))
+
+    few, many = (taken(build, rows * N * C_Z, FP32) for rows in (ROWS, 2 * ROWS))
+    sizes = LayerSizes(1, N, N, 1, C_Z, dtype.itemsize)
+    declared = InvariantPointAttention.workspace(config, sizes, ROWS * N * C_Z)
+    assert 0.9 * declared <= many - few <= declared
