@@ -64,7 +64,7 @@ def test_a_finished_target_is_compared_with_its_structure(tmp_path: Path) -> Non
     lines = (truth / "t.pdb").read_text().splitlines()
     others = [line[:17] + "HIS" + line[20:] if line.startswith("ATOM") else line for line in lines]
     (truth / "t.pdb").write_text("\n".join(others) + "\n")
-    runner.compare(results, target, "1/1 t", truth)
+    report_comparison(runner.progress, results, target, "1/1 t", truth)
     (problem, is_important) = said.lines.pop()
     assert is_important
     assert problem.startswith(

@@ -40,7 +40,7 @@ def test_only_as_much_waits_on_the_host_as_has_to(planner: GradientPlanner, on_d
     assert 0 < less.policy.host <= 2 * on_device.offload_from < smallest.policy.host
     assert planner.plan(smallest.peak).policy.host == smallest.policy.host
     lines = gradient_plan_lines(less, ranks=2)
-    assert lines[0].startswith("predicted peak      0.61 GiB per GPU (parameters ")
+    assert lines[0].startswith("predicted peak      0.62 GiB per GPU (parameters ")
     assert lines[1].endswith("blocks of the trunk, and rows outside it")
 
 
