@@ -45,7 +45,7 @@ RIDDLES = {
 }
 """Words to avoid by a pattern, and words to use."""
 
-SUBJECT = re.compile(r"[a-z][a-z0-9_/ ,.-]*: [A-Z][A-Za-z-]+,? .+")
+SUBJECT = re.compile(r"[a-z][a-z0-9_/ ,.-]*: [A-Z][A-Za-z-]+ .+")
 _NO_VERB = re.compile(
     r"(What|Where|Whose|Whether|Which|How|Of|Those|That|These|With|From|In|At|For|As|A|An|The|Its|This|Each|Some|All|"
     r"Any|Most|More|Than|To|It|One|Two|Every|Number|Rows|Shapes?|Names?|Places?)\b"
