@@ -60,7 +60,6 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
         ({"memory_budget": "lots"}, "'lots' is not"),
         ({"memory_budget": 1.5}, "memory"),
         ({"initial_guess": 3}, "initial_guess: expected a structure"),
-        ({"restraints": "a.csv", "parallel": "dap=2"}, "restraints and parallel exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(settings: dict[str, object], message: str) -> None:

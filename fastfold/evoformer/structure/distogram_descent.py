@@ -24,6 +24,8 @@ from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
 _PEPTIDE = (("CA", "CA", 3.80), ("C", "N", 1.33), ("CA", "N", 2.43), ("C", "CA", 2.43))
 """Distances in Å between an atom of a residue and one of the next in a trans peptide; they fix its angles too."""
 _POINTS = {"N": 0, "CA": 1, "C": 2, "CB": 3}
+_POINTS_WITH_HAND = 3
+"""Residues up to which a fold equals its mirror image."""
 _TURN = 0.2
 """Rate of rotations over that of moves, in 1/Å²: atoms are about 1.5 Å from the origin of their frame."""
 
@@ -67,7 +69,7 @@ def descend(
         present = seq_mask > 0
         rows: dict[str, Any] = {"first_row": first_row, "sum_over_ranks": sum_over_ranks}
         starts = [affines]
-        if present.any():
+        if int(present.sum()) > _POINTS_WITH_HAND:
             starts += mirror_images(
                 affines, logits, bin_edges, residue_index=residue_index, present=present, **rows
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
+from fastfold.protein.metrics.superposition import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 
 _FAR = 0.3
@@ -40,6 +41,8 @@ def mirror_images(
 ) -> list[Tensor]:
     """Return two structures at the distances of a distogram, mirror images in everything but the local poses.
 
+    Both are superposed on the given structure.
+
     Args:
         affines: Quaternions and CA positions in Å of a structure with right local poses, ``[N, 7]`` float32.
         logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on; all rows without ranks.
@@ -61,13 +64,15 @@ def mirror_images(
         expected = (probability * middles).sum(-1)
         unknown = probability[..., -1] > _FAR
         distance[first_row + rows.start : first_row + rows.stop] = expected.masked_fill(unknown, torch.inf)
-    chosen = present.cpu()
+    chosen, fixed = present.cpu(), affines[present, 4:].cpu().double()
     known = sum_over_ranks(distance).cpu().double()[chosen][:, chosen]
     points = _embed(known, residue_index.cpu()[chosen])
     images = []
     for image in (points, points * points.new_tensor([1.0, 1.0, -1.0])):
+        # The embedding has no position and no axes of its own.
+        placed = superpose(image, fixed, torch.ones(len(fixed)))[..., None].apply(image)
         found = affines.clone()
-        found[present] = turned(affines[present], image.to(affines))
+        found[present] = turned(affines[present], placed.to(affines))
         images.append(found)
     return images
 
@@ -92,9 +97,7 @@ def turned(affines: Tensor, points: Tensor) -> Tensor:
         return (around - (around * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)) * weight
 
     covariance = centred(points.double()).transpose(1, 2) @ centred(affines[:, 4:].double())
-    left, _, right = torch.linalg.svd(covariance)
-    left[:, :, -1] *= torch.linalg.det(left @ right).sign()[:, None]
-    rotation = (left @ right).to(affines) @ quaternion_to_rotation(affines[:, :4])
+    rotation = best_rotation(covariance).to(affines) @ quaternion_to_rotation(affines[:, :4])
     return torch.cat([rotation_to_quaternion(rotation), points], -1)
 
 

@@ -384,7 +384,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     heads = stack.triangle_attention_ending_node.num_head
     joined = 0
     if fold.ranks > 1:
-        gathered = gather_bytes(heads, fold.layer_sizes(count, c, c))
+        gathered = gather_bytes(heads, n, fold.own, e)
         joined = max(gathered, reshard_bytes(one, RESHARD_BLOCKS[0]))
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):

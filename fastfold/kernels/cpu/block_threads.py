@@ -36,7 +36,7 @@ def forward_positions(channels: int, positions: int) -> int:
     """
     lanes = min(MAX_LANES, torch.get_num_threads())
     return max(
-        block_positions(channels), min(4096, BLOCK_ELEMENTS // 2 // channels, positions // (4 * lanes))
+        block_positions(channels), min(4096, BLOCK_ELEMENTS // 4 // channels, positions // (4 * lanes))
     )
 
 

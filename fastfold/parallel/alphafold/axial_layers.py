@@ -48,7 +48,8 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
         """Return the bytes of the bias, or those while it is gathered."""
-        return max(super().workspace(config, sizes, elements), gather_bytes(config.num_head, sizes))
+        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
+        return max(super().workspace(config, sizes, elements), gathered)
 
     def attend(
         self,
@@ -91,7 +92,8 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
         """Return the bytes of the bias and its copy, or those while it is gathered."""
-        return max(super().workspace(config, sizes, elements), gather_bytes(config.num_head, sizes))
+        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
+        return max(super().workspace(config, sizes, elements), gathered)
 
     def attend(
         self,

@@ -6,7 +6,6 @@ while the next collective is running. The largest shard is that of rank 0.
 
 from __future__ import annotations
 
-from fastfold.evoformer.execution import LayerSizes
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial.matmul import block_channels, choose_contraction
 
@@ -26,9 +25,16 @@ def reshard_bytes(shard: int, blocks: int) -> int:
     return -(-_UNDER_WAY * shard // blocks)
 
 
-def gather_bytes(heads: int, sizes: LayerSizes) -> int:
-    """Return the bytes of gathering a bias ``[H, N, N]``: the shard, received parts, and joined parts."""
-    return heads * sizes.residues * (sizes.own + 2 * sizes.residues) * sizes.element_size
+def gather_bytes(heads: int, n: int, own: int, element_size: int) -> int:
+    """Return the bytes of gathering a bias ``[H, N, N]``: the shard, received parts, and joined parts.
+
+    Args:
+        heads: Heads.
+        n: Residues.
+        own: Residues of the shard.
+        element_size: Bytes per element.
+    """
+    return heads * n * (own + 2 * n) * element_size
 
 
 def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, ranks: int) -> int:

@@ -117,7 +117,7 @@ def test_a_target_beyond_its_memory_is_refused_and_listed_and_others_are_folded(
         (["--baits", "a.fasta"], "--baits and --candidates need each other"),
         (["a.fasta", "--homodimers"], "--homodimers needs --all-vs-all"),
         (["a.fasta", "--proteins", "b.fasta"], "--proteins belongs to a table of partners"),
-        (["a.fasta", "--workers", "0"], "workers must be from 1"),
+        (["a.fasta", "--workers", "0"], "'0' is not a whole number from 1"),
         (["a.fasta", "--shard", "3/2"], "write I/N"),
         (["a.fasta", "--time-limit", "soon"], "not a length of time"),
         (["a.fasta", "--memory-limit", "1MiB"], "--memory-limit: an idle worker takes"),
