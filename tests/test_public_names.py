@@ -72,7 +72,7 @@ def test_importing_a_package_loads_neither_pytorch_nor_numpy(package: str) -> No
 
 @pytest.mark.slow
 def test_a_fold_imports_no_package_that_only_some_folds_need() -> None:
-    packages = ("Bio", "gemmi", "matplotlib", "modelcif", "openmm", "pandas", "scipy", "sympy")
+    packages = ("Bio", "gemmi", "matplotlib", "modelcif", "openmm", "pandas", "scipy", "sympy", "triton")
     code = f"import sys, fastfold.inference.runner; print([x for x in {packages} if x in sys.modules])"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)

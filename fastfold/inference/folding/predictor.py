@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -30,13 +30,14 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
-from fastfold.inference.planning.gradient_plan import GradientPlan
-from fastfold.inference.restraints import fit_restraints, read_restraints
-from fastfold.inference.restraints.fit import RestrainedFeatures
-from fastfold.inference.restraints.memory import plan_restraints
 from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
+
+if TYPE_CHECKING:
+    from fastfold.inference.planning.gradient_plan import GradientPlan
+    from fastfold.inference.restraints.file import Restraint
+    from fastfold.inference.restraints.fit import RestrainedFeatures
 
 
 class DistributedRun(Protocol):
@@ -139,7 +140,11 @@ class TargetPredictor:
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
         ring_chains(target, config.ring_names)
-        self._restraints = [] if config.restraints is None else read_restraints(config.restraints, target)
+        self._restraints: Sequence[Restraint] = ()
+        if config.restraints is not None:
+            from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
+
+            self._restraints = read_restraints(config.restraints, target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
         host = 0 if config.cuda_graphs else config.host_bytes
@@ -159,11 +164,14 @@ class TargetPredictor:
             id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
             for model in models
         }
-        self._gradients: dict[int, GradientPlan | None] = {
-            number: plan_restraints(fit, is_limited=config.budget is not None)
-            for number, fit in self._fits.items()
-            if self._restraints
-        }
+        self._gradients: dict[int, GradientPlan | None] = {}
+        if self._restraints:
+            from fastfold.inference.restraints.memory import plan_restraints
+
+            is_limited = config.budget is not None
+            self._gradients = {
+                number: plan_restraints(fit, is_limited=is_limited) for number, fit in self._fits.items()
+            }
 
     def _shows(self, model: AlphaFold) -> bool:
         """Return True if a network uses the target's templates."""
@@ -333,6 +341,8 @@ class TargetPredictor:
         Raises:
             InputError: The memory was not enough.
         """
+        from fastfold.inference.restraints import fit_restraints
+
         try:
             return fit_restraints(
                 model,
