@@ -27,7 +27,6 @@ from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
-from fastfold.parallel.alphafold.dap import AXIAL_VARIANTS
 from fastfold.parallel.axial.shard_memory import (
     RESHARD_BLOCKS,
     contraction_exchange_bytes,
@@ -283,6 +282,13 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
     """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
     c = config.model.embeddings_and_evoformer
     layers: dict[str, list[Workspace]] = {}
+    variants: dict[Any, Any] = {}
+    if fold.ranks > 1:
+        from fastfold.parallel.alphafold.dap import (
+            AXIAL_VARIANTS,  # layers of several processes are slow to import
+        )
+
+        variants = dict(AXIAL_VARIANTS)
     for rows, channels, is_extra in (
         (fold.extra, c.extra_msa_channel, True),
         (fold.clusters + fold.templates, c.msa_channel, False),
@@ -290,7 +296,7 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
         sizes = fold.layer_sizes(rows, channels, c.pair_channel)
         for step in EVOFORMER_STEPS:
             plain = step.layer_of(global_column=is_extra)
-            layer = AXIAL_VARIANTS.get(plain, plain) if fold.ranks > 1 else plain
+            layer = variants.get(plain, plain)
             assert issubclass(layer, PolicyModule)
             node = step.node_of(c.evoformer)
             own = layers.setdefault(layer.operator, [])
