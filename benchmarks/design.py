@@ -26,21 +26,10 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.task import hallucination
 from fastfold.inference.planning.gradient_plan import GradientPlanner
+from fastfold.inference.planning.gradient_report import product_rate
 from fastfold.utils.atomic_files import write_atomic
 
 LOSSES = {"con": 1.0, "plddt": 0.1, "pae": 0.1}
-_PRODUCT, _ATTEMPTS = 1024, 8
-
-
-def product_rate() -> float:
-    """Measure the FLOP/s of a float32 matrix product in processor time."""
-    x = torch.rand(_PRODUCT, _PRODUCT)
-    seconds = []
-    for _ in range(_ATTEMPTS):
-        start = time.process_time()
-        x @ x
-        seconds.append(time.process_time() - start)
-    return 2 * _PRODUCT**3 / min(seconds)
 
 
 def measure(blocks: int, residues: int) -> dict[str, float]:
@@ -60,7 +49,7 @@ def measure(blocks: int, residues: int) -> dict[str, float]:
     planner = GradientPlanner(config, residues, device="cpu")
     plan = planner.plan(1 << 60) if residues < 128 else planner.smallest()
     tensors = sum(nbytes for name, nbytes in plan.parts.items() if name != "gaps")
-    rate = product_rate()
+    rate = product_rate(time.process_time)
     return {
         "residues": residues,
         "recomputed": plan.policy.recompute,
