@@ -223,6 +223,22 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
     )
 
 
+_DESCENT = {
+    **{"steps": 100, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0},
+    **{"overlap": 15.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4},
+    **{"local_start": 5.0, "twist": 2.0, "last_steps": 100, "lddt": 3.5, "share": 0.8},
+}
+
+
+def descent_settings(config: ConfigDict) -> ConfigDict | None:
+    """Return the settings of the descent on the distogram, or None for a network without it.
+
+    Weights that were written before a setting existed get today's value.
+    """
+    found = config.model.heads.structure_module.get("distogram_descent")
+    return None if found is None else ConfigDict({**_DESCENT, **found})
+
+
 def _mini() -> ConfigDict:
     """Return the configuration of ``mini``, a monomer network for a CPU with few MSA rows.
 
@@ -271,11 +287,7 @@ def _mini() -> ConfigDict:
     heads.structure_module.ca_trace = ConfigDict(
         {"weight": 1.0, "overlap": 3.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 30.0}
     )
-    heads.structure_module.distogram_descent = ConfigDict(
-        {"steps": 100, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0}
-        | {"overlap": 15.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4}
-        | {"local_start": 5.0, "last_steps": 100, "lddt": 3.5, "share": 0.8}
-    )
+    heads.structure_module.distogram_descent = ConfigDict(_DESCENT)
     return config
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import plddt
+from fastfold.evoformer.config import descent_settings
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.embedders.multimer_templates import (
     MultimerTemplateEmbedder,
@@ -245,7 +246,7 @@ class AlphaFold(PolicyModule):
 
         Structures that gradients are recorded for, and those of runs without heads, are the structure module's own.
         """
-        config = self.config.model.heads.structure_module.get("distogram_descent")
+        config = descent_settings(self.config)
         if config is None or torch.is_grad_enabled() or self.policy.heads == ():
             return structure
         head = self.heads["distogram"](representations) if distogram is None else distogram

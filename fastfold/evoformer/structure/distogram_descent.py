@@ -3,7 +3,8 @@
 A small structure module uses less than the distogram knows. Residues move as rigid bodies down a potential of the
 predicted CB distances (Senior et al., Nature 577, 2020) under sterics, and keep the geometry of neighbours in the
 chain. They start from the structure module's fold, and from two mirror images of a fold that the distogram alone
-gives; the start that ends in the lowest energy is taken. At last they move to a high expected lDDT.
+gives. The start that ends in the lowest energy is taken, where strands that twist as in proteins count as energy, since
+distances do not tell mirror images apart. At last residues move to a high expected lDDT.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
 from fastfold.evoformer.structure.distogram_potential import Distances, Springs, offsets, potential_bytes
+from fastfold.evoformer.structure.strand_twist import strand_twist
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
 
@@ -58,7 +60,8 @@ def descend(
             ``largest_force`` in 1/Å, ``overlap`` (weight per Å²), ``overlap_distance`` in Å, ``bond`` and ``local``
             (weights per Å²), ``local_start``, the factor of ``local`` in the first step, ``window``, the residues along
             the chain whose distances are kept, and ``last_steps`` with ``lddt``, the weight of the expected lDDT in
-            them, and ``share``, the factor of the potential.
+            them, and ``share``, the factor of the potential; ``twist``, the energy of
+            :func:`fastfold.evoformer.structure.strand_twist.strand_twist` in the choice of the start.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
 
@@ -76,8 +79,12 @@ def descend(
         distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
         fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks)
         ends = [fall.descend(start, config.steps, config.local_start) for start in starts]
-        energies = [float(fall.energy(end)) for end in ends]
-        best = ends[energies.index(min(energies))]
+
+        def energy(end: Tensor) -> float:
+            twist = strand_twist(end[present, 4:], residue_index[present])
+            return float(fall.energy(end) - config.twist * twist)
+
+        best = min(ends, key=energy)
         distances.add_expected_lddt(config.share, config.lddt)
         return fall.descend(best, config.last_steps, 1.0)
 
