@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -20,10 +21,14 @@ from fastfold.cli.process import prepare_environment
 
 prepare_environment()  # must precede the import of PyTorch
 
+from fastfold.inference.config import InferConfig  # noqa: E402
+from fastfold.inference.folding.background import Background, BackgroundWork, start_ahead  # noqa: E402
+
+if __name__ == "__main__":  # as fastfold infer does before it imports PyTorch
+    start_ahead(InferConfig(relax="best" if "--relax" in sys.argv else "none"))
+
 import numpy as np  # noqa: E402
 
-from fastfold.inference.config import InferConfig  # noqa: E402
-from fastfold.inference.folding.background import Background, BackgroundWork  # noqa: E402
 from fastfold.inference.folding.batch import BatchFolder  # noqa: E402
 from fastfold.inference.request import InferRequest, RunOptions  # noqa: E402
 from fastfold.inference.runner import Summary, run  # noqa: E402
