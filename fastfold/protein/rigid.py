@@ -69,7 +69,7 @@ def _normalize(v: Tensor, eps: float) -> Tensor:
 
 def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
     """Return rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
-    w, x, y, z = quaternion.unbind(-1)
+    _, x, y, z = quaternion.unbind(-1)
     dw, dx, dy, _ = (quaternion + quaternion).unbind(-1)  # products with a Python number are slower
     ww, xx, yy, zz = quaternion.square().unbind(-1)
     xy, xz, yz, wx, wy, wz = dx * y, dx * z, dy * z, dw * x, dw * y, dw * z
