@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -20,19 +21,23 @@ from fastfold.cli.process import prepare_environment
 
 prepare_environment()  # must precede the import of PyTorch
 
-import numpy as np  # noqa: E402
+if __name__ == "__main__":  # not in its workers, which import this file as they import the command
+    from fastfold.inference.config import InferConfig
+    from fastfold.inference.folding.background import Background, BackgroundWork, start_ahead
 
-from fastfold.inference.config import InferConfig  # noqa: E402
-from fastfold.inference.folding.background import Background, BackgroundWork  # noqa: E402
-from fastfold.inference.folding.batch import BatchFolder  # noqa: E402
-from fastfold.inference.request import InferRequest, RunOptions  # noqa: E402
-from fastfold.inference.runner import Summary, run  # noqa: E402
-from fastfold.inference.screen.job import JobResult, Task  # noqa: E402
-from fastfold.inference.screen.options import ScreenOptions  # noqa: E402
-from fastfold.inference.screen.run import screen  # noqa: E402
-from fastfold.inference.screen.worker_process import WorkerProcess  # noqa: E402
-from fastfold.inference.target_runner import TargetRunner  # noqa: E402
-from fastfold.protein.residue_constants import restypes  # noqa: E402
+    start_ahead(InferConfig(relax="best" if "--relax" in sys.argv else "none"))  # as fastfold infer does
+
+    import numpy as np
+
+    from fastfold.inference.folding.batch import BatchFolder
+    from fastfold.inference.request import InferRequest, RunOptions
+    from fastfold.inference.runner import Summary, run
+    from fastfold.inference.screen.job import JobResult, Task
+    from fastfold.inference.screen.options import ScreenOptions
+    from fastfold.inference.screen.run import screen
+    from fastfold.inference.screen.worker_process import WorkerProcess
+    from fastfold.inference.target_runner import TargetRunner
+    from fastfold.protein.residue_constants import restypes
 
 
 def measure(options: argparse.Namespace, *, inline: bool) -> dict[str, float]:

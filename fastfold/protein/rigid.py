@@ -69,13 +69,14 @@ def _normalize(v: Tensor, eps: float) -> Tensor:
 
 def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
     """Return rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
-    w, x, y, z = quaternion.unbind(-1)
-    rows = [
-        torch.stack([w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)], -1),
-        torch.stack([2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)], -1),
-        torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z], -1),
-    ]
-    return torch.stack(rows, -2)
+    _, x, y, z = quaternion.unbind(-1)
+    dw, dx, dy, _ = (quaternion + quaternion).unbind(-1)  # products with a Python number are slower
+    ww, xx, yy, zz = quaternion.square().unbind(-1)
+    xy, xz, yz, wx, wy, wz = dx * y, dx * z, dy * z, dw * x, dw * y, dw * z
+    entries = [ww + xx - yy - zz, xy - wz, xz + wy]
+    entries += [xy + wz, ww - xx + yy - zz, yz - wx]
+    entries += [xz - wy, yz + wx, ww - xx - yy + zz]
+    return torch.stack(entries, -1).unflatten(-1, (3, 3))
 
 
 def rotation_to_quaternion(rotation: Tensor) -> Tensor:

@@ -114,6 +114,10 @@ def run_infer(options: argparse.Namespace) -> int:
         return search_alone(request, needed_alone=True)
 
     announce(options)
+    from fastfold.inference.folding.background import start_ahead
+
+    if is_first_process():
+        start_ahead(request.config)
     with imports_without_collection():
         from fastfold.inference.runner import run
 

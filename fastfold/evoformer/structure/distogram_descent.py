@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
-from fastfold.evoformer.structure.distogram_potential import Distances, Springs, offsets, potential_bytes
+from fastfold.evoformer.structure.distogram_potential import Distances, Springs, potential_bytes
+from fastfold.evoformer.structure.point_pairs import PointPairs
 from fastfold.evoformer.structure.strand_twist import strand_twist
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
@@ -184,7 +185,8 @@ def _peptide_springs(residue_index: Tensor, present: Tensor, like: Tensor, weigh
     ends = [(before * 4 + _POINTS[a], (before + 1) * 4 + _POINTS[b]) for a, b, _ in _PEPTIDE]
     length = torch.cat([like.new_full((len(before),), distance) for *_, distance in _PEPTIDE])
     first, second = (torch.cat(each) for each in zip(*ends, strict=True))
-    return Springs(first, second, length, torch.full_like(length, weight))
+    pairs = PointPairs(first, second, 4 * len(residue_index))
+    return Springs(pairs, length, torch.full_like(length, weight))
 
 
 def _local_springs(
@@ -203,12 +205,8 @@ def _local_springs(
     second = (second[:, None, None] * 4 + atoms).expand(-1, 4, 4).flatten()
     weights = (weight / 16 / separation.square().clamp(min=1)).repeat_interleave(16).to(points)
     flat = points.flatten(0, 1)
-    return Springs(first, second, offsets(flat, first, second)[1], weights)
-
-
-def _joined(*springs: Springs) -> Springs:
-    parts = zip(*((one.first, one.second, one.length, one.weight) for one in springs), strict=True)
-    return Springs(*(torch.cat(part) for part in parts))
+    pairs = PointPairs(first, second, len(flat))
+    return Springs(pairs, pairs.offsets(flat)[1], weights)
 
 
 def _limited(gradient: Tensor, largest: float) -> Tensor:

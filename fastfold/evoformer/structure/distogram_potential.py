@@ -5,7 +5,7 @@ All forces act between two points, so their gradients are written out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,16 +13,15 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.structure.point_pairs import PointPairs
 
 NEAREST = 3
 """Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
 
 _CLASSES = 40
 """Separations in the chain above this share one reference distribution."""
-_EPSILON = 1e-6
-"""In Å²; keeps directions finite for two points at the same position."""
 _PAIR = 5 * 8
-"""Bytes of the numbers of a pair and its separation, with copies while they are joined."""
+"""Bytes of the numbers of a pair and its separation, and of its places in sums of forces."""
 _PAIR_STEP = 160
 """Bytes of a pair while its forces are computed."""
 _BLOCK = 2**18
@@ -37,11 +36,10 @@ _LDDT_WIDTH = 0.3
 
 @dataclass(frozen=True)
 class Distances:
-    """Potential of CB distances of pairs ``first [P]`` and ``second [P]``.
+    """Potential of CB distances of P pairs of residues.
 
     Attributes:
-        first: Numbers of residues, int64.
-        second: Numbers of residues, int64.
+        blocks: The pairs, in blocks whose forces are computed at a time.
         separation: Classes of separations in the chain ``[P]``, int64.
         energy: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class.
         reference: Logarithm of the mean distributions of the classes, ``[classes, bins]``.
@@ -49,8 +47,7 @@ class Distances:
         width: Width of a bin in Å.
     """
 
-    first: Tensor
-    second: Tensor
+    blocks: Sequence[PointPairs]
     separation: Tensor
     energy: Tensor
     reference: Tensor
@@ -108,8 +105,7 @@ class Distances:
             energy[block] = reference[separation[block]] - energy[block]
         width = float(bin_edges[1] - bin_edges[0])
         return cls(
-            row_numbers,
-            column_numbers,
+            pair_blocks(row_numbers, column_numbers, len(present)),
             separation,
             energy,
             reference,
@@ -135,78 +131,84 @@ class Distances:
     def total(self, points: Tensor) -> Tensor:
         """Return the sum over pairs for ``points [N, 3]`` in Å, a scalar."""
         total = points.new_zeros(())
-        for part in _blocks(len(self.first)):
-            _, distance = offsets(points, self.first[part], self.second[part])
-            near, rest, _ = self._bins(distance)
-            energy = self.energy[part].gather(1, near)
+        for pairs, energy in self._parts():
+            _, distance = pairs.offsets(points)
+            near, rest, _ = self._bins(distance, energy)
             spline = 0.5 * (0.5 - rest).square(), 0.75 - rest.square(), 0.5 * (0.5 + rest).square()
-            total += sum((energy[:, i] * each).sum() for i, each in enumerate(spline))
+            total += sum((of_bin * each).sum() for of_bin, each in zip(near, spline, strict=True))
         return total
 
     def forces(self, points: Tensor) -> Tensor:
         """Return the gradient ``[N, 3]`` of the sum over pairs with respect to ``points [N, 3]`` in Å."""
         total = torch.zeros_like(points)
-        for part in _blocks(len(self.first)):
-            first, second = self.first[part], self.second[part]
-            offset, distance = offsets(points, first, second)
-            near, rest, inside = self._bins(distance)
-            energy = self.energy[part].gather(1, near)
-            slope = energy[:, 0] * (rest - 0.5) - 2 * energy[:, 1] * rest + energy[:, 2] * (rest + 0.5)
-            pull = (slope * inside / (self.width * distance))[:, None] * offset
-            total.index_add_(0, first, pull).index_add_(0, second, -pull)
+        for pairs, energy in self._parts():
+            offset, distance = pairs.offsets(points)
+            (before, middle, after), rest, inside = self._bins(distance, energy)
+            slope = before * (rest - 0.5) - 2 * middle * rest + after * (rest + 0.5)
+            total += pairs.forces(slope * inside / (self.width * distance), offset)
         return total
 
     def overlap(self, points: Tensor, distance: float, weight: float) -> Tensor:
         """Return the sum of ``weight * max(distance - d, 0)²`` over pairs of ``points [N, 3]`` in Å, a scalar."""
         total = points.new_zeros(())
-        for part in _blocks(len(self.first)):
-            _, found = offsets(points, self.first[part], self.second[part])
+        for pairs in self.blocks:
+            _, found = pairs.offsets(points)
             total += weight * torch.relu(distance - found).square().sum()
         return total
 
     def overlaps(self, points: Tensor, distance: float, weight: float) -> Tensor:
         """Return the gradient ``[N, 3]`` of :meth:`overlap` with respect to ``points [N, 3]``."""
         total = torch.zeros_like(points)
-        for part in _blocks(len(self.first)):
-            first, second = self.first[part], self.second[part]
-            offset, found = offsets(points, first, second)
-            push = (-2 * weight * torch.relu(distance - found) / found)[:, None] * offset
-            total.index_add_(0, first, push).index_add_(0, second, -push)
+        for pairs in self.blocks:
+            offset, found = pairs.offsets(points)
+            total += pairs.forces(-2 * weight * torch.relu(distance - found) / found, offset)
         return total
 
-    def _bins(self, distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the three bins next to distances ``[P]``, the way to the middle one, and where a slope is.
+    def _parts(self) -> Iterator[tuple[PointPairs, Tensor]]:
+        """Yield blocks of pairs with their energies ``[P, bins]``."""
+        return zip(self.blocks, self.energy.split(_BLOCK), strict=True)
+
+    def _bins(self, distance: Tensor, energy: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return energies of the three bins next to distances, the way to the middle one, and where a slope is.
 
         Quadratic B-splines over the bins have a continuous slope; it is zero beyond the first and last bin.
         """
-        last = self.energy.shape[-1] - 1
+        bins = energy.shape[-1]
         position = (distance - self.start) / self.width
-        inside = (position > 0.5) & (position < last - 0.5)
-        position = position.clamp(0.5, last - 0.501)
+        inside = (position > 0.5) & (position < bins - 1.5)
+        position = position.clamp(0.5, bins - 1.501)
         middle = (position + 0.5).floor()
-        near = middle.long()[:, None] + torch.arange(-1, 2, device=distance.device)
-        return near, position - middle, inside
+        flat = torch.arange(0, energy.numel(), bins, device=energy.device) + middle.long()
+        return (
+            [energy.view(-1).index_select(0, flat + step) for step in (-1, 0, 1)],
+            position - middle,
+            inside,
+        )
 
 
 @dataclass(frozen=True)
 class Springs:
-    """Springs between points ``first [S]`` and ``second [S]``, with lengths in Å and weights per Å²."""
+    """Springs between S pairs of points.
 
-    first: Tensor
-    second: Tensor
+    Attributes:
+        pairs: The pairs.
+        length: ``[S]`` in Å.
+        weight: ``[S]`` per Å².
+    """
+
+    pairs: PointPairs
     length: Tensor
     weight: Tensor
 
     def total(self, points: Tensor) -> Tensor:
         """Return the sum of ``weight * (distance - length)²`` for ``points [P, 3]``, a scalar."""
-        _, distance = offsets(points, self.first, self.second)
+        _, distance = self.pairs.offsets(points)
         return (self.weight * (distance - self.length).square()).sum()
 
     def forces(self, points: Tensor) -> Tensor:
         """Return the gradient ``[P, 3]`` of :meth:`total` with respect to ``points [P, 3]``."""
-        offset, distance = offsets(points, self.first, self.second)
-        pull = (2 * self.weight * (distance - self.length) / distance)[:, None] * offset
-        return torch.zeros_like(points).index_add_(0, self.first, pull).index_add_(0, self.second, -pull)
+        offset, distance = self.pairs.offsets(points)
+        return self.pairs.forces(2 * self.weight * (distance - self.length) / distance, offset)
 
 
 def potential_bytes(rows: int, residues: int, bins: int) -> int:
@@ -215,10 +217,10 @@ def potential_bytes(rows: int, residues: int, bins: int) -> int:
     return pairs * (4 * bins + _PAIR) + min(pairs, _BLOCK) * _PAIR_STEP
 
 
-def offsets(points: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the way ``[P, 3]`` from ``second [P]`` to ``first [P]``, and its length ``[P]``, never zero."""
-    offset = points.index_select(0, first) - points.index_select(0, second)
-    return offset, (offset.square().sum(-1) + _EPSILON).sqrt()
+def pair_blocks(first: Tensor, second: Tensor, points: int) -> list[PointPairs]:
+    """Return pairs ``first [P]`` and ``second [P]`` of N points in blocks whose forces are computed at a time."""
+    parts = zip(first.split(_BLOCK), second.split(_BLOCK), strict=True)
+    return [PointPairs(*part, points) for part in parts]
 
 
 def _blocks(pairs: int) -> Iterator[slice]:

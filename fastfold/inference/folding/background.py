@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfold.errors import FastFoldError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.report.molstar import pack_ahead
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
+from fastfold.utils.workers.server import start_server, worker_context
 
-PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg")
+if TYPE_CHECKING:
+    import torch
+
+PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "fastfold.inference.output.plots")
 """Modules that plots need."""
 RELAXATION = ("fastfold.inference.relax.written",)
 """Modules that a relaxation needs."""
@@ -62,6 +63,19 @@ def count_processes(targets: int, cores: int, memory: int) -> int:
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
 
 
+def start_ahead(config: InferConfig) -> None:
+    """Import the modules of a fold's background processes while this process imports PyTorch, where possible.
+
+    A program that has imported PyTorch starts no server of workers, because it may need its own.
+
+    Args:
+        config: Settings of the fold.
+    """
+    modules = _needed_modules(config)
+    if modules and "torch" not in sys.modules:
+        start_server([*modules, __name__])
+
+
 @contextlib.contextmanager
 def open_background(config: InferConfig, device: torch.device, targets: int) -> Iterator[Background | None]:
     """Start processes for the plots and relaxation of a run, and end them; None if it needs neither.
@@ -71,23 +85,30 @@ def open_background(config: InferConfig, device: torch.device, targets: int) -> 
         device: Device of the folds.
         targets: Number of targets.
     """
-    has_plots = config.plots and config.embed is None
-    relaxes = config.relax != "none"
-    if not has_plots and not relaxes:
+    modules = _needed_modules(config)
+    if not modules:
         yield None
         return
+    from fastfold.inference.report.molstar import pack_ahead  # slow to import, and start_ahead must be quick
+
     # A GPU relaxes one structure at a time.
     is_on_cpu = device.type == "cpu" or config.relax_platform == "CPU"
     processes = 1
-    if relaxes and is_on_cpu:
+    if config.relax != "none" and is_on_cpu:
         processes = count_processes(targets, available_cores(), host_available_bytes())
-    background = Background((*(PLOTS if has_plots else ()), *(RELAXATION if relaxes else ())), processes)
+    background = Background(modules, processes)
     try:
         if config.embed is None:  # a page shows structures
             pack_ahead(lambda call: background.submit(BackgroundWork(call, (), {})))
         yield background
     finally:
         background.close()
+
+
+def _needed_modules(config: InferConfig) -> tuple[str, ...]:
+    """Return the modules that the background of a fold needs; empty if it needs no background."""
+    plots = PLOTS if config.plots and config.embed is None else ()
+    return (*plots, *(RELAXATION if config.relax != "none" else ()))
 
 
 class Background:
@@ -168,7 +189,7 @@ class _Process:
     """Process that calls functions one after the other."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = worker_context()
         self._pipe, theirs = context.Pipe()
         self._process: Any = context.Process(
             target=work,

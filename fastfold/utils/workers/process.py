@@ -113,14 +113,24 @@ def describe_end(process: Any, grace_s: float = 1.0) -> str:
     return f"killed by {name}{hint}"
 
 
-def work(pipe: Connection, payload: bytes) -> None:
-    """Run the main loop of a worker process."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):  # batch systems send them to all processes of a job
+def ignore_signals() -> None:
+    """Ignore the signals that batch systems and terminals send to all processes of a job."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    for variable in _THREAD_VARIABLES:  # the workers share the cores
+
+
+def limit_threads() -> None:
+    """Limit libraries that are imported later to one thread, because the workers share the cores."""
+    for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
+
+
+def work(pipe: Connection, payload: bytes) -> None:
+    """Run the main loop of a worker process."""
+    ignore_signals()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    limit_threads()
     try:
         function = pickle.loads(payload)  # from the parent process, so trusted
         if "torch" in sys.modules:

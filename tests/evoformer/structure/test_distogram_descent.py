@@ -16,7 +16,8 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.structure import distogram_potential
 from fastfold.evoformer.structure.distogram_descent import descend, descent_bytes
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes
-from fastfold.evoformer.structure.distogram_potential import Distances, Springs
+from fastfold.evoformer.structure.distogram_potential import Distances, Springs, pair_blocks
+from fastfold.evoformer.structure.point_pairs import PointPairs
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.compactness import near_neighbours
 from fastfold.protein.rigid import quaternion_to_rotation
@@ -75,7 +76,8 @@ def run(affines: Tensor, logits: Tensor, **arguments: object) -> Tensor:
 def potential(first: Tensor, second: Tensor, energy: Tensor) -> Distances:
     """Return a potential with bins of 0.5 Å from 2 Å on, whose reference is uniform."""
     reference = torch.zeros(1, energy.shape[-1], dtype=energy.dtype)
-    return Distances(first, second, torch.zeros_like(first), energy, reference, 2.0, 0.5)
+    pairs = pair_blocks(first, second, int(second.max()) + 1)
+    return Distances(pairs, torch.zeros_like(first), energy, reference, 2.0, 0.5)
 
 
 def test_forces_are_the_gradient_of_a_smooth_potential():
@@ -107,7 +109,7 @@ def test_springs_and_overlaps_are_gradients():
     length, weight = torch.rand(2, len(first), dtype=torch.float64)
     found = (points[first] - points[second]).square().sum(-1).add(1e-6).sqrt()
     (gradient,) = torch.autograd.grad((weight * (found - length).square()).sum(), points, retain_graph=True)
-    springs = Springs(first, second, length, weight)
+    springs = Springs(PointPairs(first, second, 9), length, weight)
     torch.testing.assert_close(springs.forces(points.detach()), gradient)
     torch.testing.assert_close(
         springs.total(points.detach()), (weight * (found - length).square()).sum().detach()
@@ -251,3 +253,19 @@ def test_one_sample_of_lazy_rows_is_one_sample_of_the_tensor():
 def test_the_planned_bytes_are_those_of_its_pairs():
     assert descent_bytes(1000, 1000, 64) - descent_bytes(1000, 1000, 63) == 4 * 500_000
     assert descent_bytes(100, 1000, 64) == embedding_bytes(1000)
+
+
+def test_pairs_sum_forces_in_their_order():
+    """Bits of sums depend on the order, and those of all pairs on the number of threads otherwise."""
+    torch.manual_seed(2)
+    first, second = torch.randint(0, 7, (2, 200))
+    points, pull = torch.randn(9, 3), torch.randn(200)
+    pairs = PointPairs(first, second, 9)
+    offset, distance = pairs.offsets(points)
+    assert torch.equal(offset, points[first] - points[second])
+    torch.testing.assert_close(distance, offset.norm(dim=-1).clamp(min=1e-3))
+    force = pull[:, None] * offset
+    expected = torch.zeros(9, 3).index_add_(0, first, force).index_add_(0, second, -force)
+    assert torch.equal(pairs.forces(pull, offset), expected)
+    none = PointPairs(first[:0], second[:0], 9)
+    assert torch.equal(none.forces(pull[:0], none.offsets(points)[0]), torch.zeros(9, 3))

@@ -1,0 +1,48 @@
+"""Pairs of points: the ways between them, and the sums of forces on each point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_EPSILON = 1e-6
+"""In Å²; keeps directions finite for two points at the same position."""
+
+
+class PointPairs:
+    """Pairs of points between which forces act.
+
+    Args:
+        first: Numbers of points ``[P]``, int64.
+        second: Numbers of points ``[P]``, int64.
+        points: Number of all points N.
+    """
+
+    def __init__(self, first: Tensor, second: Tensor, points: int) -> None:
+        self.first, self.second = first, second
+        ends = torch.cat([first, second])
+        order = ends.sort(stable=True).indices
+        counts = torch.bincount(ends, minlength=points)
+        self._pair = (order % max(1, len(first))).int()
+        self._sign = torch.where(order < len(first), 1.0, -1.0)
+        self._begin = (counts.cumsum(0) - counts).int()
+
+    def offsets(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the way ``[P, 3]`` from second to first points, and its length ``[P]``, never zero.
+
+        Args:
+            points: ``[N, 3]`` in Å.
+        """
+        offset = points.index_select(0, self.first) - points.index_select(0, self.second)
+        x, y, z = offset.square().unbind(-1)  # a sum over so few elements is slow
+        return offset, (x + y + z + _EPSILON).sqrt()
+
+    def forces(self, pull: Tensor, offset: Tensor) -> Tensor:
+        """Return the sum ``[N, 3]`` of ``pull [P]`` times ``offset [P, 3]``, negative for second points."""
+        return torch.nn.functional.embedding_bag(
+            self._pair,
+            pull[:, None] * offset,
+            self._begin,
+            mode="sum",
+            per_sample_weights=self._sign.to(offset),
+        )

@@ -1,0 +1,34 @@
+"""Server that imports modules once and forks worker processes, where the system has one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_started = False
+
+
+def start_server(modules: Sequence[str]) -> None:
+    """Start the server, which imports modules while this process goes on.
+
+    Only a program's main process calls this, before it imports PyTorch. It has no effect outside of Linux, where forks
+    of a process with system libraries are not safe, or do not exist.
+
+    Args:
+        modules: Modules that start no threads when they are imported; those that do not exist are skipped.
+    """
+    global _started
+    if _started or sys.platform != "linux":
+        return
+    from multiprocessing import forkserver
+
+    multiprocessing.set_forkserver_preload(["fastfold.utils.workers.server_settings", *modules])
+    forkserver.ensure_running()
+    _started = True
+
+
+def worker_context() -> Any:
+    """Return the context of ``multiprocessing`` for worker processes: forked by the server, or spawned."""
+    return multiprocessing.get_context("forkserver" if _started else "spawn")
