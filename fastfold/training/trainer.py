@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,6 @@ from fastfold.training.step_outcome import (
     StepSamples,
 )
 from fastfold.utils.device import reads_are_free, upload
-
-_CPU = torch.device("cpu")
-"""Device of products that the faster library makes; GPUs multiply as the run's configuration says."""
 
 
 class TrainingStopped(FastFoldError):
@@ -192,11 +189,8 @@ class Trainer:
             self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
-            with (
-                self.placement.running(),
-                self._flops.sample(draw.sample, residues, recycles),
-                exact_products(_CPU),
-            ):
+            counted = self._flops.sample(draw.sample, residues, recycles)
+            with self.placement.running(), counted, self._products():
                 numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
@@ -295,6 +289,11 @@ class Trainer:
         named = ("fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt", "ca_trace")
         numbers |= {key: structure[key] for key in named if key in structure}
         return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
+
+    def _products(self) -> AbstractContextManager[None]:
+        """Let the faster of the exact libraries multiply on a CPU; a GPU keeps the setting of ``trainer.matmul``."""
+        device = self.context.device
+        return exact_products(device) if device.type == "cpu" else nullcontext()
 
     def _roll_back(self, pending: PendingStep) -> None:
         """Roll back and report a step that all processes skipped because of samples that were not finite."""

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 import fastfold
 import fastfold.training.run
+import fastfold.training.trainer
 from fastfold.cli import main
-from fastfold.evoformer.losses import alphafold_loss
+from fastfold.kernels.cpu import products as cpu_products
 from fastfold.kernels.cpu.products import onednn_multiplies
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.shards import read_shards
@@ -348,6 +349,26 @@ def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Pa
         assert all(torch.equal(saved[name], x) for name, x in initial.items()) is not is_trained
 
 
+def test_steps_on_an_amd_cpu_multiply_by_onednn(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both passes do, and the process's setting is as before after them."""
+    found = []
+    loss = fastfold.training.trainer.alphafold_loss
+
+    def watched(*arguments: Any) -> Any:
+        total, parts = loss(*arguments)
+        found.append(onednn_multiplies())
+        total.register_hook(lambda _: found.append(onednn_multiplies()))
+        return total, parts
+
+    monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", watched)
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    here(data_folder, tmp_path / "run", "trainer.steps=1", "optim.batch_size=1")
+    assert found == [True, True]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 @pytest.fixture(scope="module")
 def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Of two steps as they are by default."""
@@ -381,24 +402,6 @@ def test_compiled_blocks_compute_the_same(data_folder: Path, tmp_path: Path):
     )
     assert len(first) == 2
     np.testing.assert_allclose(second, first, rtol=1e-4)
-
-
-def test_forward_and_backward_multiply_by_the_faster_exact_library(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found: list[bool] = []
-
-    def watched(*arguments: Any) -> Any:
-        loss, parts = alphafold_loss(*arguments)
-        found.append(onednn_multiplies())
-        loss.register_hook(lambda gradient: found.append(onednn_multiplies()))
-        return loss, parts
-
-    monkeypatch.setattr("fastfold.kernels.cpu.products.multiplied_by_onednn", lambda: True)
-    monkeypatch.setattr("fastfold.training.trainer.alphafold_loss", watched)
-    assert here(data_folder, tmp_path / "run", "trainer.steps=1", "optim.batch_size=1")
-    assert found == [True, True]
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_folder_that_cannot_be_written_is_refused(data_folder: Path, tmp_path: Path):

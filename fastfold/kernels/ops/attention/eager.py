@@ -125,47 +125,53 @@ def attend_backward(
     keys = k.shape[1]
     step = row_step(q, k)
     query_step = min(queries, max(1, BLOCK_ELEMENTS // 4 // keys))
-    ones = scratch("ones", 1, step).fill_(1)
+    # Heads whose scores fit the cache together.
+    group = max(1, BLOCK_ELEMENTS // 2 // (min(rows, step) * query_step * keys))
+    ones = scratch("ones", 1, 1, step).fill_(1)
     for r in range(0, rows, step):
         row = slice(r, r + step)
         b_k, b_v = scratch.copy("k", _by_head(k[row])), scratch.copy("v", _by_head(v[row]))  # [H, r, Nk, D]
-        b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape).zero_(), scratch("grad_v", *b_v.shape).zero_()
+        b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape), scratch("grad_v", *b_v.shape)
         b_masked = None if masked is None else masked[row, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
+            earlier = 0 if n == 0 else 1  # factor of the sums over earlier queries
             b_q = scratch.copy("q", _by_head(q[row, query])).mul_(scale)  # [H, r, n, D]
             b_grad_q, b_out = scratch("grad_q", *b_q.shape), scratch("out", *b_q.shape[:3], v.shape[-1])
             b_grad = scratch.copy("grad", _by_head(grad[row, query]))
             if gate is not None:
                 b_gate = scratch.copy("gate", _by_head(gate[row, query])).sigmoid_()
                 b_grad.mul_(b_gate)  # of the output before the gate
-            b_weights = scratch("weights", *b_q.shape[1:3], keys)  # [r, n, Nk]
-            b_grad_scores = scratch("grad_scores", *b_weights.shape)
-            h_product, h_mean = scratch("product", *b_out.shape[1:]), scratch("mean", *b_out.shape[1:3], 1)
-            for h in range(heads):
-                if bias is None:
-                    torch.bmm(b_q[h], b_k[h].mT, out=b_weights)
-                else:
-                    h_bias = bias[h, query].to(b_q.dtype).expand_as(b_weights)
-                    torch.baddbmm(h_bias, b_q[h], b_k[h].mT, out=b_weights)
+            for h in range(0, heads, group):
+                head = slice(h, h + group)
+                h_q, h_k, h_v, h_grad_q, h_grad_k, h_grad_v, h_grad, h_out = (
+                    x[head].flatten(0, 1)  # [(h r), n or Nk, D]
+                    for x in (b_q, b_k, b_v, b_grad_q, b_grad_k, b_grad_v, b_grad, b_out)
+                )
+                h_weights = scratch("weights", *h_q.shape[:2], keys)
+                by_head = h_weights.unflatten(0, (-1, b_q.shape[1]))  # [h, r, n, Nk]
+                torch.bmm(h_q, h_k.mT, out=h_weights)
+                if bias is not None:
+                    by_head.add_(bias[head, None, query])
                 if b_masked is not None:
-                    b_weights.masked_fill_(b_masked, MASKED_LOGIT)
-                torch.softmax(b_weights, -1, out=b_weights)
-                torch.bmm(b_weights, b_v[h], out=b_out[h])
-                b_grad_v[h].baddbmm_(b_weights.mT, b_grad[h])
+                    by_head.masked_fill_(b_masked, MASKED_LOGIT)
+                torch.softmax(h_weights, -1, out=h_weights)
+                torch.bmm(h_weights, h_v, out=h_out)
+                h_grad_v.baddbmm_(h_weights.mT, h_grad, beta=earlier)
                 # Gradient of a score: weight times (gradient of the weight - weighted mean of these gradients).
-                torch.sum(torch.mul(b_out[h], b_grad[h], out=h_product), -1, keepdim=True, out=h_mean).neg_()
-                torch.baddbmm(h_mean.expand_as(b_weights), b_grad[h], b_v[h].mT, out=b_grad_scores)
-                b_grad_scores.mul_(b_weights)
+                h_mean = torch.mul(h_out, h_grad, out=scratch("product", *h_out.shape)).sum(-1, keepdim=True)
+                h_grad_scores = torch.bmm(h_grad, h_v.mT, out=scratch("grad_scores", *h_weights.shape))
+                h_grad_scores.sub_(h_mean).mul_(h_weights)
                 if b_masked is not None:
                     # Masked keys have weight 0, so this changes only rows whose keys are all masked.
-                    b_grad_scores.masked_fill_(b_masked, 0)
-                b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
-                b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])
+                    h_grad_scores.view(by_head.shape).masked_fill_(b_masked, 0)
+                h_grad_q.baddbmm_(h_grad_scores, h_k, beta=0, alpha=scale)
+                h_grad_k.baddbmm_(h_grad_scores.mT, h_q, beta=earlier)
                 if grads.bias is not None:
                     # A matrix product is the fastest way to sum over rows.
-                    h_grad_bias = grads.bias[h, query].view(1, -1)
-                    h_grad_bias.addmm_(ones[:, : len(b_weights)], b_grad_scores.flatten(1))
+                    h_grad_bias = grads.bias[head, query].flatten(1)[:, None]
+                    summed = h_grad_scores.view(len(by_head), len(b_q[0]), -1)
+                    h_grad_bias.baddbmm_(ones[..., : len(b_q[0])].expand(len(by_head), -1, -1), summed)
             grads.q[row, query] = _by_row(b_grad_q)
             if grads.gate is not None:
                 b_grad_gate = b_grad.mul_(b_out)

@@ -101,11 +101,12 @@ def backward(
     grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
     norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
     scratch = Scratch().of(x, exact)
+    hidden = Linear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
     grad_x = torch.empty_like(x)
     for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
         b_x, b_grad = b_x.to(exact), b_grad.to(exact)
         b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
-        b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
+        b_hidden = hidden(b_norm, "hidden", scratch)
         if grad_w2 is not None:
             grad_w2.addmm_(b_grad.t(), b_hidden)
         if grad_b2 is not None:
