@@ -18,7 +18,6 @@ from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.run import SearchPlan
-from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
@@ -46,7 +45,7 @@ def alignment_engines(options: RunOptions) -> Engines:
         require_package("pyhmmer", "a search of FASTA files (--db)")
         from fastfold.data.search.local import LocalSearch
 
-        settings = HmmerSettings(engine=sources.engine, **sources.hmmer)  # type: ignore[arg-type]
+        settings = replace(sources.hmmer, engine=sources.engine)  # type: ignore[arg-type]
         return LocalSearch(sources.databases, settings, sources.num_workers, sources.memory).engines()
     modes = ColabFoldModes(
         pair_mode=options.pair_mode,

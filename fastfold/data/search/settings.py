@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -136,7 +135,7 @@ class SearchSources:
         num_workers: Number of processes; None for one per core.
         gpu: Search by ``mmseqs`` on a GPU.
         memory: Memory limit for all processes together, in bytes or as text; None for half of the free memory.
-        hmmer: Fields of :class:`HmmerSettings` other than ``engine``, by name.
+        hmmer: Settings of HMMER's programs; ``engine`` is that of the sources.
 
     Raises:
         ConfigError: An option is invalid, or contradicts another.
@@ -219,7 +218,7 @@ class SearchSources:
         help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
         "read repeatedly (default: half of the free memory)",
     )
-    hmmer: Mapping[str, Any] = field(default_factory=dict)
+    hmmer: HmmerSettings = field(default_factory=HmmerSettings)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -241,7 +240,9 @@ class SearchSources:
         if self.folder is not None:
             raise ConfigError(f"--databases searches AlphaFold's databases on this machine; leave out {own}")
         misplaced = [
-            option.names[0] for field, option in options_of(HmmerSettings) if field.name in self.hmmer
+            option.names[0]
+            for field, option in options_of(HmmerSettings)
+            if getattr(self.hmmer, field.name) != field.default
         ]
         misplaced += ["--memory"] if self.memory is not None else []
         misplaced += ["--engine"] if self.server is not None and self.engine != "jackhmmer" else []

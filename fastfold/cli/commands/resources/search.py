@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.fold import SOURCE_KINDS, search_sources
-from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.fold import found_databases
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.colabfold.access import ServerAccess
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.request import InferRequest, RunOptions
@@ -83,7 +84,7 @@ def add_search_command(commands: Any) -> None:
     groups = dict.fromkeys(
         ("sources", "pairs", "targets", "search alone", "hmmer", "search processes"), search
     )
-    add_field_options(groups, *SOURCE_KINDS, RunOptions)
+    add_field_options(groups, SearchSources, ServerAccess, HmmerSettings, RunOptions)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
     search.add_argument(
         "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
@@ -100,16 +101,15 @@ def run_search(options: argparse.Namespace) -> int:
     """
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
-    values = field_values(options, *SOURCE_KINDS, RunOptions)
-    sources, _ = search_sources(values, quiet=options.quiet)
+    sources = from_options(SearchSources, options, found_databases(options, has_templates=False))
     _check_sources(sources, options)
-    run = RunOptions(
-        **values[RunOptions],
-        msa_dir=options.out,
-        sources=sources,
-        templates=TemplateOptions(server=options.templates),
-        quiet=options.quiet,
-    )
+    own = {
+        "msa_dir": options.out,
+        "sources": sources,
+        "templates": TemplateOptions(server=options.templates),
+        "quiet": options.quiet,
+    }
+    run = from_options(RunOptions, options, {RunOptions: own})
     return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
 
 
