@@ -43,10 +43,9 @@ def alignment_engines(options: RunOptions) -> Engines:
         return ()
     if not sources.is_by_colabfold:
         require_package("pyhmmer", "a search of FASTA files (--db)")
-        from fastfold.data.search.local import LocalSearch
+        from fastfold.data.search.local import local_engines
 
-        settings = replace(sources.hmmer, engine=sources.engine)  # type: ignore[arg-type]
-        return LocalSearch(sources.databases, settings, sources.num_workers, sources.memory).engines()
+        return local_engines(sources)
     modes = ColabFoldModes(
         pair_mode=options.pair_mode,
         pair_strategy=sources.pair_strategy or ColabFoldModes.pair_strategy,
