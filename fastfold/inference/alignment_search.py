@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from fastfold.data.search.run import SearchPlan
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
@@ -67,45 +67,61 @@ def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def search_targets(
-    targets: Sequence[Target],
-    engines: Engines,
-    out: Path,
-    *,
-    quiet: bool = False,
-    needed_alone: bool = False,
-) -> tuple[list[Target], list[InputError]]:
-    """Search for the chains of targets and report progress.
+@dataclass(frozen=True)
+class AlignmentSearch:
+    """Search for the alignments of targets, which reports its progress.
 
-    Args:
-        targets: Targets to search for.
+    Attributes:
         engines: Search engines.
         out: Folder for the alignments.
         quiet: Report only that sequences leave the machine.
-        needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets without
-            two different chains to pair.
-
-    Returns:
-        The targets, and errors of those whose search failed.
-
-    Raises:
-        FastFoldError: A database cannot be searched, or a result cannot be written.
     """
-    if not isinstance(engines, Sequence):
-        wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
-        return search_colabfold(wanted, engines, out, say=_print).left(targets)
 
-    def skip(engine: SearchEngine, target: Target) -> bool:
-        if not needed_alone:
-            return False
-        kinds = len({chain.sequence for chain in target.uncut.chains})
-        return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
+    engines: Engines
+    out: Path
+    quiet: bool = False
 
-    plan = SearchPlan(targets, engines, out, skip=skip)
-    interval_s = 0.5 if sys.stderr.isatty() else 10.0
-    with Progress(plan.cost, quiet=quiet) as progress:
-        summary = plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
-    return summary.left(targets)
+    @classmethod
+    def of(cls, request: InferRequest) -> AlignmentSearch:
+        """Open the sources of a request.
+
+        Raises:
+            FastFoldError: See :func:`alignment_engines`.
+        """
+        return cls(alignment_engines(request.options), request.msa_dir, request.options.quiet)
+
+    def run(
+        self, targets: Sequence[Target], *, needed_alone: bool = True
+    ) -> tuple[list[Target], list[InputError]]:
+        """Search for the chains of targets.
+
+        Args:
+            targets: Targets to search for.
+            needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets
+                without two different chains to pair.
+
+        Returns:
+            The targets, and errors of those whose search failed.
+
+        Raises:
+            FastFoldError: A database cannot be searched, or a result cannot be written.
+        """
+        out, engines = self.out, self.engines
+        if not isinstance(engines, Sequence):
+            wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
+            return search_colabfold(wanted, engines, out, say=_print).left(targets)
+
+        def skip(engine: SearchEngine, target: Target) -> bool:
+            if not needed_alone:
+                return False
+            kinds = len({chain.sequence for chain in target.uncut.chains})
+            return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
+
+        plan = SearchPlan(targets, engines, out, skip=skip)
+        interval_s = 0.5 if sys.stderr.isatty() else 10.0
+        with Progress(plan.cost, quiet=self.quiet) as progress:
+            summary = plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
+        return summary.left(targets)
 
 
 def search(job: InferJob) -> InferJob:
@@ -114,15 +130,13 @@ def search(job: InferJob) -> InferJob:
     Raises:
         FastFoldError: A database cannot be searched, or a result cannot be written.
     """
-    options = job.request.options
-    if options.sources.wanted and job.targets:
-        engines, out = alignment_engines(options), job.request.msa_dir
-        targets, unfound = search_targets(job.targets, engines, out, quiet=options.quiet, needed_alone=True)
-        options = replace(options, msa_dir=out)
-        request = replace(job.request, options=options)
+    request = job.request
+    if request.options.sources.wanted and job.targets:
+        targets, unfound = AlignmentSearch.of(request).run(job.targets)
+        request = replace(request, options=replace(request.options, msa_dir=request.msa_dir))
         job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
-    if options.sort == "depth":
-        job.targets.sort(key=lambda target: alignment_depth(target, options.msa_dir))
+    if request.options.sort == "depth":
+        job.targets.sort(key=lambda target: alignment_depth(target, request.options.msa_dir))
     return job
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.config import MINI, has_whole_blocks, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
@@ -15,7 +16,7 @@ from fastfold.evoformer.precision import precision_of, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.inference.config import InferConfig
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.utils.hashing import file_digest
 
 
@@ -168,6 +169,33 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
     return [target for target in targets if not target.is_complex], errors
 
 
+def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> None:
+    """Refuse to screen complexes by networks that were trained on single chains only.
+
+    Raises:
+        ConfigError: Such a network would fold a complex.
+    """
+    if untrained := untrained_networks(networks, targets):
+        raise ConfigError(
+            f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
+            "are not informative about partners. Give --weights multimer"
+        )
+
+
+def check_networks(networks: Sequence[Network], config: InferConfig, templates: TemplateOptions) -> None:
+    """Check that the networks of a run support its settings and use its templates.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if config.is_parallel:
+        check_divisible(networks)
+    if config.embed is not None:
+        config.embed.check_networks(networks)
+    check_settings(config, [network.info.config for network in networks])
+    check_takers(templates, networks)
+
+
 def check_divisible(networks: Sequence[Network]) -> None:
     """Check that several processes can divide the blocks of networks.
 
@@ -180,6 +208,27 @@ def check_divisible(networks: Sequence[Network]) -> None:
                 f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
                 "leave out --parallel, or give --weights of another network"
             )
+
+
+def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
+    """Check that a network of a run uses templates, if templates are requested.
+
+    Raises:
+        ConfigError: No network uses templates.
+    """
+    if (
+        options.wanted
+        and not options.is_optional
+        and not any(
+            network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+        )
+    ):
+        names = ", ".join(network.name for network in networks)
+        raise ConfigError(
+            f"templates are given, but {names} {'do' if len(networks) > 1 else 'does'} not use any; of AlphaFold's "
+            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
+            "or leave the templates out"
+        )
 
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:

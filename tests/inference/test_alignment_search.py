@@ -10,6 +10,7 @@ import pytest
 
 from fastfold.data.targets import Chain, Target
 from fastfold.inference import alignment_search
+from fastfold.inference.alignment_search import AlignmentSearch
 
 SINGLE = Target("single", (Chain("A", "MKV"),), "", "single", ())
 TWINS = Target("twins", (Chain("A", "MKV"), Chain("B", "MKV")), "", "twins", ())
@@ -62,8 +63,8 @@ def test_what_a_fold_does_not_use_is_left_out_on_request(
 ) -> None:
     monkeypatch.setattr(alignment_search, "SearchPlan", _Plan)
     found: Any
-    found, _ = alignment_search.search_targets(TARGETS, ENGINES, tmp_path, needed_alone=needed_alone)
+    found, _ = AlignmentSearch(ENGINES, tmp_path).run(TARGETS, needed_alone=needed_alone)
     assert (found.left_out, found.out) == (left_out, tmp_path)
     assert "uniref90: done" in capsys.readouterr().err
-    alignment_search.search_targets(TARGETS, ENGINES, tmp_path, quiet=True)
+    AlignmentSearch(ENGINES, tmp_path, quiet=True).run(TARGETS)
     assert capsys.readouterr().err == ""

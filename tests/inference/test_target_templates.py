@@ -13,7 +13,8 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.target_templates import check_takers, find_templates, read_templates
+from fastfold.inference.models import check_takers
+from fastfold.inference.target_templates import find_templates, read_templates
 from fastfold.protein import read_structure, to_biopython
 from tests.helpers.command_line import ORACLES, CommandLine
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries

@@ -91,7 +91,7 @@ def search(
     given = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
     hmmer = HmmerSettings(**settings)
     sources = SearchSources(
-        tuple(map(os.fspath, given)),
+        tuple(os.fspath(database) for database in given),
         engine=hmmer.engine,
         num_workers=num_workers,
         memory=memory,

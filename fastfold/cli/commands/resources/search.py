@@ -137,26 +137,23 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
 
     Args:
         request: The request.
-        needed_alone: See :func:`fastfold.inference.alignment_search.search_targets`.
+        needed_alone: See :meth:`fastfold.inference.alignment_search.AlignmentSearch.run`.
 
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
-    from fastfold.inference.alignment_search import alignment_engines, search_targets
+    from fastfold.inference.alignment_search import AlignmentSearch
 
-    options, out = request.options, request.msa_dir
-    engines = alignment_engines(options)
+    search = AlignmentSearch.of(request)
     targets, errors = request.read_targets()
     for error in errors:
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            targets, unfound = search_targets(
-                targets, engines, out, quiet=options.quiet, needed_alone=needed_alone
-            )
+            targets, unfound = search.run(targets, needed_alone=needed_alone)
         for error in unfound:
             print(f"error: {error}", file=sys.stderr, flush=True)
         errors = [*errors, *unfound]
         plural = "" if len(targets) == 1 else "s"
-        print(f"alignments of {len(targets)} target{plural} in {out}", flush=True)
+        print(f"alignments of {len(targets)} target{plural} in {search.out}", flush=True)
     return 1 if errors else 0
