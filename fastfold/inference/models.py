@@ -188,7 +188,7 @@ def check_networks(networks: Sequence[Network], config: InferConfig, templates: 
     Raises:
         ConfigError: They do not.
     """
-    if config.is_parallel:
+    if config.ranks > 1:
         check_divisible(networks)
     if config.embed is not None:
         config.embed.check_networks(networks)

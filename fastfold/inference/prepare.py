@@ -132,7 +132,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     Raises:
         FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
-    if options.sources.wanted and config.is_parallel:
+    if options.sources.wanted and config.ranks > 1:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
@@ -175,7 +175,7 @@ def with_precision(config: InferConfig, device: torch.device | None) -> tuple[In
         return replace(config, precision=config.precision or "fp32"), ""
     name = config.precision or ("auto" if device.type == "cuda" else "fp32")
     precision, reason = choose_precision(name, device)
-    if config.is_parallel and precision not in ("fp32", "bf16"):
+    if config.ranks > 1 and precision not in ("fp32", "bf16"):
         raise ConfigError(
             f"several processes fold in fp32 or bf16, not in {precision}; choose one with --precision"
         )

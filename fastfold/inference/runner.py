@@ -83,7 +83,7 @@ def run(request: InferRequest) -> Summary:
         WriteError: A result cannot be written; names the missing ones.
     """
     where = choose_device(request.config.device)
-    with distributed_folder(request.config.parallel, where) as distributed:
+    with distributed_folder(request.config.ranks, where) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())

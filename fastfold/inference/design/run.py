@@ -118,7 +118,7 @@ def run_designs(
     device = choose_device(infer.device)
     if where is not None:
         parse_condition(where, COLUMNS)  # refused before anything is computed
-    with distributed_folder(infer.parallel, device) as distributed:
+    with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
