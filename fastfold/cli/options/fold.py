@@ -11,7 +11,6 @@ from typing import Any
 from fastfold.cli.options.from_fields import (
     More,
     add_field_options,
-    field_values,
     from_options,
     whole_number,
 )
@@ -88,14 +87,17 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
+    _check_sampling(options)
+    settings = _seeds(options) | _outputs_left_out(options)
     found = found_databases(options)
-    settings = _seeds(options) | _outputs_left_out(options) | {"sample": _sampling(options)}
     more = {
         InferRequest: {"inputs": options.inputs, "output": options.out},
         InferConfig: settings,
         SearchSources: found[SearchSources],
         TemplateOptions: found[TemplateOptions] | {"server": options.templates == []},
     }
+    if options.sample is not None:
+        settings["sample"] = from_options(Sampling, options)
     return from_options(InferRequest, options, more)
 
 
@@ -136,18 +138,16 @@ def _seeds(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     return {"seeds": tuple(range(first, first + number))}
 
 
-def _sampling(options: argparse.Namespace) -> Sampling | None:
-    """Return the settings of samples; None without ``--sample``."""
-    given = field_values(options, Sampling)
-    if "method" in given:
-        for name, method in (("fraction", "columns"), ("depths", "depth")):
-            if name in given and given["method"] != method:
-                raise ConfigError(f"--sample-{name} is for --sample {method}; leave it out")
-        return Sampling(**given)
-    used = [option.names[0] for field, option in options_of(Sampling) if field.name in given]
-    if used:
-        raise ConfigError(f"{used[0]} needs a method of sampling; give one with --sample")
-    return None
+def _check_sampling(options: argparse.Namespace) -> None:
+    """Refuse settings of samples without a method, or of another method."""
+    for field, option in options_of(Sampling):
+        if field.name == "method" or getattr(options, option.attribute, None) is None:
+            continue
+        if options.sample is None:
+            raise ConfigError(f"{option.names[0]} needs a method of sampling; give one with --sample")
+        method = {"fraction": "columns", "depths": "depth"}.get(field.name, options.sample)
+        if options.sample != method:
+            raise ConfigError(f"{option.names[0]} is for --sample {method}; leave it out")
 
 
 def _outputs_left_out(options: argparse.Namespace) -> dict[str, Any]:
