@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.msa.find import count_rows
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
 from fastfold.data.search.colabfold.modes import ColabFoldModes
 from fastfold.data.search.colabfold.msa_server import MsaServer
@@ -120,8 +119,8 @@ class AlignmentSearch:
         plan = SearchPlan(targets, engines, out, skip=skip)
         interval_s = 0.5 if sys.stderr.isatty() else 10.0
         with Progress(plan.cost, quiet=self.quiet) as progress:
-            summary = plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
-        return summary.left(targets)
+            plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
+        return list(targets), []
 
 
 def search(job: InferJob) -> InferJob:
@@ -136,13 +135,5 @@ def search(job: InferJob) -> InferJob:
         request = replace(request, options=replace(request.options, msa_dir=request.msa_dir))
         job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
     if request.options.sort == "depth":
-        job.targets.sort(key=lambda target: alignment_depth(target, request.options.msa_dir))
+        job.targets.sort(key=lambda target: count_rows(request.options.msa_dir, target))
     return job
-
-
-def alignment_depth(target: Target, msa_dir: Path | None) -> int:
-    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
-    alignments: Sequence[ChainMsas] = ()
-    with suppress(InputError):
-        alignments = target_alignments(msa_dir, target)
-    return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
