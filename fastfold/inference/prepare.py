@@ -27,7 +27,7 @@ from fastfold.inference.models import (
     untrained_networks,
 )
 from fastfold.inference.output.evaluate import find_reference
-from fastfold.inference.progress import Progress
+from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.kernels.common.backend import VARIABLE
@@ -65,13 +65,6 @@ class InferJob:
         """Cost of each target, see :func:`~fastfold.inference.models.target_cost`."""
         return [target_cost(target, self.networks, self.request.config) for target in self.targets]
 
-    def announce(self, progress: Progress) -> None:
-        """Report warnings, errors and notes before the first fold."""
-        for line in (*self.warnings, *(f"error: {error}" for error in self.errors)):
-            progress.line(line, important=True)
-        for line in self.notes:
-            progress.line(line)
-
 
 def prepare(
     request: InferRequest,
@@ -96,11 +89,14 @@ def prepare(
     """
     config, chosen = with_precision(request.config, device)
     request, options = replace(request, config=config), request.options
+    if device is not None:
+        check_cuda_graphs(config.cuda_graphs, device)
     check_request(config, options)
     left_out: list[str] = []
     if networks is None:
         skip = left_out.append if options.skip_bad_weights else None
         networks = requested_networks(request.weights, options.num_models, skip=skip)
+    notes = [] if request.weights else [about_mini(networks[0])]
     check_networks(networks, config, options.templates)
     finder = open_templates(options.templates)
     targets, errors = request.read_targets()
@@ -118,7 +114,6 @@ def prepare(
         targets = number_targets(targets, options.name_prefix)
     if options.sort == "length":
         targets = sorted(targets, key=lambda target: target.num_residues)
-    notes = [] if request.weights else [about_mini(networks[0])]
     searches = options.msa_dir is not None or options.sources.wanted
     if not searches and any(target.alignments is None for target in targets):
         notes.append(WITHOUT_ALIGNMENT)

@@ -28,7 +28,6 @@ from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
-from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.prepare import InferJob, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import NAME as REPORT
@@ -107,8 +106,8 @@ def run_leading(
     Raises:
         FastFoldError: See :func:`run`.
     """
-    check_cuda_graphs(request.config.cuda_graphs, where)
-    job = search(prepare(request, where, networks))
+    job = prepare(request, where, networks)
+    job = search(job)
     return fold_all(job, where if distributed is None else distributed.context.device, distributed)
 
 
@@ -127,7 +126,7 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
     config, options, targets = job.request.config, job.request.options, job.targets
     costs = job.costs
     with Progress(sum(costs), quiet=options.quiet) as progress:
-        job.announce(progress)
+        announce(job, progress)
         if compiles := about_kernels(device):
             progress.line(compiles)
         if config.cuda_graphs:
@@ -138,14 +137,31 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         if targets:
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
             warn = partial(progress.line, important=True)
-            folder = ResultsFolder(job.request.output, warn, kind, options.folder_per_target)
+            folder = ResultsFolder(
+                job.request.output, warn, output_format=kind, per_target=options.folder_per_target
+            )
             open_log(progress.log, folder.path, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
-                job.networks, folder, device, config, options, progress, distributed, job.finder
+                networks=job.networks,
+                folder=folder,
+                device=device,
+                config=config,
+                options=options,
+                progress=progress,
+                distributed=distributed,
+                finder=job.finder,
             )
             with open_background(config, device, len(targets)) as runner.background:
                 summary = fold_targets(runner, targets, costs, errors=job.errors)
     return concluded(summary, job, progress)
+
+
+def announce(job: InferJob, progress: Progress) -> None:
+    """Report warnings, errors and notes of a job before its first fold."""
+    for line in (*job.warnings, *(f"error: {error}" for error in job.errors)):
+        progress.line(line, important=True)
+    for line in job.notes:
+        progress.line(line)
 
 
 def concluded(summary: Summary, job: InferJob, progress: Progress) -> Summary:

@@ -17,7 +17,7 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import Summary, concluded, finish_tables, open_log
+from fastfold.inference.runner import Summary, announce, concluded, finish_tables, open_log
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
@@ -63,7 +63,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         chains = EngineSearch(tuple(alignment_engines(options)), job.request.msa_dir)  # type: ignore[arg-type]
     costs = job.costs
     with Progress(sum(costs), quiet=options.quiet) as progress:
-        job.announce(progress)
+        announce(job, progress)
         summary = Summary((), (), ())
         if job.targets:
             setup = Setup(
