@@ -27,16 +27,15 @@ MAX_WORKERS = 1024
 """Largest number of processes of a search."""
 
 
-def _filter_option(number: int, default: float) -> Any:
+def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:
     return option(
-        f"--F{number}",
-        default=default,
-        parse=float,
-        group="hmmer",
-        metavar="X",
-        is_rare=True,
-        help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
+        *names, default=default, parse=float, group="hmmer", metavar="X", is_rare=is_rare, help=help
     )
+
+
+def _filter(number: int, default: float) -> Any:
+    text = f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})"
+    return _number(f"--F{number}", default=default, help=text, is_rare=True)
 
 
 @dataclass(frozen=True)
@@ -65,27 +64,18 @@ class HmmerSettings:
         metavar="N",
         help="maximum passes of jackhmmer; each searches with the hits that the last one included (default 1)",
     )
-    e_value: float = option(
-        "--e-value",
-        "-E",
-        default=1e-4,
-        parse=float,
-        group="hmmer",
-        metavar="X",
-        help="largest E-value of a hit (default 0.0001)",
+    e_value: float = _number(
+        "--e-value", "-E", default=1e-4, help="largest E-value of a hit (default 0.0001)"
     )
-    include_e_value: float = option(
+    include_e_value: float = _number(
         "--include-e-value",
         "--incE",
         default=1e-4,
-        parse=float,
-        group="hmmer",
-        metavar="X",
         help="largest E-value of a hit that is aligned (default 0.0001)",
     )
-    msv_filter: float = _filter_option(1, 5e-4)
-    viterbi_filter: float = _filter_option(2, 5e-5)
-    forward_filter: float = _filter_option(3, 5e-7)
+    msv_filter: float = _filter(1, 5e-4)
+    viterbi_filter: float = _filter(2, 5e-5)
+    forward_filter: float = _filter(3, 5e-7)
     file_format: AlignmentFormat = option(
         "--format",
         default="sto",
