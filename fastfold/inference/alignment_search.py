@@ -17,6 +17,7 @@ from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
@@ -41,10 +42,7 @@ def alignment_engines(options: RunOptions) -> Engines:
     if not sources.wanted:
         return ()
     if not sources.is_by_colabfold:
-        require_package("pyhmmer", "a search of FASTA files (--db)")
-        from fastfold.data.search.local import local_engines
-
-        return local_engines(sources)
+        return database_engines(sources)
     modes = ColabFoldModes(
         pair_mode=options.pair_mode,
         pair_strategy=sources.pair_strategy or ColabFoldModes.pair_strategy,
@@ -60,6 +58,19 @@ def alignment_engines(options: RunOptions) -> Engines:
     say = (lambda line: None) if options.quiet else _print
     modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
+
+
+def database_engines(sources: SearchSources) -> list[SearchEngine]:
+    """Open the databases on this machine.
+
+    Raises:
+        ConfigError: A program or package is missing.
+        InputError: A database cannot be used.
+    """
+    require_package("pyhmmer", "a search of FASTA files (--db)")
+    from fastfold.data.search.local import local_engines
+
+    return local_engines(sources)
 
 
 def _print(line: str) -> None:

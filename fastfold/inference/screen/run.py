@@ -9,7 +9,7 @@ from functools import partial
 
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError, WriteError
-from fastfold.inference.alignment_search import alignment_engines, search
+from fastfold.inference.alignment_search import database_engines, search
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.prepare import prepare
@@ -60,7 +60,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
     if options.sources.is_by_colabfold:
         job = search(job)
     elif options.sources.wanted:
-        chains = EngineSearch(tuple(alignment_engines(options)), job.request.msa_dir)  # type: ignore[arg-type]
+        chains = EngineSearch(tuple(database_engines(options.sources)), job.request.msa_dir)
     costs = job.costs
     with Progress(sum(costs), quiet=options.quiet) as progress:
         announce(job, progress)
