@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.hmmer import HmmerEngine
-from fastfold.data.search.local import LocalSearch
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.local import local_engines
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.utils.units import parse_bytes
 
 FLAGS = (
@@ -211,9 +211,8 @@ def main() -> int:
         folder = Path(temporary)
         database = folder / "database.fasta"
         num_sequences, num_residues = make_database(options.data, database)
-        LocalSearch(
-            (database,)
-        ).engines()  # reads its beginning; the rest was written just before and is in the page cache
+        # Reads its beginning; the rest was written just before and is in the page cache.
+        local_engines(SearchSources((str(database),)))
         budgets = {
             "fastfold": parse_bytes(options.memory),
             f"fastfold within {options.tight}": parse_bytes(options.tight),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.msa.find import count_rows
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
 from fastfold.data.search.colabfold.modes import ColabFoldModes
 from fastfold.data.search.colabfold.msa_server import MsaServer
@@ -18,11 +17,11 @@ from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.run import SearchPlan
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
@@ -43,11 +42,7 @@ def alignment_engines(options: RunOptions) -> Engines:
     if not sources.wanted:
         return ()
     if not sources.is_by_colabfold:
-        require_package("pyhmmer", "a search of FASTA files (--db)")
-        from fastfold.data.search.local import LocalSearch
-
-        settings = HmmerSettings(engine=sources.engine, **sources.hmmer)  # type: ignore[arg-type]
-        return LocalSearch(sources.databases, settings, sources.num_workers, sources.memory).engines()
+        return database_engines(sources)
     modes = ColabFoldModes(
         pair_mode=options.pair_mode,
         pair_strategy=sources.pair_strategy or ColabFoldModes.pair_strategy,
@@ -65,49 +60,78 @@ def alignment_engines(options: RunOptions) -> Engines:
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
 
 
+def database_engines(sources: SearchSources) -> list[SearchEngine]:
+    """Open the databases on this machine.
+
+    Raises:
+        ConfigError: A program or package is missing.
+        InputError: A database cannot be used.
+    """
+    require_package("pyhmmer", "a search of FASTA files (--db)")
+    from fastfold.data.search.local import local_engines
+
+    return local_engines(sources)
+
+
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def search_targets(
-    targets: Sequence[Target],
-    engines: Engines,
-    out: Path,
-    *,
-    quiet: bool = False,
-    needed_alone: bool = False,
-) -> tuple[list[Target], list[InputError]]:
-    """Search for the chains of targets and report progress.
+@dataclass(frozen=True)
+class AlignmentSearch:
+    """Search for the alignments of targets, which reports its progress.
 
-    Args:
-        targets: Targets to search for.
+    Attributes:
         engines: Search engines.
         out: Folder for the alignments.
         quiet: Report only that sequences leave the machine.
-        needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets without
-            two different chains to pair.
-
-    Returns:
-        The targets, and errors of those whose search failed.
-
-    Raises:
-        FastFoldError: A database cannot be searched, or a result cannot be written.
     """
-    if not isinstance(engines, Sequence):
-        wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
-        return search_colabfold(wanted, engines, out, say=_print).left(targets)
 
-    def skip(engine: SearchEngine, target: Target) -> bool:
-        if not needed_alone:
-            return False
-        kinds = len({chain.sequence for chain in target.uncut.chains})
-        return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
+    engines: Engines
+    out: Path
+    quiet: bool = False
 
-    plan = SearchPlan(targets, engines, out, skip=skip)
-    interval_s = 0.5 if sys.stderr.isatty() else 10.0
-    with Progress(plan.cost, quiet=quiet) as progress:
-        summary = plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
-    return summary.left(targets)
+    @classmethod
+    def of(cls, request: InferRequest) -> AlignmentSearch:
+        """Open the sources of a request.
+
+        Raises:
+            FastFoldError: See :func:`alignment_engines`.
+        """
+        return cls(alignment_engines(request.options), request.msa_dir, request.options.quiet)
+
+    def run(
+        self, targets: Sequence[Target], *, needed_alone: bool = True
+    ) -> tuple[list[Target], list[InputError]]:
+        """Search for the chains of targets.
+
+        Args:
+            targets: Targets to search for.
+            needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets
+                without two different chains to pair.
+
+        Returns:
+            The targets, and errors of those whose search failed.
+
+        Raises:
+            FastFoldError: A database cannot be searched, or a result cannot be written.
+        """
+        out, engines = self.out, self.engines
+        if not isinstance(engines, Sequence):
+            wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
+            return search_colabfold(wanted, engines, out, say=_print).left(targets)
+
+        def skip(engine: SearchEngine, target: Target) -> bool:
+            if not needed_alone:
+                return False
+            kinds = len({chain.sequence for chain in target.uncut.chains})
+            return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
+
+        plan = SearchPlan(targets, engines, out, skip=skip)
+        interval_s = 0.5 if sys.stderr.isatty() else 10.0
+        with Progress(plan.cost, quiet=self.quiet) as progress:
+            plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
+        return list(targets), []
 
 
 def search(job: InferJob) -> InferJob:
@@ -116,21 +140,11 @@ def search(job: InferJob) -> InferJob:
     Raises:
         FastFoldError: A database cannot be searched, or a result cannot be written.
     """
-    options = job.request.options
-    if options.sources.wanted and job.targets:
-        engines, out = alignment_engines(options), job.request.msa_dir
-        targets, unfound = search_targets(job.targets, engines, out, quiet=options.quiet, needed_alone=True)
-        options = replace(options, msa_dir=out)
-        request = replace(job.request, options=options)
+    request = job.request
+    if request.options.sources.wanted and job.targets:
+        targets, unfound = AlignmentSearch.of(request).run(job.targets)
+        request = replace(request, options=replace(request.options, msa_dir=request.msa_dir))
         job = replace(job, request=request, targets=targets, errors=[*job.errors, *unfound])
-    if options.sort == "depth":
-        job.targets.sort(key=lambda target: alignment_depth(target, options.msa_dir))
+    if request.options.sort == "depth":
+        job.targets.sort(key=lambda target: count_rows(request.options.msa_dir, target))
     return job
-
-
-def alignment_depth(target: Target, msa_dir: Path | None) -> int:
-    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
-    alignments: Sequence[ChainMsas] = ()
-    with suppress(InputError):
-        alignments = target_alignments(msa_dir, target)
-    return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)

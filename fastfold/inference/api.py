@@ -21,7 +21,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
-from fastfold.inference.config import BatchSize, InferConfig, check_batch, check_seeds
+from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.samples import draw_samples
@@ -33,6 +33,7 @@ from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
+from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
 

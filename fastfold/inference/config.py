@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +10,15 @@ from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.relax.config import PLATFORMS
-from fastfold.utils.option_fields import check_options, check_whole, option
+from fastfold.inference.setting_values import (
+    check_max_msa,
+    check_seeds,
+    parse_device,
+    parse_parallel,
+    parse_seeds,
+    structure_path,
+)
+from fastfold.utils.option_fields import check_options, option
 from fastfold.utils.units import parse_bytes
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
@@ -28,105 +33,6 @@ FolderFormat = Literal["fastfold", "colabfold", "embeddings"]
 """Kinds of results folders: predictions in a style, or embeddings."""
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
-SEED_LIMIT = 2**31
-"""Upper limit of seeds, exclusive."""
-BatchSize = int | Literal["auto"]
-"""Largest number of targets in a pass; ``auto`` batches only lengths at which it is faster."""
-MAX_BATCH = 256
-"""Largest number of targets in a pass that can be requested."""
-
-
-def check_batch(batch: Any) -> BatchSize:
-    """Return a batch size from a number or text.
-
-    Raises:
-        ConfigError: It is neither ``auto`` nor a whole number from 1 to :data:`MAX_BATCH`.
-    """
-    if batch == "auto":
-        return "auto"
-    try:
-        number = int(str(batch))
-    except ValueError:
-        number = 0
-    if isinstance(batch, bool) or not 1 <= number <= MAX_BATCH:
-        raise ConfigError(f"batch: expected auto or a number from 1 to {MAX_BATCH}, found {batch!r}")
-    return number
-
-
-def structure_path(text: str) -> Path:
-    """Return the path of a structure, which in Python may be an object instead."""
-    return Path(text)
-
-
-def parse_device(text: str) -> str:
-    """Return the name of a device.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
-        raise ConfigError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
-    return text
-
-
-def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """Return seeds as a tuple without repetitions, in the given order.
-
-    Raises:
-        ConfigError: The list is empty, or a seed is not a whole number from 0 to 2³¹ - 1.
-    """
-    if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
-        raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
-    given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
-    if not given:
-        raise ConfigError("seeds is empty; give at least one seed")
-    for seed in given:
-        check_whole("seed", seed, 0, SEED_LIMIT - 1)
-    return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
-
-    Raises:
-        ConfigError: The text has another form; names the wrong part.
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
-        if found is None:
-            raise ConfigError(
-                f"seeds {text[:40]!r}: {part[:20]!r} is not a seed; write for example 0-4 or 1,3,7"
-            )
-        first, last = int(found[1]), int(found[2] or found[1])
-        if not first <= last < SEED_LIMIT or last - first >= 100_000:
-            raise ConfigError(
-                f"seeds {text[:40]!r}: {part[:24]!r} is not a range of at most 100,000 seeds below 2³¹"
-            )
-        seeds += range(first, last + 1)
-    return check_seeds(seeds)
-
-
-def parse_max_msa(text: str) -> tuple[int, int]:
-    """Parse numbers of rows written as ``512:1024``: cluster centres and extra MSA.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
-    if found is None:
-        raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
-    return _check_max_msa((int(found[1]), int(found[2])))
-
-
-def _check_max_msa(value: Any) -> tuple[int, int]:
-    if isinstance(value, str):
-        return parse_max_msa(value)
-    if not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
-    for number in value:
-        check_whole("max_msa", number, 1, 100_000)
-    return int(value[0]), int(value[1])
 
 
 @dataclass(frozen=True)
@@ -444,8 +350,9 @@ class InferConfig:
             if self.sample.method == "dropout":
                 object.__setattr__(self, "dropout", True)
         object.__setattr__(self, "seeds", check_seeds(self.seeds))
+        parse_parallel(self.parallel)  # refuses other forms
         if self.max_msa is not None:
-            object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
+            object.__setattr__(self, "max_msa", check_max_msa(self.max_msa))
         for name in ("memory_budget", "host_memory"):
             value = getattr(self, name)
             if value is None:
@@ -517,9 +424,9 @@ class InferConfig:
         return self.cyclic if self.rings is None else self.rings
 
     @property
-    def is_parallel(self) -> bool:
-        """True if several processes fold each target together."""
-        return (self.parallel or "dap=1") != "dap=1"
+    def ranks(self) -> int:
+        """Number of processes that fold each target together."""
+        return parse_parallel(self.parallel)
 
     @property
     def budget(self) -> int | None:

@@ -373,44 +373,37 @@ class DistributedFolder:
         return found[0], found[1]
 
 
-def parse_parallel(text: str | None) -> ParallelPlan:
-    """Parse the plan of ``--parallel dap=4``; None gives one process.
+def check_started(ranks: int) -> None:
+    """Check that as many processes were started as should fold together.
 
     Raises:
-        ConfigError: The plan is not valid for folding, or another number of processes was started.
+        ConfigError: Another number was started.
     """
     started = started_processes()
-    name, _, number = (text or "dap=1").partition("=")
-    if name != "dap" or not number.isascii() or not number.isdigit():
-        raise ConfigError(
-            f"--parallel {text}: a fold supports only dynamic axial parallelism; give --parallel dap=4 for four "
-            "processes"
-        )
-    plan = ParallelPlan(dap=int(number))
-    if plan.ranks != started:
+    if ranks != started:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
         raise ConfigError(
-            f"--parallel dap={plan.dap} needs {plan.dap} processes, but {started_as}; run torchrun "
-            f"--nproc-per-node {plan.dap} -m fastfold COMMAND --parallel dap={plan.dap} ..."
+            f"--parallel dap={ranks} needs {ranks} processes, but {started_as}; run torchrun "
+            f"--nproc-per-node {ranks} -m fastfold COMMAND --parallel dap={ranks} ..."
         )
-    return plan
 
 
 @contextmanager
-def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
+def distributed_folder(ranks: int, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
     The first process stops the others at the end.
 
     Args:
-        text: ``dap=<number>``, or None.
+        ranks: Number of processes that fold each target together.
         device: Device of the fold; on CUDA each process uses the GPU of its local rank.
 
     Raises:
-        ConfigError: See :func:`parse_parallel`, or the machine has fewer GPUs than processes.
+        ConfigError: Another number of processes was started, or the machine has fewer GPUs than processes.
     """
-    plan = parse_parallel(text)
-    if plan.ranks == 1:
+    plan = ParallelPlan(dap=ranks)
+    check_started(ranks)
+    if ranks == 1:
         yield None
         return
     from fastfold.parallel.distributed import (

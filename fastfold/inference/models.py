@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.config import MINI, has_whole_blocks, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
@@ -15,7 +16,7 @@ from fastfold.evoformer.precision import precision_of, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.inference.config import InferConfig
-from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.network_settings import apply_settings, check_settings
 from fastfold.utils.hashing import file_digest
 
 
@@ -24,21 +25,40 @@ class Network:
 
     Args:
         path: Weights file.
-        name: Name of the network in file names.
 
     Raises:
         WeightsError: The file is invalid.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.info: WeightsInfo = weights_info(path)
         self._model: AlphaFold | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the network in file names."""
+        return network_name(self.path)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file, 64 hexadecimal digits."""
         return file_digest(self.path)
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if several processes can divide its blocks."""
+        return has_whole_blocks(self.info.config)
+
+    @property
+    def is_trained_on_complexes(self) -> bool:
+        """True unless it was trained on single chains only."""
+        return is_trained_on_complexes(self.info.config)
+
+    @property
+    def takes_templates(self) -> bool:
+        """True if it uses templates."""
+        return bool(self.info.config.model.embeddings_and_evoformer.template.enabled)
 
     def load(self, precision: str | None) -> AlphaFold:
         """Return the network, loaded on the host at the first call.
@@ -79,25 +99,23 @@ def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None
         ConfigError: Two networks have the same name.
         WeightsError: A file is invalid, or all are left out.
     """
-    paths: dict[str, Path] = {}
+    networks: dict[str, Network] = {}
     for path in itertools.chain.from_iterable(map(weights_files, weights)):
-        name = network_name(path)
-        if name in paths:
-            raise ConfigError(
-                f"{paths[name]} and {path} would both be named {name!r} in the results: rename one of the files"
-            )
-        paths[name] = path
-    networks = []
-    for name, path in paths.items():
         try:
-            networks.append(Network(path, name))
+            network = Network(path)
         except WeightsError as error:
             if skip is None:
                 raise
             skip(str(error))
+            continue
+        known = networks.setdefault(network.name, network)
+        if known is not network:
+            raise ConfigError(
+                f"{known.path} and {path} would both be named {network.name!r} in the results: rename one of the files"
+            )
     if not networks:
         raise WeightsError("no weights file is valid")
-    return networks
+    return list(networks.values())
 
 
 def limit_networks(networks: Sequence[Network], number: int | None) -> list[Network]:
@@ -148,7 +166,7 @@ def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -
         targets: Targets of the run.
     """
     used = [network for target in targets if target.is_complex for network in suitable(networks, target)]
-    return list(dict.fromkeys(n.name for n in used if not is_trained_on_complexes(n.info.config)))
+    return list(dict.fromkeys(n.name for n in used if not n.is_trained_on_complexes))
 
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
@@ -168,6 +186,33 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
     return [target for target in targets if not target.is_complex], errors
 
 
+def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> None:
+    """Refuse to screen complexes by networks that were trained on single chains only.
+
+    Raises:
+        ConfigError: Such a network would fold a complex.
+    """
+    if untrained := untrained_networks(networks, targets):
+        raise ConfigError(
+            f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
+            "are not informative about partners. Give --weights multimer"
+        )
+
+
+def check_networks(networks: Sequence[Network], config: InferConfig, templates: TemplateOptions) -> None:
+    """Check that the networks of a run support its settings and use its templates.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if config.ranks > 1:
+        check_divisible(networks)
+    if config.embed is not None:
+        config.embed.check_networks(networks)
+    check_settings(config, [network.info.config for network in networks])
+    check_takers(templates, networks)
+
+
 def check_divisible(networks: Sequence[Network]) -> None:
     """Check that several processes can divide the blocks of networks.
 
@@ -175,11 +220,26 @@ def check_divisible(networks: Sequence[Network]) -> None:
         ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
     """
     for network in networks:
-        if not has_whole_blocks(network.info.config):
+        if not network.is_divisible:
             raise ConfigError(
                 f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
                 "leave out --parallel, or give --weights of another network"
             )
+
+
+def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
+    """Check that a network of a run uses templates, if templates are requested.
+
+    Raises:
+        ConfigError: No network uses templates.
+    """
+    if options.wanted and not options.is_optional and not any(n.takes_templates for n in networks):
+        names = ", ".join(network.name for network in networks)
+        raise ConfigError(
+            f"templates are given, but {names} {'do' if len(networks) > 1 else 'does'} not use any; of AlphaFold's "
+            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
+            "or leave the templates out"
+        )
 
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:

@@ -19,16 +19,17 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.models import (
     Network,
     about_mini,
-    check_divisible,
+    check_networks,
     refuse_complexes,
+    refuse_untrained,
     requested_networks,
+    target_cost,
     untrained_networks,
 )
-from fastfold.inference.network_settings import check_settings
 from fastfold.inference.output.evaluate import find_reference
+from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.target_templates import check_takers
 from fastfold.kernels.common.backend import VARIABLE
 
 WITHOUT_ALIGNMENT = (
@@ -48,7 +49,7 @@ class InferJob:
         errors: Errors of the other targets.
         finder: Finder of templates; None if none are requested.
         warnings: Lines about weights that are left out, and networks that suit no complexes.
-        notes: Lines about limits of the predictions, and about the device.
+        notes: Lines about limits of the predictions, and about the precision.
     """
 
     request: InferRequest
@@ -59,44 +60,64 @@ class InferJob:
     warnings: list[str]
     notes: list[str]
 
+    @property
+    def costs(self) -> list[float]:
+        """Cost of each target, see :func:`~fastfold.inference.models.target_cost`."""
+        return [target_cost(target, self.networks, self.request.config) for target in self.targets]
 
-def prepare(request: InferRequest, networks: Sequence[Network] | None = None) -> InferJob:
+
+def prepare(
+    request: InferRequest,
+    device: torch.device | None,
+    networks: Sequence[Network] | None = None,
+    *,
+    is_screen: bool = False,
+) -> InferJob:
     """Check a request, open its networks, and read its targets.
 
     Args:
-        request: The request, with the precision of the device.
-        networks: Its networks if they are open; None to open them.
+        request: The request.
+        device: Device of the folds; None for those of a cluster, which may differ.
+        networks: Networks of the request if they are open; None to open them.
+        is_screen: True to refuse networks whose complexes say nothing about partners.
+
+    Returns:
+        The job, with the precision of the device.
 
     Raises:
         FastFoldError: The run cannot start.
     """
-    config, options = request.config, request.options
+    config, chosen = with_precision(request.config, device)
+    request, options = replace(request, config=config), request.options
+    if device is not None:
+        check_cuda_graphs(config.cuda_graphs, device)
     check_request(config, options)
     left_out: list[str] = []
-    skip = left_out.append if options.skip_bad_weights else None
     if networks is None:
+        skip = left_out.append if options.skip_bad_weights else None
         networks = requested_networks(request.weights, options.num_models, skip=skip)
-    if config.is_parallel:
-        check_divisible(networks)
-    if config.embed is not None:
-        config.embed.check_networks(networks)
-    check_settings(config, [network.info.config for network in networks])
-    check_takers(options.templates, networks)
+    notes = [] if request.weights else [about_mini(networks[0])]
+    check_networks(networks, config, options.templates)
     finder = open_templates(options.templates)
     targets, errors = request.read_targets()
-    if not request.weights:
+    if is_screen:
+        refuse_untrained(networks, targets)
+    elif not request.weights:
         targets, refused = refuse_complexes(targets)
         errors = [*errors, *refused]
-    if options.name_prefix is not None:
-        targets = number_targets(targets, options.name_prefix)
-    if options.sort == "length":
-        targets = sorted(targets, key=lambda target: target.num_residues)
-    notes = limits_of_predictions(request, networks, targets)
     warnings = [f"warning: left out: {message}" for message in left_out]
     warnings += [
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)
     ]
+    if options.name_prefix is not None:
+        targets = number_targets(targets, options.name_prefix)
+    if options.sort == "length":
+        targets = sorted(targets, key=lambda target: target.num_residues)
+    searches = options.msa_dir is not None or options.sources.wanted
+    if not searches and any(target.alignments is None for target in targets):
+        notes.append(WITHOUT_ALIGNMENT)
+    notes += [chosen] if chosen else []
     return InferJob(request, list(networks), targets, errors, finder, warnings, notes)
 
 
@@ -106,7 +127,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     Raises:
         FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
     """
-    if options.sources.wanted and config.is_parallel:
+    if options.sources.wanted and config.ranks > 1:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
         )
@@ -131,15 +152,25 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         choose_platform(config.relax_platform)
 
 
-def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:
+def with_precision(config: InferConfig, device: torch.device | None) -> tuple[InferConfig, str]:
     """Return the settings with the precision of the device, and a line about a precision chosen automatically.
+
+    Args:
+        config: The settings.
+        device: Device of the folds; None for those of a cluster, which fold in float32 by default.
 
     Raises:
         ConfigError: The device, or a run of several processes, does not support the precision.
     """
+    if device is None:
+        if config.precision == "auto":
+            raise ConfigError(
+                "the machines of a cluster may differ: set the precision (--precision) instead of auto"
+            )
+        return replace(config, precision=config.precision or "fp32"), ""
     name = config.precision or ("auto" if device.type == "cuda" else "fp32")
     precision, reason = choose_precision(name, device)
-    if config.is_parallel and precision not in ("fp32", "bf16"):
+    if config.ranks > 1 and precision not in ("fp32", "bf16"):
         raise ConfigError(
             f"several processes fold in fp32 or bf16, not in {precision}; choose one with --precision"
         )
@@ -156,20 +187,3 @@ def about_kernels(device: torch.device) -> str:
     if any(Path(knobs.cache.dir).glob("*")):
         return ""
     return f"the first fold compiles about 30 kernels for this GPU, which are kept in {knobs.cache.dir}"
-
-
-def limits_of_predictions(
-    request: InferRequest, networks: Sequence[Network], targets: Sequence[Target]
-) -> list[str]:
-    """Return lines about limits of a run's predictions: the small network, and missing alignments.
-
-    Args:
-        request: The request.
-        networks: Its networks.
-        targets: Its targets.
-    """
-    lines = [] if request.weights else [about_mini(networks[0])]
-    searches = request.options.msa_dir is not None or request.options.sources.wanted
-    if not searches and any(target.alignments is None for target in targets):
-        lines.append(WITHOUT_ALIGNMENT)
-    return lines

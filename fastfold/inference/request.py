@@ -11,7 +11,8 @@ from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS, ColabFoldM
 from fastfold.data.search.settings import SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
-from fastfold.inference.config import BatchSize, InferConfig, OutputFormat, check_batch
+from fastfold.inference.config import InferConfig, OutputFormat
+from fastfold.inference.setting_values import BatchSize, check_batch
 from fastfold.utils.option_fields import check_options, option
 
 if TYPE_CHECKING:

@@ -25,11 +25,10 @@ from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
-from fastfold.inference.models import Network, target_cost
+from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
-from fastfold.inference.planning.cuda_graph import check_cuda_graphs
-from fastfold.inference.prepare import InferJob, about_kernels, prepare, with_precision
+from fastfold.inference.prepare import InferJob, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
@@ -83,7 +82,7 @@ def run(request: InferRequest) -> Summary:
         WriteError: A result cannot be written; names the missing ones.
     """
     where = choose_device(request.config.device)
-    with distributed_folder(request.config.parallel, where) as distributed:
+    with distributed_folder(request.config.ranks, where) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
@@ -107,10 +106,7 @@ def run_leading(
     Raises:
         FastFoldError: See :func:`run`.
     """
-    config, chosen = with_precision(request.config, where)
-    check_cuda_graphs(config.cuda_graphs, where)
-    job = prepare(replace(request, config=config), networks)
-    job.notes += [line for line in (chosen, about_kernels(where)) if line]
+    job = prepare(request, where, networks)
     job = search(job)
     return fold_all(job, where if distributed is None else distributed.context.device, distributed)
 
@@ -128,12 +124,11 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         WeightsError: A network cannot be loaded.
     """
     config, options, targets = job.request.config, job.request.options, job.targets
-    costs = [target_cost(target, job.networks, config) for target in targets]
+    costs = job.costs
     with Progress(sum(costs), quiet=options.quiet) as progress:
-        for line in (*job.warnings, *(f"error: {error}" for error in job.errors)):
-            progress.line(line, important=True)
-        for line in job.notes:
-            progress.line(line)
+        announce(job, progress)
+        if compiles := about_kernels(device):
+            progress.line(compiles)
         if config.cuda_graphs:
             progress.line(
                 "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
@@ -142,13 +137,41 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         if targets:
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
             warn = partial(progress.line, important=True)
-            folder = ResultsFolder(job.request.output, warn, kind, options.folder_per_target)
+            folder = ResultsFolder(
+                job.request.output, warn, output_format=kind, per_target=options.folder_per_target
+            )
             open_log(progress.log, folder.path, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
-                job.networks, folder, device, config, options, progress, distributed, job.finder
+                networks=job.networks,
+                folder=folder,
+                device=device,
+                config=config,
+                options=options,
+                progress=progress,
+                distributed=distributed,
+                finder=job.finder,
             )
             with open_background(config, device, len(targets)) as runner.background:
                 summary = fold_targets(runner, targets, costs, errors=job.errors)
+    return concluded(summary, job, progress)
+
+
+def announce(job: InferJob, progress: Progress) -> None:
+    """Report warnings, errors and notes of a job before its first fold."""
+    for line in (*job.warnings, *(f"error: {error}" for error in job.errors)):
+        progress.line(line, important=True)
+    for line in job.notes:
+        progress.line(line)
+
+
+def concluded(summary: Summary, job: InferJob, progress: Progress) -> Summary:
+    """Return the summary of a run with the errors of its inputs, and log it.
+
+    Args:
+        summary: Summary of the folds.
+        job: The job.
+        progress: Progress with the log of the run.
+    """
     summary = replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
     progress.log.append(summary.counts())
     return summary

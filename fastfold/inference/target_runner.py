@@ -20,10 +20,9 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.files import write_bioemu
-from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
-from fastfold.inference.folding.prediction import keeps_pae
+from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
 from fastfold.inference.folding.target_lines import announce, conclusion, count_of
@@ -43,9 +42,7 @@ from fastfold.inference.output.writer import (
     draw_plot,
     find_coverage,
     ranking_scores,
-    run_record,
     stops,
-    target_digest,
     write_embedding,
     write_prediction,
 )
@@ -53,36 +50,9 @@ from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.request import RunOptions
-from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
+from fastfold.inference.target_templates import TargetTemplates, find_templates
 from fastfold.utils.device import peak_memory
 from fastfold.utils.packages import is_installed, missing
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Prediction to make.
-
-    Attributes:
-        network: Network of the prediction.
-        seed: Random seed.
-        sample: Sample of the target; None without sampling.
-        record: See :func:`fastfold.inference.output.writer.run_record`.
-    """
-
-    network: Network
-    seed: int
-    sample: Sample | None
-    record: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """Seed and sample in messages."""
-        return f"seed {self.seed}" + ("" if self.sample is None else f" {self.sample.label}")
-
-    @property
-    def id(self) -> str:
-        """Identifier of the prediction in the results folder."""
-        return str(self.record["input_hash"])
 
 
 class _Prepared(NamedTuple):
@@ -234,14 +204,21 @@ class TargetRunner:
         if target.is_cut:
             alignments = cut_alignments(target, alignments)
             templates = None if templates is None else templates.cut(target)
-        jobs = self._jobs(target, alignments, templates)
+        jobs = prediction_jobs(
+            target,
+            alignments,
+            networks=networks,
+            templates=templates,
+            config=self.config,
+            device=self.device,
+        )
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
         done, in_progress = False, 0
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
                 if mine:
-                    wanted = self._wanted(target, job)
+                    wanted = job.wanted(target, self.config, self.folder.output_format)
                     found, made = yield from self._complete(results, job, wanted, prepare, share)
                     done = done or made
                 else:
@@ -313,7 +290,7 @@ class TargetRunner:
     def _complete(
         self,
         results: TargetResults,
-        job: _Job,
+        job: PredictionJob,
         wanted: Wanted | WantedEmbedding,
         prepare: Callable[[], _Prepared],
         cost: float,
@@ -343,45 +320,12 @@ class TargetRunner:
         found = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
         self.progress.line(f"{label}: {found} in {results.folder}")
 
-    def _jobs(
-        self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
-    ) -> list[_Job]:
-        drawn = {s: draw_samples(self.config.sample, target, alignments, s) for s in self.config.seeds}
-        record = partial(
-            run_record,
-            target,
-            alignments,
-            config=self.config,
-            digest=target_digest(target, alignments, self.config),
-            device=str(self.device),
-        )
-        return [
-            _Job(n, s, k, record(network=n, seed=s, sample=k, templates=_shown(templates, n, target)))
-            for n in suitable(self.networks, target)
-            for s, samples in drawn.items()
-            for k in samples
-        ]
-
-    def _wanted(self, target: Target, job: _Job) -> Wanted | WantedEmbedding:
-        """Return the requested files of a prediction."""
-        if self.config.embed is not None:
-            return WantedEmbedding(self.config.embed.ending)
-        config, heads = self.config, job.network.info.config.model.heads
-        return Wanted(
-            plots=config.plots,
-            pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
-            representations=config.save_representations,
-            recycles=config.save_recycles,
-            distogram=config.save_distogram,
-            colabfold=self.folder.output_format == "colabfold",
-        )
-
     def _prepare(
         self,
         target: Target,
         alignments: Sequence[ChainMsas],
         templates: TargetTemplates | None,
-        jobs: Sequence[_Job],
+        jobs: Sequence[PredictionJob],
         label: str,
     ) -> _Prepared:
         """Check the networks and plan the target's fold by each of them."""
@@ -407,7 +351,7 @@ class TargetRunner:
         return _Prepared(predictor, find_coverage(alignments, target), {}, label)
 
     def _predict(
-        self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
+        self, prepared: _Prepared, results: TargetResults, job: PredictionJob, cost: float
     ) -> Generator[Awaited, Any, PredictionRecord]:
         """Make and write one prediction; with the first, write the files about the target's coverage."""
         model = job.network.load(self.config.precision)
@@ -455,7 +399,7 @@ class TargetRunner:
             files["_coverage.png"] = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
         prepared.shared.update(results.write_shared(files))
 
-    def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
+    def _state(self, results: TargetResults, job: PredictionJob, label: str) -> RecycleState:
         """Return the saved state of a prediction's passes."""
         ranks = 1 if self.distributed is None else self.distributed.ranks
         return RecycleState(
@@ -522,9 +466,3 @@ def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator
         )
     finally:
         schedule.close()
-
-
-def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
-    """Return the templates for a network; None if it uses none."""
-    are_whole = templates is not None and templates.is_in_one_frame
-    return templates if takes_templates(network.info.config, target, are_whole=are_whole) else None

@@ -72,27 +72,6 @@ def takes_templates(config: Any, target: Target, *, are_whole: bool = False) -> 
     return enabled and (is_multimer(config) or not target.is_complex or are_whole)
 
 
-def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
-    """Check that a network of a run uses templates, if templates are requested.
-
-    Raises:
-        ConfigError: No network uses templates.
-    """
-    if (
-        options.wanted
-        and not options.is_optional
-        and not any(
-            network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
-        )
-    ):
-        names = ", ".join(network.name for network in networks)
-        raise ConfigError(
-            f"templates are given, but {names} {'do' if len(networks) > 1 else 'does'} not use any; of AlphaFold's "
-            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
-            "or leave the templates out"
-        )
-
-
 def find_templates(
     finder: TemplateFinder | None,
     target: Target,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from fastfold.data.targets import Chain, Target
 from fastfold.inference import alignment_search
+from fastfold.inference.alignment_search import AlignmentSearch
 
 SINGLE = Target("single", (Chain("A", "MKV"),), "", "single", ())
 TWINS = Target("twins", (Chain("A", "MKV"), Chain("B", "MKV")), "", "twins", ())
@@ -23,19 +24,15 @@ class _Plan:
     """A search of two pieces of work, which notes what is left out."""
 
     cost = 10.0
+    made: ClassVar[list[Any]] = []
 
     def __init__(self, targets: Any, engines: Any, out: Path, *, skip: Any) -> None:
-        self.left_out = {(e.name, t.name) for e in engines for t in targets if skip(e, t)}
-        self.out = out
+        self.made.append(({(e.name, t.name) for e in engines for t in targets if skip(e, t)}, out))
 
-    def run(self, *, say: Any, on_step: Any, interval_s: float) -> _Plan:
+    def run(self, *, say: Any, on_step: Any, interval_s: float) -> None:
         assert interval_s > 0
         on_step("work", "status", 4.0)
         say("uniref90: done")
-        return self
-
-    def left(self, targets: Any) -> tuple[_Plan, list[Any]]:
-        return self, []
 
 
 @pytest.mark.parametrize(
@@ -61,9 +58,9 @@ def test_what_a_fold_does_not_use_is_left_out_on_request(
     left_out: set[tuple[str, str]],
 ) -> None:
     monkeypatch.setattr(alignment_search, "SearchPlan", _Plan)
-    found: Any
-    found, _ = alignment_search.search_targets(TARGETS, ENGINES, tmp_path, needed_alone=needed_alone)
-    assert (found.left_out, found.out) == (left_out, tmp_path)
+    found, errors = AlignmentSearch(ENGINES, tmp_path).run(TARGETS, needed_alone=needed_alone)
+    assert (found, errors) == (list(TARGETS), [])
+    assert _Plan.made[-1] == (left_out, tmp_path)
     assert "uniref90: done" in capsys.readouterr().err
-    alignment_search.search_targets(TARGETS, ENGINES, tmp_path, quiet=True)
+    AlignmentSearch(ENGINES, tmp_path, quiet=True).run(TARGETS)
     assert capsys.readouterr().err == ""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig, check_batch, parse_max_msa, parse_seeds
+from fastfold.inference.config import InferConfig
+from fastfold.inference.setting_values import check_batch, parse_max_msa, parse_seeds
 
 
 def test_a_budget_is_given_in_words_or_bytes() -> None:
@@ -76,3 +77,10 @@ def test_invalid_batches_are_refused(batch: Any) -> None:
     with pytest.raises(ConfigError, match="expected auto or a number from 1 to 256"):
         check_batch(batch)
     assert check_batch("4") == 4
+
+
+def test_processes_are_counted_by_the_settings() -> None:
+    assert [InferConfig(parallel=text).ranks for text in (None, "dap=1", "dap=4")] == [1, 1, 4]
+    for text in ("dap=٣", "dap=-1", "dap=", "dap=2=2", "=1", "tp=2", 4):
+        with pytest.raises(ConfigError, match="give --parallel dap=4"):
+            InferConfig(parallel=text)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.target_templates import check_takers, find_templates, read_templates
+from fastfold.inference.models import Network, check_takers
+from fastfold.inference.target_templates import find_templates, read_templates
 from fastfold.protein import read_structure, to_biopython
 from tests.helpers.command_line import ORACLES, CommandLine
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries
@@ -126,18 +127,21 @@ def test_what_cannot_be_used_is_refused_before_anything_runs(
     assert not cli.out.exists() or cli.names() == []
 
 
+def _network(name: str) -> Network:
+    """Return an official network without weights."""
+    network = Network.__new__(Network)
+    network.path = Path(f"params_{name}.npz")
+    network.info = SimpleNamespace(config=model_config(name), multimer="multimer" in name)  # type: ignore[assignment]
+    return network
+
+
 def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msas: Path, entries: Path):
     (tmp_path / "own.cif").write_text(entry({"A": HOMOLOGUE}))
     done = cli.infer(cli.fasta({"T1": QUERY}), "--templates", tmp_path / "own.cif", weights=["mini"])
     assert done.code == 2
     assert "templates are given, but mini does not use any" in done.err
 
-    networks = [
-        SimpleNamespace(
-            name=name, info=SimpleNamespace(config=model_config(name), multimer="multimer" in name)
-        )
-        for name in ("model_1", "model_3", "model_1_multimer_v3")
-    ]
+    networks = [_network(name) for name in ("model_1", "model_3", "model_1_multimer_v3")]
     options = TemplateOptions(structures=(tmp_path / "own.cif",))
     check_takers(options, networks)
     with pytest.raises(

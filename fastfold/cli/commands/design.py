@@ -257,8 +257,8 @@ def run_design(options: argparse.Namespace) -> int:
         ConfigError: Options contradict each other.
     """
     announce(options)
-    from fastfold.inference.config import check_seeds
     from fastfold.inference.design.run import TABLE, run_designs
+    from fastfold.inference.setting_values import check_seeds
 
     task, config = design_task(options), design_config(options)
     if options.precision not in (None, "fp32", "bf16"):

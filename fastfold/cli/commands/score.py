@@ -87,7 +87,7 @@ def run_score(options: argparse.Namespace) -> int:
     from fastfold.inference.score.run import TABLE, Protocol, run_scores
 
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
-    given = field_values(options, ScreenOptions)[ScreenOptions]
+    given = field_values(options, ScreenOptions)
     workers = ScreenOptions(**given) if given else None
     with orderly_termination():
         summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)

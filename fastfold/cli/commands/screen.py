@@ -10,7 +10,7 @@ from typing import Any
 
 from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
-from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import announce, imports_without_collection, orderly_termination
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
@@ -84,7 +84,7 @@ def run_screen(options: argparse.Namespace) -> int:
         ConfigError: An option is invalid, or the request is impossible.
     """
     request = infer_request(options)
-    where = ScreenOptions(**field_values(options, ScreenOptions)[ScreenOptions])
+    where = from_options(ScreenOptions, options)
     announce(options)
     with imports_without_collection():
         from fastfold.inference.screen.run import screen

@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
+from fastfold.cli.options.from_fields import (
+    More,
+    add_field_options,
+    from_options,
+    whole_number,
+)
 from fastfold.cli.options.help_all import mark_rare
-from fastfold.data.databases.layout import FoundDatabases, find_databases
+from fastfold.data.databases.layout import find_databases
 from fastfold.data.search.colabfold.access import ServerAccess
-from fastfold.data.search.settings import HmmerSettings, SearchSources
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.option_fields import options_of
-
-SOURCE_KINDS = (SearchSources, ServerAccess, HmmerSettings)
-"""Dataclasses whose options say where alignments are searched."""
 
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
@@ -87,47 +87,44 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
-    values = field_values(
-        options, InferRequest, InferConfig, Sampling, RunOptions, TemplateOptions, *SOURCE_KINDS
-    )
-    settings = values[InferConfig] | _seeds(options) | _outputs_left_out(options)
-    sources, found = search_sources(values, quiet=options.quiet)
-    templates = values[TemplateOptions] | {"server": options.templates == []}
-    if found is not None and found.template_database is not None and "database" not in templates:
-        places = {"mmcif_dir": found.mmcif_dir, "database": found.template_database}
-        templates = places | templates | {"is_optional": True}
-    return InferRequest(
-        options.inputs,
-        options.out,
-        config=InferConfig(**settings, sample=_sampling(values[Sampling])),
-        options=RunOptions(**values[RunOptions], sources=sources, templates=TemplateOptions(**templates)),
-        **values[InferRequest],
-    )
+    _check_sampling(options)
+    settings = _seeds(options) | _outputs_left_out(options)
+    found = found_databases(options)
+    more = {
+        InferRequest: {"inputs": options.inputs, "output": options.out},
+        InferConfig: settings,
+        SearchSources: found[SearchSources],
+        TemplateOptions: found[TemplateOptions] | {"server": options.templates == []},
+    }
+    if options.sample is not None:
+        settings["sample"] = from_options(Sampling, options)
+    return from_options(InferRequest, options, more)
 
 
-def search_sources(
-    values: Mapping[type, Mapping[str, Any]], *, quiet: bool
-) -> tuple[SearchSources, FoundDatabases | None]:
-    """Return the sources of alignments, and the databases of ``--databases``.
+def found_databases(options: argparse.Namespace, *, has_templates: bool = True) -> More:
+    """Return the settings of searches in the databases of ``--databases``; none without that option.
 
     Args:
-        values: Values of the fields of :data:`SOURCE_KINDS` that are given.
-        quiet: Report no databases that are left out.
+        options: Parsed options.
+        has_templates: True if templates may be searched.
 
     Raises:
-        ConfigError: An option is invalid, or contradicts another.
-        InputError: The folder of ``--databases`` has no database.
+        InputError: The folder has no database.
     """
-    sources = SearchSources(
-        **values[SearchSources], access=ServerAccess(**values[ServerAccess]), hmmer=values[HmmerSettings]
-    )
-    if sources.folder is None:
-        return sources, None
-    found = find_databases(sources.folder)
+    if options.databases is None:
+        return {SearchSources: {}, TemplateOptions: {}}
+    found = find_databases(options.databases)
     for remark in found.remarks:
-        if not quiet and (TemplateOptions in values or "templates" not in remark):
-            print(f"{sources.folder}: {remark}", file=sys.stderr, flush=True)
-    return replace(sources, databases=(*sources.databases, *found.sequences)), found
+        if not options.quiet and (has_templates or "templates" not in remark):
+            print(f"{options.databases}: {remark}", file=sys.stderr, flush=True)
+    templates: dict[str, Any] = {}
+    if has_templates and found.template_database is not None and options.template_db is None:
+        mmcif_dir = options.template_mmcif_dir or found.mmcif_dir
+        templates = {"database": found.template_database, "mmcif_dir": mmcif_dir, "is_optional": True}
+    return {
+        SearchSources: {"databases": (*(options.db or ()), *found.sequences)},
+        TemplateOptions: templates,
+    }
 
 
 def _seeds(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
@@ -141,17 +138,16 @@ def _seeds(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     return {"seeds": tuple(range(first, first + number))}
 
 
-def _sampling(given: Mapping[str, Any]) -> Sampling | None:
-    """Return the settings of samples; None without ``--sample``."""
-    if "method" in given:
-        for name, method in (("fraction", "columns"), ("depths", "depth")):
-            if name in given and given["method"] != method:
-                raise ConfigError(f"--sample-{name} is for --sample {method}; leave it out")
-        return Sampling(**given)
-    used = [option.names[0] for field, option in options_of(Sampling) if field.name in given]
-    if used:
-        raise ConfigError(f"{used[0]} needs a method of sampling; give one with --sample")
-    return None
+def _check_sampling(options: argparse.Namespace) -> None:
+    """Refuse settings of samples without a method, or of another method."""
+    for field, option in options_of(Sampling):
+        if field.name == "method" or getattr(options, option.attribute, None) is None:
+            continue
+        if options.sample is None:
+            raise ConfigError(f"{option.names[0]} needs a method of sampling; give one with --sample")
+        method = {"fraction": "columns", "depths": "depth"}.get(field.name, options.sample)
+        if options.sample != method:
+            raise ConfigError(f"{option.names[0]} is for --sample {method}; leave it out")
 
 
 def _outputs_left_out(options: argparse.Namespace) -> dict[str, Any]:

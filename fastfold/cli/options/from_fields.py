@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastfold.cli.options.help_all import mark_rare
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import Option, options_of
+
+T = TypeVar("T")
+More = Mapping[type, dict[str, Any]]
+"""Values of fields of dataclasses, by class and name."""
 
 
 def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[str] = ()) -> None:
@@ -31,25 +36,44 @@ def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[
                 mark_rare(action)
 
 
-def field_values(options: argparse.Namespace, *kinds: type) -> dict[type, dict[str, Any]]:
-    """Return the values of the fields of dataclasses that the command line gives, by class and name.
+def from_options(kind: type[T], options: argparse.Namespace, more: More | None = None) -> T:
+    """Return a dataclass with the values that the command line gives.
+
+    Its fields that are dataclasses are filled in the same way.
+
+    Args:
+        kind: The dataclass.
+        options: Parsed options.
+        more: Values of fields without an option of their own, or in place of it.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
+    values = field_values(options, kind) | (more or {}).get(kind, {})
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(field.default_factory) and field.name not in values:
+            values[field.name] = from_options(field.default_factory, options, more)
+    return kind(**values)
+
+
+def field_values(options: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """Return the values of a dataclass's fields that the command line gives, by name.
 
     Args:
         options: Parsed options.
-        kinds: The dataclasses.
+        kind: The dataclass.
     """
-    values: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}
-    for kind in kinds:
-        for field, option in options_of(kind):
-            value = getattr(options, option.attribute, None)
-            if isinstance(field.default, bool):
-                value = not field.default if value else None
-            elif isinstance(option.choices, Mapping) and value is not None:
-                value = option.choices[value]
-            if isinstance(value, list):
-                value = tuple(value)
-            if value is not None:
-                values[kind][field.name] = value
+    values: dict[str, Any] = {}
+    for field, option in options_of(kind):
+        value = getattr(options, option.attribute, None)
+        if isinstance(field.default, bool):
+            value = not field.default if value else None
+        elif isinstance(option.choices, Mapping) and value is not None:
+            value = option.choices[value]
+        if isinstance(value, list):
+            value = tuple(value)
+        if value is not None:
+            values[field.name] = value
     return values
 
 

@@ -141,6 +141,20 @@ def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[Chai
     return [([], []) for _ in target.chains] if msa_dir is None else load_alignments(msa_dir, target.uncut)
 
 
+def count_rows(msa_dir: PathLike | None, target: Target) -> int:
+    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports.
+
+    Args:
+        msa_dir: See :func:`target_alignments`.
+        target: The target.
+    """
+    try:
+        alignments = target_alignments(msa_dir, target)
+    except InputError:
+        return 0
+    return sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
+
+
 def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
     """Read the alignments of all chains of a target.
 
@@ -254,8 +268,8 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
         return {sequences[0]: _read_chain(sequences[0], used)}
     msas: dict[str, ChainMsas] = {sequence: ([], []) for sequence in sequences}
     for path in files.unpaired:
-        text = _read_text(path)
-        if _is_stockholm(path) or colabfold_header(text, path=path) is None:
+        is_stockholm, text = _is_stockholm(path), _read_text(path)
+        if is_stockholm or colabfold_header(text, path=path) is None:
             names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
             message = f"one alignment for {len(sequences)} different chains; give separate ones: {names}"
             raise InputError(message, path=path, record=target.record)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,7 @@ def check_place(place: Path, name: str) -> None:
     ours = _listed((json_object_or_none(place / RECORD) or {}).get(name, {}))
     for ending in (".sto", ".a3m", ".sto.gz", ".a3m.gz"):
         path = place / f"{name}_hits{ending}"
-        if os.path.lexists(path) and _digest(path) not in ours.get(path.name, ()):
-            raise _foreign(path)
+        _check_ours(path, ours.get(path.name, ()))
 
 
 def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path]:
@@ -85,9 +84,7 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
     digests = {name: file_digest(path) for name, path in files.items()}
     ours = _listed(record.get(key.name, {}))
     for name, digest in digests.items():
-        path = place / name
-        if os.path.lexists(path) and _digest(path) not in (digest, *ours.get(name, ())):
-            raise _foreign(path)
+        _check_ours(place / name, (digest, *ours.get(name, ())))
     # Listed before anything moves, so that our files are known after an interruption.
     replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
     record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
@@ -109,17 +106,16 @@ def _listed(own: Mapping[str, Any]) -> dict[str, list[str]]:
     return listed
 
 
-def _digest(path: Path) -> str:
+def _check_ours(path: Path, digests: Sequence[str]) -> None:
+    """Refuse to replace a file of another origin than a search, whose files have these digests."""
     try:
-        return file_digest(path)
+        is_ours = not os.path.lexists(path) or file_digest(path) in digests
     except OSError as error:
         raise output_error(path, "read", error) from error
-
-
-def _foreign(path: Path) -> OutputError:
-    return OutputError(
-        f"{path}: exists already, and is not from a search; move it away or choose another folder"
-    )
+    if not is_ours:
+        raise OutputError(
+            f"{path}: exists already, and is not from a search; move it away or choose another folder"
+        )
 
 
 def _link(source: Path, path: Path) -> None:

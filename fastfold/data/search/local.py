@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.hh_suite.hhblits import HhblitsEngine, is_cluster_database
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.run import SearchPlan
-from fastfold.data.search.settings import MAX_WORKERS, HmmerSettings
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems
 from fastfold.errors import ConfigError
@@ -22,52 +22,35 @@ from fastfold.utils.text_files import PathLike
 from fastfold.utils.units import parse_bytes
 
 
-@dataclass(frozen=True)
-class LocalSearch:
-    """Search in FASTA files.
+def local_engines(sources: SearchSources) -> list[SearchEngine]:
+    """Return an engine per FASTA file, and one for all databases of HH-suite.
 
-    Attributes:
-        databases: See :func:`fastfold.data.search.database.parse_databases`.
-        settings: See :class:`~fastfold.data.search.settings.HmmerSettings`.
-        num_workers: Number of processes; None for one per available core, or fewer if the memory is small.
-        memory: Memory limit for all processes together, for example ``16GiB`` or a number of bytes; None for half of
-            the free memory.
+    Args:
+        sources: Databases, settings and limits of the search.
+
+    Raises:
+        ConfigError: No database is given, two have the same name, the memory is not an amount of memory, or hhblits is
+            missing.
+        InputError: A database is invalid.
     """
-
-    databases: tuple[PathLike, ...]
-    settings: HmmerSettings = field(default_factory=HmmerSettings)
-    num_workers: int | None = None
-    memory: str | int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.databases:
-            raise ConfigError("no database given; name one FASTA file or more")
-        if self.num_workers is not None and not 1 <= self.num_workers <= MAX_WORKERS:
-            raise ConfigError(f"a search takes 1 to {MAX_WORKERS} processes, found {self.num_workers}")
-
-    def engines(self) -> list[SearchEngine]:
-        """Return an engine per FASTA file, and one for all databases of HH-suite.
-
-        Raises:
-            ConfigError: Two databases have the same name, the memory is not an amount of memory, or hhblits is missing.
-            InputError: A database is invalid.
-        """
-        every = parse_databases(self.databases)
-        clusters = tuple(database for database in every if is_cluster_database(database.path))
-        databases = [database for database in every if database not in clusters]
-        if not databases and self.settings != HmmerSettings():
-            raise ConfigError(
-                "HMMER's settings are for FASTA files, and hhblits searches with AlphaFold's flags; leave them out"
-            )
-        for database in databases:
-            database.check()
-        memory = host_available_bytes() // 2 if self.memory is None else parse_bytes(self.memory)
-        workers = self.num_workers or max(1, min(available_cores(), memory // smallest_memory()))
-        engines: list[SearchEngine] = [
-            HmmerEngine(self.settings, database, num_workers=workers, memory_bytes=memory)
-            for database in databases
-        ]
-        return [*engines, HhblitsEngine(clusters, workers)] if clusters else engines
+    if not sources.databases:
+        raise ConfigError("no database given; name one FASTA file or more")
+    settings = replace(sources.hmmer, engine=sources.engine)  # type: ignore[arg-type]
+    every = parse_databases(sources.databases)
+    clusters = tuple(database for database in every if is_cluster_database(database.path))
+    databases = [database for database in every if database not in clusters]
+    if not databases and settings != HmmerSettings():
+        raise ConfigError(
+            "HMMER's settings are for FASTA files, and hhblits searches with AlphaFold's flags; leave them out"
+        )
+    for database in databases:
+        database.check()
+    memory = host_available_bytes() // 2 if sources.memory is None else parse_bytes(sources.memory)
+    workers = sources.num_workers or max(1, min(available_cores(), memory // smallest_memory()))
+    engines: list[SearchEngine] = [
+        HmmerEngine(settings, database, num_workers=workers, memory_bytes=memory) for database in databases
+    ]
+    return [*engines, HhblitsEngine(clusters, workers)] if clusters else engines
 
 
 def search(
@@ -106,7 +89,14 @@ def search(
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}")
     given = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
-    wanted = LocalSearch(given, HmmerSettings(**settings), num_workers, memory)
+    hmmer = HmmerSettings(**settings)
+    sources = SearchSources(
+        tuple(os.fspath(database) for database in given),
+        engine=hmmer.engine,
+        num_workers=num_workers,
+        memory=memory,
+        hmmer=hmmer,
+    )
     if isinstance(sequences, str):
         named = {"query": sequences}
     elif isinstance(sequences, Mapping):
@@ -117,7 +107,7 @@ def search(
     targets = [
         target_from_sequence(sequence, stem) for stem, sequence in zip(stems, named.values(), strict=True)
     ]
-    SearchPlan(targets, wanted.engines(), Path(out)).run(
+    SearchPlan(targets, local_engines(sources), Path(out)).run(
         say=lambda line: None, on_step=lambda work, status, cost: None, interval_s=60.0
     )
     return Path(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,16 +27,15 @@ MAX_WORKERS = 1024
 """Largest number of processes of a search."""
 
 
-def _filter_option(number: int, default: float) -> Any:
+def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:
     return option(
-        f"--F{number}",
-        default=default,
-        parse=float,
-        group="hmmer",
-        metavar="X",
-        is_rare=True,
-        help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
+        *names, default=default, parse=float, group="hmmer", metavar="X", is_rare=is_rare, help=help
     )
+
+
+def _filter(number: int, default: float) -> Any:
+    text = f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})"
+    return _number(f"--F{number}", default=default, help=text, is_rare=True)
 
 
 @dataclass(frozen=True)
@@ -66,27 +64,18 @@ class HmmerSettings:
         metavar="N",
         help="maximum passes of jackhmmer; each searches with the hits that the last one included (default 1)",
     )
-    e_value: float = option(
-        "--e-value",
-        "-E",
-        default=1e-4,
-        parse=float,
-        group="hmmer",
-        metavar="X",
-        help="largest E-value of a hit (default 0.0001)",
+    e_value: float = _number(
+        "--e-value", "-E", default=1e-4, help="largest E-value of a hit (default 0.0001)"
     )
-    include_e_value: float = option(
+    include_e_value: float = _number(
         "--include-e-value",
         "--incE",
         default=1e-4,
-        parse=float,
-        group="hmmer",
-        metavar="X",
         help="largest E-value of a hit that is aligned (default 0.0001)",
     )
-    msv_filter: float = _filter_option(1, 5e-4)
-    viterbi_filter: float = _filter_option(2, 5e-5)
-    forward_filter: float = _filter_option(3, 5e-7)
+    msv_filter: float = _filter(1, 5e-4)
+    viterbi_filter: float = _filter(2, 5e-5)
+    forward_filter: float = _filter(3, 5e-7)
     file_format: AlignmentFormat = option(
         "--format",
         default="sto",
@@ -136,7 +125,7 @@ class SearchSources:
         num_workers: Number of processes; None for one per core.
         gpu: Search by ``mmseqs`` on a GPU.
         memory: Memory limit for all processes together, in bytes or as text; None for half of the free memory.
-        hmmer: Fields of :class:`HmmerSettings` other than ``engine``, by name.
+        hmmer: Settings of HMMER's programs; ``engine`` is that of the sources.
 
     Raises:
         ConfigError: An option is invalid, or contradicts another.
@@ -219,7 +208,7 @@ class SearchSources:
         help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
         "read repeatedly (default: half of the free memory)",
     )
-    hmmer: Mapping[str, Any] = field(default_factory=dict)
+    hmmer: HmmerSettings = field(default_factory=HmmerSettings)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -241,7 +230,9 @@ class SearchSources:
         if self.folder is not None:
             raise ConfigError(f"--databases searches AlphaFold's databases on this machine; leave out {own}")
         misplaced = [
-            option.names[0] for field, option in options_of(HmmerSettings) if field.name in self.hmmer
+            option.names[0]
+            for field, option in options_of(HmmerSettings)
+            if getattr(self.hmmer, field.name) != field.default
         ]
         misplaced += ["--memory"] if self.memory is not None else []
         misplaced += ["--engine"] if self.server is not None and self.engine != "jackhmmer" else []

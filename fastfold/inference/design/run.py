@@ -41,9 +41,8 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.design.together import SharedEvaluator
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.models import Network, about_mini, requested_networks, suitable
+from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
-from fastfold.inference.prepare import check_divisible
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.where import parse_condition
@@ -119,7 +118,7 @@ def run_designs(
     device = choose_device(infer.device)
     if where is not None:
         parse_condition(where, COLUMNS)  # refused before anything is computed
-    with distributed_folder(infer.parallel, device) as distributed:
+    with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.config import BatchSize
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
@@ -22,6 +21,7 @@ from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.setting_values import BatchSize
 from fastfold.memory import BudgetError
 
 PADDING = 1.15

@@ -12,15 +12,15 @@ from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.alignment_search import alignment_engines, search_targets
+from fastfold.inference.alignment_search import AlignmentSearch
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import requested_networks, suitable
+from fastfold.inference.models import check_takers, requested_networks, suitable
 from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
 from fastfold.inference.prepare import check_request
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
-from fastfold.inference.target_templates import check_takers, find_templates
+from fastfold.inference.target_templates import find_templates
 
 
 def run_mutations(request: InferRequest, *, mutations: str = "all", positions: str | None = None) -> Summary:
@@ -92,8 +92,8 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
     """Return the wild type with alignments and templates, and the alignments of its whole chains."""
     options, msa_dir = request.options, request.options.msa_dir
     if options.sources.wanted:
-        msa_dir, engines = request.msa_dir, alignment_engines(options)
-        _, errors = search_targets([target], engines, msa_dir, quiet=options.quiet, needed_alone=True)
+        msa_dir = request.msa_dir
+        _, errors = AlignmentSearch.of(request).run([target])
         if errors:
             raise errors[0]
     alignments = target_alignments(msa_dir, target)

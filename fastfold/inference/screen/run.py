@@ -7,28 +7,23 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from fastfold.data.search.colabfold.source import ColabFoldSource
-from fastfold.data.targets import Target, number_targets
-from fastfold.data.templates.source import open_templates
+from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError, WriteError
-from fastfold.inference.alignment_search import alignment_engines, search_targets
-from fastfold.inference.models import requested_networks, target_cost, untrained_networks
-from fastfold.inference.network_settings import check_settings
+from fastfold.inference.alignment_search import database_engines, search
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
-from fastfold.inference.prepare import check_request, limits_of_predictions, with_precision
+from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import Summary, finish_tables, open_log
+from fastfold.inference.runner import Summary, announce, concluded, finish_tables, open_log
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
 from fastfold.inference.screen.search import ChainSearch, EngineSearch
 from fastfold.inference.screen.setup import Setup
-from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
 
@@ -53,71 +48,48 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
         WriteError: A result cannot be written; finished results are kept.
     """
-    config, options = request.config, request.options
-    check_request(config, options)
-    if config.parallel is not None:
+    if request.config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
-    chosen = ""
-    if where.ray is None:
-        config, chosen = with_precision(config, choose_device(config.device))
-    elif config.precision == "auto":
-        raise ConfigError(
-            "the machines of a cluster may differ: set the precision (--precision) instead of auto"
-        )
-    else:
-        config = replace(config, precision=config.precision or "fp32")
-    search: ChainSearch | None = None
-    first: ColabFoldSource | None = None
-    if options.sources.wanted:
-        msa_dir = request.msa_dir.resolve()
-        options = replace(options, msa_dir=msa_dir, sources=options.sources.absolute())
-        engines = alignment_engines(options)
-        if isinstance(engines, Sequence):
-            search = EngineSearch(tuple(engines), msa_dir)
-        else:
-            first = engines
-    left_out: list[str] = []
-    skip = left_out.append if options.skip_bad_weights else None
-    networks = requested_networks(request.weights, options.num_models, skip=skip)
-    check_settings(config, [network.info.config for network in networks])
-    check_takers(options.templates, networks)
-    open_templates(options.templates)  # refuses invalid sources
-    targets, errors = request.read_targets()
-    if options.name_prefix is not None:
-        targets = number_targets(targets, options.name_prefix)
-    if untrained := untrained_networks(networks, targets):
-        raise ConfigError(
-            f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
-            "are not informative about partners. Give --weights multimer"
-        )
-    costs = [target_cost(target, networks, config) for target in targets]
+    device = None if where.ray is not None else choose_device(request.config.device)
+    job = prepare(_for_all_machines(request), device, is_screen=True)
     if where.shard is not None:
-        mine = where.shard.of(targets, costs)
-        targets, costs = [targets[i] for i in mine], [costs[i] for i in mine]
-    if first is not None and targets:
-        targets, unfound = search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
-        errors = [*errors, *unfound]
-        costs = [target_cost(target, networks, config) for target in targets]
+        mine = where.shard.of(job.targets, job.costs)
+        job.targets = [job.targets[i] for i in mine]
+    chains: ChainSearch | None = None
+    config, options = job.request.config, job.request.options
+    if options.sources.is_by_colabfold:
+        job = search(job)
+    elif options.sources.wanted:
+        chains = EngineSearch(tuple(database_engines(options.sources)), job.request.msa_dir)
+    costs = job.costs
     with Progress(sum(costs), quiet=options.quiet) as progress:
-        warn = partial(progress.line, important=True)
-        for message in left_out:
-            warn(f"warning: left out: {message}")
-        for error in errors:
-            warn(f"error: {error}")
-        for line in (*limits_of_predictions(request, networks, targets), chosen):
-            if line:
-                progress.line(line)
+        announce(job, progress)
         summary = Summary((), (), ())
-        if targets:
+        if job.targets:
             setup = Setup(
-                networks, not request.weights, request.output, config, options, where, search, progress.line
+                job.networks,
+                not request.weights,
+                request.output,
+                config,
+                options,
+                where,
+                chains,
+                progress.line,
             )
+            warn = partial(progress.line, important=True)
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
-            open_log(progress.log, folder.path, f"{len(targets):,} targets")
-            summary = _Screen(targets, costs, folder, progress, errors).run(setup)
-    summary = replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
-    progress.log.append(summary.counts())
-    return summary
+            open_log(progress.log, folder.path, f"{len(job.targets):,} targets")
+            summary = _Screen(job.targets, costs, folder, progress, job.errors).run(setup)
+    return concluded(summary, job, progress)
+
+
+def _for_all_machines(request: InferRequest) -> InferRequest:
+    """Return a request whose searches have paths that are valid on all machines."""
+    options = request.options
+    if not options.sources.wanted:
+        return request
+    options = replace(options, msa_dir=request.msa_dir.resolve(), sources=options.sources.absolute())
+    return replace(request, options=options)
 
 
 class _Screen:

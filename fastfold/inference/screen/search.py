@@ -12,7 +12,7 @@ from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.store import FOLDER, SearchStore
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, FastFoldError, WriteError
-from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.alignment_search import AlignmentSearch
 from fastfold.inference.error_messages import internal_error
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.utils.atomic_files import prepare_output_directory
@@ -76,7 +76,7 @@ class EngineSearch:
 
     def publish(self, target: Target) -> None:
         """Publish results, see :class:`ChainSearch`."""
-        search_targets([target], self.engines, self.out, quiet=True, needed_alone=True)
+        AlignmentSearch(self.engines, self.out, quiet=True).run([target])
 
 
 @dataclass(frozen=True)

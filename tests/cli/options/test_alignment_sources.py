@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.cli.options.fold import SOURCE_KINDS, search_sources
-from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.data.search.colabfold.access import ServerAccess
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.errors import ConfigError
 from fastfold.inference.alignment_search import Engines, alignment_engines
 from fastfold.inference.request import RunOptions
@@ -242,9 +241,9 @@ def test_credentials_are_not_shown() -> None:
 
 def _engines(*arguments: str) -> Engines:
     parser = argparse.ArgumentParser()
-    add_field_options({"sources": parser, "search processes": parser}, *SOURCE_KINDS)
-    values = field_values(parser.parse_args(arguments), *SOURCE_KINDS)
-    return alignment_engines(RunOptions(sources=search_sources(values, quiet=True)[0], quiet=True))
+    add_field_options({"sources": parser, "search processes": parser}, SearchSources, ServerAccess)
+    sources = from_options(SearchSources, parser.parse_args(arguments))
+    return alignment_engines(RunOptions(sources=sources, quiet=True))
 
 
 def test_nothing_is_searched_by_itself() -> None:

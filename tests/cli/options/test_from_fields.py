@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
+from fastfold.cli.options.from_fields import add_field_options, field_values, from_options, whole_number
 from fastfold.cli.options.help_all import is_rare
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import option
@@ -47,7 +47,7 @@ def _parser(**groups: str) -> tuple[argparse.ArgumentParser, list[argparse.Actio
 
 
 def _values(text: str) -> dict[str, Any]:
-    return field_values(_parser(a="", b="")[0].parse_args(text.split()), Settings)[Settings]
+    return field_values(_parser(a="", b="")[0].parse_args(text.split()), Settings)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,22 @@ def _values(text: str) -> dict[str, Any]:
 )
 def test_given_options_alone_are_values(text: str, values: dict[str, Any]) -> None:
     assert _values(text) == values
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Settings with settings inside."""
+
+    name: str
+    inner: Settings = field(default_factory=Settings)
+
+
+def test_settings_inside_others_take_their_own_options() -> None:
+    options = _parser(a="", b="")[0].parse_args(["--count", "3", "--even", "4"])
+    more: dict[type, dict[str, Any]] = {Nested: {"name": "n"}, Settings: {"count": 5}}
+    assert from_options(Nested, options, more) == Nested("n", Settings(count=5, even=4))
+    more[Nested]["inner"] = Settings(count=1)
+    assert from_options(Nested, options, more) == Nested("n", Settings(count=1))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fastfold import load_model, predict
+from fastfold.data.msa.find import count_rows
 from fastfold.data.targets import number_targets, target_from_sequence
-from fastfold.inference.alignment_search import alignment_depth
 from fastfold.inference.models import limit_networks
 from fastfold.inference.output.result_archive import ENDING
 from tests.helpers.command_line import CommandLine
@@ -76,9 +76,9 @@ def test_numbers_have_as_many_digits_as_colabfolds() -> None:
 def test_depth_counts_the_rows_of_all_chains(tmp_path: Path) -> None:
     (tmp_path / "t.a3m").write_text(">t\nMKV\n>a\nMKI\n>b\nMKL\n")
     (tmp_path / "bad.a3m").write_text(">t\nMKVL\n")
-    depths = [alignment_depth(target_from_sequence("MKV", name), tmp_path) for name in ("t", "bad", "none")]
+    depths = [count_rows(tmp_path, target_from_sequence("MKV", name)) for name in ("t", "bad", "none")]
     assert depths == [3, 0, 0]
-    assert alignment_depth(target_from_sequence("MKV", "t"), None) == 0
+    assert count_rows(None, target_from_sequence("MKV", "t")) == 0
 
 
 def test_targets_with_few_rows_come_first(cli: CommandLine) -> None:

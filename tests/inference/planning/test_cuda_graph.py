@@ -22,7 +22,7 @@ from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
 from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference import runner
+from fastfold.inference import prepare
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import predictor
 from fastfold.inference.folding.network import NetworkPasses, run_network
@@ -326,7 +326,7 @@ def test_no_gpu_is_refused_before_anything_is_read(cli: CommandLine) -> None:
 def test_the_command_folds_the_same_and_says_so(
     cli: CommandLine, graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (predictor, runner):
+    for module in (predictor, prepare):
         monkeypatch.setattr(module, "check_cuda_graphs", lambda wanted, device: None)
     host: list[int | None] = []
 

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.fold import SOURCE_KINDS, search_sources
-from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.fold import found_databases
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.colabfold.access import ServerAccess
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.request import InferRequest, RunOptions
@@ -83,7 +84,7 @@ def add_search_command(commands: Any) -> None:
     groups = dict.fromkeys(
         ("sources", "pairs", "targets", "search alone", "hmmer", "search processes"), search
     )
-    add_field_options(groups, *SOURCE_KINDS, RunOptions)
+    add_field_options(groups, SearchSources, ServerAccess, HmmerSettings, RunOptions)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
     search.add_argument(
         "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
@@ -100,16 +101,15 @@ def run_search(options: argparse.Namespace) -> int:
     """
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
-    values = field_values(options, *SOURCE_KINDS, RunOptions)
-    sources, _ = search_sources(values, quiet=options.quiet)
+    sources = from_options(SearchSources, options, found_databases(options, has_templates=False))
     _check_sources(sources, options)
-    run = RunOptions(
-        **values[RunOptions],
-        msa_dir=options.out,
-        sources=sources,
-        templates=TemplateOptions(server=options.templates),
-        quiet=options.quiet,
-    )
+    own = {
+        "msa_dir": options.out,
+        "sources": sources,
+        "templates": TemplateOptions(server=options.templates),
+        "quiet": options.quiet,
+    }
+    run = from_options(RunOptions, options, {RunOptions: own})
     return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
 
 
@@ -137,26 +137,23 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
 
     Args:
         request: The request.
-        needed_alone: See :func:`fastfold.inference.alignment_search.search_targets`.
+        needed_alone: See :meth:`fastfold.inference.alignment_search.AlignmentSearch.run`.
 
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
     """
-    from fastfold.inference.alignment_search import alignment_engines, search_targets
+    from fastfold.inference.alignment_search import AlignmentSearch
 
-    options, out = request.options, request.msa_dir
-    engines = alignment_engines(options)
+    search = AlignmentSearch.of(request)
     targets, errors = request.read_targets()
     for error in errors:
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            targets, unfound = search_targets(
-                targets, engines, out, quiet=options.quiet, needed_alone=needed_alone
-            )
+            targets, unfound = search.run(targets, needed_alone=needed_alone)
         for error in unfound:
             print(f"error: {error}", file=sys.stderr, flush=True)
         errors = [*errors, *unfound]
         plural = "" if len(targets) == 1 else "s"
-        print(f"alignments of {len(targets)} target{plural} in {out}", flush=True)
+        print(f"alignments of {len(targets)} target{plural} in {search.out}", flush=True)
     return 1 if errors else 0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.from_fields import add_field_options, field_values
+from fastfold.cli.options.from_fields import add_field_options, field_values, from_options
 from fastfold.cli.process import orderly_termination
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
@@ -132,9 +132,8 @@ def run_serve(options: argparse.Namespace) -> int:
         if not options.quiet or line.startswith("error"):
             print(line, file=sys.stderr, flush=True)
 
-    values = field_values(options, InferRequest, InferConfig, ScreenOptions)
-    weights, config = values[InferRequest].get("weights", ()), InferConfig(**values[InferConfig])
-    where = ScreenOptions(**values[ScreenOptions])
+    weights = field_values(options, InferRequest).get("weights", ())
+    config, where = from_options(InferConfig, options), from_options(ScreenOptions, options)
     with orderly_termination():
         serve(served, weights, config, RunOptions(), where, say)
     return 0

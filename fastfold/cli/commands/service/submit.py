@@ -155,7 +155,7 @@ def parse_settings(texts: list[str]) -> dict[str, Any]:
     """
     import json
 
-    from fastfold.inference.config import parse_max_msa, parse_seeds
+    from fastfold.inference.setting_values import parse_max_msa, parse_seeds
 
     found: dict[str, Any] = {}
     for text in texts:

@@ -6,12 +6,27 @@ import base64
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import option
 
 _PASSWORD, _API_KEY, _API_KEY_HEADER = "FASTFOLD_MSA_PASSWORD", "FASTFOLD_MSA_API_KEY", "X-API-Key"
+
+
+def _credential(name: str, metavar: str, help: str, *, is_secret: bool = False) -> Any:
+    """Return a field with an option, which can be written with underscores as well."""
+    return option(
+        f"--{name}",
+        f"--{name.replace('-', '_')}",
+        default=None,
+        group="sources",
+        metavar=metavar,
+        is_rare=True,
+        is_secret=is_secret,
+        help=help,
+    )
 
 
 @dataclass(frozen=True)
@@ -25,43 +40,21 @@ class ServerAccess:
         api_key_header: Header of requests that holds the key; None for the usual one.
     """
 
-    username: str | None = option(
-        "--msa-server-username",
-        "--msa_server_username",
-        default=None,
-        group="sources",
-        metavar="NAME",
-        is_rare=True,
-        help="user of a private MSA server",
-    )
-    password: str | None = option(
-        "--msa-server-password",
-        "--msa_server_password",
-        default=None,
-        group="sources",
-        metavar="TEXT",
-        is_rare=True,
+    username: str | None = _credential("msa-server-username", "NAME", "user of a private MSA server")
+    password: str | None = _credential(
+        "msa-server-password",
+        "TEXT",
+        f"the user's password (default: {_PASSWORD} of the environment, which other users cannot see)",
         is_secret=True,
-        help=f"the user's password (default: {_PASSWORD} of the environment, which other users cannot see)",
     )
-    api_key: str | None = option(
-        "--api-key-value",
-        "--api_key_value",
-        default=None,
-        group="sources",
-        metavar="TEXT",
-        is_rare=True,
+    api_key: str | None = _credential(
+        "api-key-value",
+        "TEXT",
+        f"API key of a private MSA server (default: {_API_KEY} of the environment)",
         is_secret=True,
-        help=f"API key of a private MSA server (default: {_API_KEY} of the environment)",
     )
-    api_key_header: str | None = option(
-        "--api-key-header",
-        "--api_key_header",
-        default=None,
-        group="sources",
-        metavar="NAME",
-        is_rare=True,
-        help=f"header of requests that holds the API key (default {_API_KEY_HEADER})",
+    api_key_header: str | None = _credential(
+        "api-key-header", "NAME", f"header of requests that holds the API key (default {_API_KEY_HEADER})"
     )
 
     def headers(self, server: str) -> dict[str, str]:

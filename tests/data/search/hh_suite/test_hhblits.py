@@ -14,8 +14,8 @@ from fastfold.data.search.engine import Step
 from fastfold.data.search.hh_suite import hhblits
 from fastfold.data.search.hh_suite.hhblits import HhblitsEngine
 from fastfold.data.search.hmmer import HmmerEngine
-from fastfold.data.search.local import LocalSearch, search
-from fastfold.data.search.settings import HmmerSettings
+from fastfold.data.search.local import local_engines, search
+from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.search.store import SearchStore
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
@@ -57,7 +57,7 @@ def test_databases_are_searched_together_after_fasta_files(program: Path, tmp_pa
     uniref = empty_database(tmp_path / "uniref30", "UniRef30_2021_03")
     fasta = tmp_path / "uniref90.fasta"
     fasta.write_text(f">x\n{QUERY}\n")
-    first, engine = LocalSearch((bfd, fasta, uniref), num_workers=2).engines()
+    first, engine = local_engines(SearchSources((str(bfd), str(fasta), str(uniref)), num_workers=2))
     assert isinstance(first, HmmerEngine)
     assert isinstance(engine, HhblitsEngine)
     assert engine.name == "bfd_uniref"
@@ -76,7 +76,7 @@ def test_databases_are_searched_together_after_fasta_files(program: Path, tmp_pa
 
 def test_another_database_is_another_search(program: Path, tmp_path: Path) -> None:
     store = SearchStore(tmp_path / "store")
-    (engine,) = LocalSearch((empty_database(tmp_path / "a", "uniref30"),)).engines()
+    (engine,) = local_engines(SearchSources((str(empty_database(tmp_path / "a", "uniref30")),)))
     before = engine.key(store)
     assert (engine.name, before) == ("uniref30", engine.key(store))
     (tmp_path / "a" / "uniref30_hhm.ffdata").write_text("longer than before")
@@ -86,18 +86,18 @@ def test_another_database_is_another_search(program: Path, tmp_path: Path) -> No
 def test_what_is_missing_is_said(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = empty_database(tmp_path / "a", "uniref30")
     with pytest.raises(ConfigError, match="hhblits searches with AlphaFold's flags"):
-        LocalSearch((database,), HmmerSettings(iterations=3)).engines()
-    (engine,) = LocalSearch((database,)).engines()
+        local_engines(SearchSources((str(database),), hmmer=HmmerSettings(iterations=3)))
+    (engine,) = local_engines(SearchSources((str(database),)))
     (program.parent / "fails").touch()
     with pytest.raises(InputError, match="hhblits failed with exit code 7: out of memory"):
         list(engine.search([QUERY], lambda step: None))
     (tmp_path / "a" / "uniref30_hhm.ffdata").unlink()
     with pytest.raises(InputError, match=r"found no uniref30_hhm\.ffdata; download"):
-        LocalSearch((database,)).engines()
+        local_engines(SearchSources((str(database),)))
     (tmp_path / "a" / "uniref30_hhm.ffdata").touch()
     monkeypatch.setattr(hhblits, "find_program", lambda name: None)
     with pytest.raises(ConfigError, match="is a database of HH-suite, and hhblits is not installed"):
-        LocalSearch((database,)).engines()
+        local_engines(SearchSources((str(database),)))
 
 
 @needs_hhblits

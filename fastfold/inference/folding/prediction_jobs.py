@@ -1,0 +1,111 @@
+"""Predictions of a target to make: one per network, seed and sample, each with its record and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fastfold.data.msa.find import ChainMsas
+from fastfold.data.targets import Target
+from fastfold.inference.config import FolderFormat, InferConfig
+from fastfold.inference.ensemble.samples import Sample, draw_samples
+from fastfold.inference.folding.prediction import keeps_pae
+from fastfold.inference.models import Network
+from fastfold.inference.output.writer import Wanted, WantedEmbedding, run_record, target_digest
+from fastfold.inference.target_templates import TargetTemplates, takes_templates
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """Prediction to make.
+
+    Attributes:
+        network: Network of the prediction.
+        seed: Random seed.
+        sample: Sample of the target; None without sampling.
+        record: See :func:`fastfold.inference.output.writer.run_record`.
+    """
+
+    network: Network
+    seed: int
+    sample: Sample | None
+    record: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Seed and sample in messages."""
+        return f"seed {self.seed}" + ("" if self.sample is None else f" {self.sample.label}")
+
+    @property
+    def id(self) -> str:
+        """Identifier of the prediction in the results folder."""
+        return str(self.record["input_hash"])
+
+    def wanted(
+        self, target: Target, config: InferConfig, output_format: FolderFormat
+    ) -> Wanted | WantedEmbedding:
+        """Return the requested files of the prediction.
+
+        Args:
+            target: The target.
+            config: Settings of the fold.
+            output_format: Format of the results folder.
+        """
+        if config.embed is not None:
+            return WantedEmbedding(config.embed.ending)
+        heads = self.network.info.config.model.heads
+        return Wanted(
+            plots=config.plots,
+            pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
+            representations=config.save_representations,
+            recycles=config.save_recycles,
+            distogram=config.save_distogram,
+            colabfold=output_format == "colabfold",
+        )
+
+
+def prediction_jobs(
+    target: Target,
+    alignments: Sequence[ChainMsas],
+    *,
+    networks: Sequence[Network],
+    templates: TargetTemplates | None,
+    config: InferConfig,
+    device: torch.device,
+) -> list[PredictionJob]:
+    """Return the predictions of a target to make, all of a network together.
+
+    Args:
+        target: The target.
+        alignments: Its alignments.
+        networks: Networks that fold it.
+        templates: Its templates; None without any.
+        config: Settings of the fold.
+        device: Device of the fold.
+    """
+    samples = {seed: draw_samples(config.sample, target, alignments, seed) for seed in config.seeds}
+    record = partial(
+        run_record,
+        target,
+        alignments,
+        config=config,
+        digest=target_digest(target, alignments, config),
+        device=str(device),
+    )
+    are_whole = templates is not None and templates.is_in_one_frame
+    jobs = []
+    for network in networks:
+        takes = takes_templates(network.info.config, target, are_whole=are_whole)
+        shown = templates if takes else None
+        jobs += [
+            PredictionJob(
+                network, seed, sample, record(network=network, seed=seed, sample=sample, templates=shown)
+            )
+            for seed, drawn in samples.items()
+            for sample in drawn
+        ]
+    return jobs
