@@ -32,6 +32,7 @@ import torch  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
+from fastfold.inference.planning.gradient_report import product_rate  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
@@ -120,14 +121,6 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def matrix_product_rate() -> float:
-    """Measure the FLOP/s of a float32 matrix product large enough for the machine's best."""
-    size = 2048
-    a = torch.randn(size, size)
-    a @ a
-    return 2 * size**3 / statistics.median(seconds(lambda: a @ a) for _ in range(5))
-
-
 def speed(rounds: int) -> dict[str, Any]:
     """Measure ratios to the matrix-product rate, in turns."""
     steps = passes(*setup())
@@ -138,9 +131,9 @@ def speed(rounds: int) -> dict[str, Any]:
     rates: list[float] = []
     for _ in range(rounds):
         for name, step in steps.items():
-            before = matrix_product_rate()
+            before = product_rate()
             achieved = work[name] / seconds(step)
-            rate = (before + matrix_product_rate()) / 2
+            rate = (before + product_rate()) / 2
             rates.append(rate)
             ratios[name].append(achieved / rate)
     return {
