@@ -94,18 +94,6 @@ def add_lora(
     return [name for name in layers if name in adapted]
 
 
-def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return only the adapters, with their names in ``model.state_dict()``.
-
-    ``model.load_state_dict(adapters, strict=False)`` loads them into a network with adapters of the same rank and
-    targets.
-    """
-    prefixes = tuple(f"{name}.parametrizations.weight.0." for name, _ in _adapters(model))
-    return (
-        {name: x for name, x in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
-    )
-
-
 def merge_lora(model: nn.Module) -> nn.Module:
     """Replace each adapted weight by its sum, which gives a plain network with the original names.
 

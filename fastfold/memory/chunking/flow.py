@@ -94,11 +94,6 @@ def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
     return None if found is None else found(call, dim)
 
 
-def known_operators() -> frozenset[str]:
-    """Return the names of operators with a rule, except those that PyTorch tags as pointwise."""
-    return frozenset(_RULES)
-
-
 def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
     """Return the dimension that becomes ``dim`` when broadcast to ``out``; None if it is broadcast along ``dim``."""
     own = dim - (len(out) - len(shape))
