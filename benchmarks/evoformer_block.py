@@ -36,6 +36,7 @@ from fastfold.inference.planning.gradient_report import product_rate  # noqa: E4
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
+from fastfold.utils.machine import process_memory  # noqa: E402
 
 ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128
 TARGETS = {
@@ -142,24 +143,16 @@ def speed(rounds: int) -> dict[str, Any]:
     }
 
 
-def status(field: str) -> int:
-    """Read a size in bytes from /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
-
-
 def peak_memory(name: str) -> float:
     """Measure a pass' peak resident memory above the inputs, in U, in a fresh process."""
     block, inputs = setup()
     # A small pass first loads the libraries' code and thread pools, which are not part of the block's memory.
     small = (torch.randn(4, 8, C_M), torch.randn(8, 8, C_Z), torch.ones(4, 8), torch.ones(8, 8))
     passes(block, small)[name]()
-    before = status("VmRSS")
+    before = process_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     passes(block, inputs)[name]()
-    return (status("VmHWM") - before) / (RESIDUES**2 * C_Z * 4)
+    return (process_memory("VmHWM") - before) / (RESIDUES**2 * C_Z * 4)
 
 
 def main() -> None:
