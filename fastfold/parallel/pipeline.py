@@ -125,10 +125,6 @@ class Pipeline:
     def evaluate(self, inputs: Inputs, everywhere: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
         """Run forward passes only.
 
-        Args:
-            inputs: As for :meth:`step`.
-            everywhere: As for :meth:`step`.
-
         Returns:
             The last stage's result of each microbatch on its rank, an empty list on the others.
         """

@@ -22,10 +22,6 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
 
     Call before the process group is initialised, because plans are traced with simulated ranks.
 
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-
     Returns:
         The configuration, and one line that describes the plan.
 

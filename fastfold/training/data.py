@@ -239,16 +239,7 @@ def make_loader(
     context: DistributedContext,
     replay: Iterable[int],
 ) -> SampleLoader:
-    """Return the loader of this process's share of the samples.
-
-    Args:
-        source: The chains or complexes.
-        config: Group ``data``.
-        tree: Config tree of the network.
-        seed: Seed of the run.
-        context: The run's processes.
-        replay: Recorded draws to repeat first.
-    """
+    """Return the loader of this process's share of the samples."""
     rows = config.distillation_max_rows
     make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
     return SampleLoader(

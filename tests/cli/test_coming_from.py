@@ -28,7 +28,9 @@ def test_documents_name_every_long_option() -> None:
     """By one of its names: some have AlphaFold's or ColabFold's as well."""
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     named = {
-        name for page in pages for name in re.findall(r"--[A-Za-z0-9][\w-]*", page.read_text(encoding="utf-8"))
+        name
+        for page in pages
+        for name in re.findall(r"--[A-Za-z0-9][\w-]*", page.read_text(encoding="utf-8"))
     }
     long = [{name for name in names if name.startswith("--")} for names in option_names()]
     assert len([names for names in long if names]) > 200

@@ -207,14 +207,7 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
 
 
 def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
-    """Return every step of a fold that can be the largest, with its candidates.
-
-    Args:
-        config: Official configuration tree.
-        fold: Sizes of the fold.
-        costs: Costs of the candidates.
-        room: Memory for offloaded tensors.
-    """
+    """Return every step of a fold that can be the largest, with its candidates."""
     c, heads = config.model.embeddings_and_evoformer, config.model.heads
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
     shard, mask = pairs * c.pair_channel * e, whole * e

@@ -28,12 +28,7 @@ Job = dict[str, Any]
 
 
 class RefusedError(FastFoldError):
-    """Error for a request that the server refuses, in the server's words.
-
-    Args:
-        message: Reason.
-        status: Status of the HTTP answer.
-    """
+    """Error for a request that the server refuses, in the server's words."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status

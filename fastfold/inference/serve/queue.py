@@ -207,9 +207,6 @@ class JobQueue:
 
         The first waiting job of the highest priority is always part of the group. Jobs of the same priority and
         settings join it. A job whose worker was lost before is started alone.
-
-        Args:
-            size: Largest number of jobs.
         """
         with self._transaction() as execute:
             first = self._select("WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")

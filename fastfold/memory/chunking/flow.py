@@ -29,12 +29,7 @@ class Cut:
 
 
 class Call:
-    """Operation as its rule sees it.
-
-    Args:
-        graph: Graph of the operation.
-        operation: The operation.
-    """
+    """Operation as its rule sees it."""
 
     def __init__(self, graph: Graph, operation: Operation) -> None:
         self._graph, self.operation = graph, operation

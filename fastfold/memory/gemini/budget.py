@@ -18,13 +18,6 @@ def check_budget(
 ) -> None:
     """Refuse an insufficient budget before anything is moved.
 
-    Args:
-        chunks: Parameters of the model.
-        device: Device with the model's buffers.
-        budget: Bytes on the device.
-        policy: Policy of :class:`fastfold.memory.Gemini`.
-        optimizer: Optimizer; None for inference.
-
     Raises:
         BudgetError: One operator's parameters exceed it; with ``"cuda"``, all kept tensors.
     """

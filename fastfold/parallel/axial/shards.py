@@ -36,11 +36,7 @@ _BLOCK = 2**18
 
 @dataclass(frozen=True)
 class AxialShards:
-    """Cut of axes over a group: consecutive shards, the first ones one longer; a shard may be empty.
-
-    Attributes:
-        group: The ranks.
-    """
+    """Cut of axes over a group: consecutive shards, the first ones one longer; a shard may be empty."""
 
     group: Group
 

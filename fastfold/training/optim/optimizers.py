@@ -23,10 +23,6 @@ class MuonWithAdam(Optimizer):
     Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so that their rates are
     comparable.
 
-    Args:
-        named: All parameters by name.
-        optim: Group ``optim``.
-
     Raises:
         ConfigError: The parameters are shards, without a matrix.
     """
