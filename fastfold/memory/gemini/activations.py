@@ -9,8 +9,8 @@ saved tensors are offloaded.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,27 @@ from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.access_trace import SpanKey
 from fastfold.memory.gemini.chunks import is_dense
 
-if TYPE_CHECKING:
-    from fastfold.memory.gemini.executor import Residency
-
 # Smaller tensors are not offloaded.
 SMALLEST = 1024
+
+
+class Ledger(Protocol):
+    """Planner that is told about saved tensors and decides which of them stay."""
+
+    def new_call(self) -> int:
+        """Return the number of a block's call in this step."""
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Report a saved tensor of ``size`` bytes; return True if it stays on the device."""
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """Correct the size of a tensor."""
+
+    def used(self, key: SpanKey) -> None:
+        """Report that the backward pass uses a tensor."""
+
+    def due(self) -> Mapping[SpanKey, int]:
+        """Return the tensors to bring back now, with the free bytes; each is returned once."""
 
 
 class _Saved:
@@ -66,7 +82,7 @@ class SavedTensors:
     Args:
         device: Device of the model.
         host: Tier of offloaded tensors.
-        ledger: Told about saved tensors; decides which of them stay.
+        ledger: Planner.
 
     Attributes:
         sent: Bytes offloaded so far; the same number returns.
@@ -74,7 +90,7 @@ class SavedTensors:
         recomputed: Calls of blocks that were recomputed.
     """
 
-    def __init__(self, device: Device, host: Tier, ledger: Residency) -> None:
+    def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:
         self.device, self.host, self.ledger = device, host, ledger
         self.sent = self.waited = self.recomputed = 0
         self._away: weakref.WeakValueDictionary[SpanKey, _Saved] = weakref.WeakValueDictionary()

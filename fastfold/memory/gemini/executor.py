@@ -183,7 +183,7 @@ class Residency:
         self._plans[trace.keys] = (trace, made, 1)
         cycle.steps, cycle.before = made.cycle(0), resident
 
-    # Saved tensors
+    # Saved tensors, the interface `fastfold.memory.gemini.activations.Ledger`
 
     def new_call(self) -> int:
         """Return the number of a block's call in this step."""
@@ -191,7 +191,7 @@ class Residency:
         return self._step.recorder.calls
 
     def stays(self, key: SpanKey, size: int) -> bool:
-        """Record a new saved tensor of ``size`` bytes; return True if it stays on the device."""
+        """Return True if a new saved tensor of ``size`` bytes stays on the device."""
         cycle = self._step
         cycle.recorder.saved(key, size)
         # More than planned may not fit; the size of a block's saved tensors is known only afterwards.
@@ -211,7 +211,7 @@ class Residency:
         self._step.due.pop(key, None)
 
     def due(self) -> Mapping[SpanKey, int]:
-        """Return the tensors to bring back now, with the free bytes; each is returned once."""
+        """Return the tensors to bring back now, with the free bytes."""
         due, self._step.due = self._step.due, {}
         return {key: span.size for key, span in due.items()}
 
