@@ -77,11 +77,7 @@ def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
         data, out = Path(name) / "data", Path(name) / "run"
         write_chains(data, np.random.default_rng(0))
         default = compose_config(["+preset=mini", f"data.directory={data}", f"trainer.out={out}"])
-        fixed = [
-            "data.valid_split=null",
-            "trainer.log_every=1",
-            f"trainer.steps={steps}",
-        ]
+        fixed = ["data.valid_split=null", "trainer.log_every=1", f"trainer.steps={steps}"]
         fixed += [f"trainer.checkpoint_every={max(1, steps // 4)}"]
         config = compose_config(
             ["+preset=mini", f"data.directory={data}", f"trainer.out={out}", *fixed, *overrides]

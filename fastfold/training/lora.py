@@ -47,10 +47,7 @@ class LowRank(nn.Module):
 
 
 def add_lora(
-    model: nn.Module,
-    rank: int = 8,
-    alpha: float = 16.0,
-    targets: Sequence[str] = ("attention", "transition"),
+    model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = ("attention", "transition")
 ) -> list[str]:
     """Add adapters to linear layers, and freeze all other parameters.
 

@@ -16,13 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.evoformer.losses.design import (
-    ContactOptions,
-    Outputs,
-    contact_loss,
-    pae_loss,
-    plddt_loss,
-)
+from fastfold.evoformer.losses.design import ContactOptions, Outputs, contact_loss, pae_loss, plddt_loss
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
 from fastfold.inference.folding.saved_inputs import SavedInputs

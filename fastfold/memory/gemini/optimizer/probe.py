@@ -98,11 +98,7 @@ def check_steps_alone(optimizer: Optimizer) -> None:
 
 
 def _trial_difference(
-    optimizer: Optimizer,
-    step: Callable[[Optimizer], None] | None = None,
-    *,
-    apart: bool = False,
-    exact: bool,
+    optimizer: Optimizer, step: Callable[[Optimizer], None] | None = None, *, apart: bool = False, exact: bool
 ) -> str | None:
     """Compare another way to step small parameters with the optimizer's own; return the difference in words."""
     try:
