@@ -103,5 +103,5 @@ def _free_disk_bytes(folder: Path | None) -> int:
 
 
 def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:
-    """Return buffers for offloaded tensors in the host's memory, and in a folder on a disk if given."""
+    """Return buffers for offloaded tensors in ``host`` bytes of its memory, and in a folder on a disk if given."""
     return HostBuffers(limit=host, overflow=None if offload_dir is None else disk_buffers(offload_dir))

@@ -69,7 +69,7 @@ class FoldTime:
 
 
 def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
-    """Estimate time and traffic of a planned fold, without aligned errors and messages of templates."""
+    """Estimate time and traffic of a fold by its plan, without aligned errors and messages of templates."""
     c = config.model.embeddings_and_evoformer
     sending = sent = 0.0
     if fold.ranks > 1:

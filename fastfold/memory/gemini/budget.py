@@ -16,7 +16,7 @@ from fastfold.utils.machine import host_available_bytes
 def check_budget(
     chunks: Sequence[Chunk], device: Device, budget: int, policy: str, optimizer: Optimizer | None
 ) -> None:
-    """Refuse an insufficient budget before anything is moved.
+    """Refuse an insufficient budget in bytes before anything is moved.
 
     Raises:
         BudgetError: One operator's parameters exceed it; with ``"cuda"``, all kept tensors.

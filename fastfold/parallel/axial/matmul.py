@@ -252,6 +252,14 @@ def _from_channels(
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:
     """Choose a method; ``auto`` takes the one that sends less, or ``terms`` below one channel per rank.
 
+    Args:
+        way: One of :data:`CONTRACTIONS`.
+        a: Rows of the left matrices.
+        b: Rows of the right ones.
+        k: Length of the contracted axis.
+        channels: Number of matrices.
+        ranks: Number of ranks.
+
     Raises:
         ValueError: The method is unknown.
     """

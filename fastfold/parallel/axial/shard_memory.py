@@ -38,7 +38,14 @@ def gather_bytes(heads: int, n: int, own: int, element_size: int) -> int:
 
 
 def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, ranks: int) -> int:
-    """Return the additional bytes of contracting a group of channels, without its factors and result."""
+    """Return the additional bytes of contracting a group of channels, without its factors and result.
+
+    Args:
+        n: Residues.
+        element_size: Bytes per element.
+        channels: Channels of the group.
+        ranks: Number of ranks.
+    """
     way = choose_contraction("auto", n, n, n, channels, ranks)
     step, n = block_channels(n * n, channels, ranks), padded_width(n)
     # One block of every rank's matrices is here: shards of ``step`` channels for each rank, or whole products.
