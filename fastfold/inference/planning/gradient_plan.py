@@ -155,7 +155,7 @@ class GradientPlanner:
         return self._plan(recompute=True, host=1 << 60)
 
     def longest(self, budget: int) -> int:
-        """Return about how many residues fit a budget in bytes of each device, if they need memory as this length does."""
+        """Return about how many residues fit in bytes of each device, if memory grows as at this length."""
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
         fixed = self.fixed + plan.parts["parameters"] + self.held
         room = max(0.0, budget - fixed)
