@@ -50,6 +50,7 @@ from fastfold.evoformer.weights.mapping import read_parameters  # noqa: E402
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
+from fastfold.utils.machine import process_memory  # noqa: E402
 from fastfold.utils.units import parse_bytes  # noqa: E402
 
 C_M, C_Z = 256, 128
@@ -249,7 +250,7 @@ def work(options: argparse.Namespace) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        before = _status("VmRSS")
+        before = process_memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
         try:
             seconds, found = one_pass(program, request["pass"], inputs)
@@ -258,19 +259,11 @@ def work(options: argparse.Namespace) -> None:
                 raise
             answer: dict[str, Any] = {"out_of_memory": True}
         else:
-            answer = {"seconds": seconds, "peak": _status("VmHWM") - before}
+            answer = {"seconds": seconds, "peak": process_memory("VmHWM") - before}
             if request["keep"]:
                 torch.save(found, folder / f"{options.worker[0]}.pt")
             del found
         print(json.dumps(answer), flush=True)
-
-
-def _status(field: str) -> int:
-    """Read a size in bytes from /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
 
 
 # ---- the parent ------------------------------------------------------------------------------------------

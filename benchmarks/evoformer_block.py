@@ -32,9 +32,11 @@ import torch  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
+from fastfold.inference.planning.gradient_report import product_rate  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
+from fastfold.utils.machine import process_memory  # noqa: E402
 
 ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128
 TARGETS = {
@@ -120,14 +122,6 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def matrix_product_rate() -> float:
-    """Measure the FLOP/s of a float32 matrix product large enough for the machine's best."""
-    size = 2048
-    a = torch.randn(size, size)
-    a @ a
-    return 2 * size**3 / statistics.median(seconds(lambda: a @ a) for _ in range(5))
-
-
 def speed(rounds: int) -> dict[str, Any]:
     """Measure ratios to the matrix-product rate, in turns."""
     steps = passes(*setup())
@@ -138,9 +132,9 @@ def speed(rounds: int) -> dict[str, Any]:
     rates: list[float] = []
     for _ in range(rounds):
         for name, step in steps.items():
-            before = matrix_product_rate()
+            before = product_rate()
             achieved = work[name] / seconds(step)
-            rate = (before + matrix_product_rate()) / 2
+            rate = (before + product_rate()) / 2
             rates.append(rate)
             ratios[name].append(achieved / rate)
     return {
@@ -149,24 +143,16 @@ def speed(rounds: int) -> dict[str, Any]:
     }
 
 
-def status(field: str) -> int:
-    """Read a size in bytes from /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
-
-
 def peak_memory(name: str) -> float:
     """Measure a pass' peak resident memory above the inputs, in U, in a fresh process."""
     block, inputs = setup()
     # A small pass first loads the libraries' code and thread pools, which are not part of the block's memory.
     small = (torch.randn(4, 8, C_M), torch.randn(8, 8, C_Z), torch.ones(4, 8), torch.ones(8, 8))
     passes(block, small)[name]()
-    before = status("VmRSS")
+    before = process_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     passes(block, inputs)[name]()
-    return (status("VmHWM") - before) / (RESIDUES**2 * C_Z * 4)
+    return (process_memory("VmHWM") - before) / (RESIDUES**2 * C_Z * 4)
 
 
 def main() -> None:

@@ -105,12 +105,7 @@ def measure(name: str, build: Callable[[], Built], *, recompute: bool) -> list[S
 
 
 def _settled(
-    name: str,
-    build: Callable[[], Built],
-    budget: int,
-    share: float,
-    lookahead: int,
-    recompute: bool,
+    name: str, build: Callable[[], Built], budget: int, share: float, lookahead: int, recompute: bool
 ) -> Step:
     model, loss = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

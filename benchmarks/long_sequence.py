@@ -42,6 +42,7 @@ from fastfold.inference.planning.available_memory import available_bytes, host_m
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.memory import HostBuffers, parse_bytes  # noqa: E402
 from fastfold.utils.device import choose_device  # noqa: E402
+from fastfold.utils.machine import process_memory  # noqa: E402
 
 C_Z = 128
 
@@ -186,7 +187,7 @@ def _measure_run(function: Any, device: torch.device) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     else:
-        before = _status("VmRSS")
+        before = process_memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     used = time.process_time()
@@ -195,15 +196,8 @@ def _measure_run(function: Any, device: torch.device) -> dict[str, Any]:
     if cuda:
         torch.cuda.synchronize(device)
     seconds, processor = time.perf_counter() - start, time.process_time() - used
-    peak = torch.cuda.max_memory_allocated(device) if cuda else _status("VmHWM")
+    peak = torch.cuda.max_memory_allocated(device) if cuda else process_memory("VmHWM")
     return {"seconds": seconds, "processor_seconds": processor, "peak_bytes": peak - before}
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
 
 
 def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:

@@ -26,6 +26,7 @@ prepare_environment()  # must precede the import of PyTorch
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from fastfold.inference.planning.gradient_report import product_rate  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.pdb_writer import to_pdb  # noqa: E402
 from fastfold.protein.protein import Protein  # noqa: E402
@@ -61,17 +62,6 @@ def write_chains(folder: Path, rng: np.random.Generator) -> None:
         (folder / "msas" / f"chain{number}.a3m").write_text("".join(rows))
 
 
-def matrix_product_rate() -> float:
-    """Measure the FLOP/s of a float32 matrix product."""
-    a = torch.randn(2048, 2048)
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - start)
-    return 2 * 2048**3 / statistics.median(times[1:])
-
-
 def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
     """Train in a temporary folder and read the run's records."""
     stalls: list[float] = []
@@ -87,19 +77,15 @@ def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
         data, out = Path(name) / "data", Path(name) / "run"
         write_chains(data, np.random.default_rng(0))
         default = compose_config(["+preset=mini", f"data.directory={data}", f"trainer.out={out}"])
-        fixed = [
-            "data.valid_split=null",
-            "trainer.log_every=1",
-            f"trainer.steps={steps}",
-        ]
+        fixed = ["data.valid_split=null", "trainer.log_every=1", f"trainer.steps={steps}"]
         fixed += [f"trainer.checkpoint_every={max(1, steps // 4)}"]
         config = compose_config(
             ["+preset=mini", f"data.directory={data}", f"trainer.out={out}", *fixed, *overrides]
         )
-        rate = matrix_product_rate()
+        rate = product_rate()
         train(config)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        rate = (rate + matrix_product_rate()) / 2
+        rate = (rate + product_rate()) / 2
     lines = lines[2:]  # the first steps load libraries and start workers
     times = np.diff([line["seconds"] for line in lines])
     residues = np.array([line["residues"] for line in lines[1:]])

@@ -97,11 +97,7 @@ def _softmax(n: int) -> Case:
 
     def make(device: torch.device, dtype: torch.dtype) -> Inputs:
         m = _Maker(device, dtype)
-        return {
-            "scores": m.randn(rows, HEADS, n, n),
-            "bias": m.randn(HEADS, n, n),
-            "mask": m.mask(rows, n),
-        }
+        return {"scores": m.randn(rows, HEADS, n, n), "bias": m.randn(HEADS, n, n), "mask": m.mask(rows, n)}
 
     s = rows * HEADS * n * n
     masks = frozenset({"mask"})

@@ -119,10 +119,7 @@ def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[st
     softmax = {"scores": leaf(depth, 4, residues, residues), "bias": leaf(4, residues, residues)}
     residual = {"x": z, "residual": leaf(residues, residues, c), "bias": leaf(c)}
     yield "residual_update", lambda: _backward(kernels.residual_update(**residual), residual.values())
-    yield (
-        "triangle_factors",
-        lambda: _backward(kernels.triangle_factors(z, mask, factors), (z, *factors)),
-    )
+    yield ("triangle_factors", lambda: _backward(kernels.triangle_factors(z, mask, factors), (z, *factors)))
     yield (
         "triangle_update",
         lambda: _backward(kernels.triangle_update(product, z, update), (product, z, *update)),

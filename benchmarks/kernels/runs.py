@@ -97,11 +97,7 @@ def _of_case(
         u = case.residues**2 * 128 * dtype.itemsize
         passes = {
             FORWARD: (forward, case.flops, case.elements),
-            BOTH: (
-                both,
-                case.flops + case.backward_flops,
-                case.elements + case.backward_elements,
-            ),
+            BOTH: (both, case.flops + case.backward_flops, case.elements + case.backward_elements),
         }
         for direction, (step, flops, elements) in passes.items():
             needed = _leaves(inputs, case.constants) if direction == BOTH else inputs

@@ -20,12 +20,7 @@ from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.folding.network import NetworkPasses, run_network
-from fastfold.inference.planning.memory_model import (
-    CONTEXT_CUDA,
-    FIXED_CUDA,
-    WORKSPACE_CUDA,
-    nccl_bytes,
-)
+from fastfold.inference.planning.memory_model import CONTEXT_CUDA, FIXED_CUDA, WORKSPACE_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.common.backend import without_launches

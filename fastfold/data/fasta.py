@@ -14,14 +14,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
-from fastfold.data.targets import (
-    FoundTarget,
-    Target,
-    make_chains,
-    parse_sequence,
-    safe_stem,
-    unique_targets,
-)
+from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 

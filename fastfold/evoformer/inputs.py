@@ -68,16 +68,13 @@ class RelaxedSequence(NamedTuple):
     pseudo: Tensor
 
 
-def relax_sequence(
-    parameters: Tensor, relaxation: Relaxation, bias: Tensor | None = None, noise: Tensor | None = None
-) -> RelaxedSequence:
+def relax_sequence(parameters: Tensor, relaxation: Relaxation, bias: Tensor | None = None) -> RelaxedSequence:
     """Relax a sequence between its parameters and its most likely residues.
 
     Args:
         parameters: ``[N, 20]``, free numbers.
         relaxation: The mixture.
         bias: Added to the logits, ``[N, 20]`` or ``[20]``: a large negative number forbids a residue.
-        noise: Gumbel noise ``[N, 20]`` that is added to the logits (:func:`gumbel_noise`), None for none.
 
     Returns:
         The forms, differentiable with respect to ``parameters``; ``hard`` by the straight-through estimator
@@ -91,20 +88,12 @@ def relax_sequence(
     logits = parameters * relaxation.alpha
     if bias is not None:
         logits = logits + bias
-    if noise is not None:
-        logits = logits + noise
     soft = torch.softmax(logits / relaxation.temperature, -1)
     chosen = F.one_hot(soft.argmax(-1), RESIDUES).to(soft.dtype)
     hard = (chosen - soft).detach() + soft
     pseudo = relaxation.soft * soft + (1.0 - relaxation.soft) * parameters
     pseudo = relaxation.hard * hard + (1.0 - relaxation.hard) * pseudo
     return RelaxedSequence(logits, soft, hard, pseudo)
-
-
-def gumbel_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw standard Gumbel noise of the shape and dtype of ``like``."""
-    uniform = torch.rand(like.shape, dtype=torch.float64, generator=generator).clamp(min=1e-300)
-    return -torch.log(-torch.log(uniform)).to(like)
 
 
 def sequence_features(

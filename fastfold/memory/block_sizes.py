@@ -7,6 +7,7 @@ and an overhead for each block.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,14 +154,7 @@ def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int 
         budget: Budget in bytes.
         most: Largest length to try.
     """
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if smallest(middle) <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect.bisect_right(range(1, most + 1), budget, key=smallest)
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,6 @@ class Meeting:
 
         A separate thread checks for it, because this one may wait for a GPU that waits for the other process.
 
-        Args:
-            reason: As of :meth:`say_why`.
-
         Raises:
             PartedError: A process parted, and nothing else was raised inside.
         """

@@ -1,8 +1,7 @@
 """A model's stages on the ranks of ``pp``, run by the schedules of ``torch.distributed.pipelining``.
 
-Microbatches pass through the stages. A rank has one stage, or with an interleaved schedule several. Passes whose
-result is the next input, such as recycling, run forward only (:meth:`Pipeline.evaluate`). The last pass runs with
-gradients (:meth:`Pipeline.step`).
+Microbatches pass through the stages, forward and backward (:meth:`Pipeline.step`) or forward only
+(:meth:`Pipeline.evaluate`). A rank has one stage, or with an interleaved schedule several.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -97,11 +95,6 @@ class Pipeline:
         self._outputs: dict[int, Any] = {}
 
     @property
-    def has_first(self) -> bool:
-        """True if the first stage is on this rank."""
-        return 0 in self.stages
-
-    @property
     def has_last(self) -> bool:
         """True if the last stage is on this rank."""
         return self.count - 1 in self.stages
@@ -132,45 +125,12 @@ class Pipeline:
     def evaluate(self, inputs: Inputs, everywhere: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
         """Run forward passes only.
 
-        Args:
-            inputs: As for :meth:`step`.
-            everywhere: As for :meth:`step`.
-
         Returns:
             The last stage's result of each microbatch on its rank, an empty list on the others.
         """
         self._loss = None
         self._run("eval", inputs, everywhere, {})
         return [self._outputs[i] for i in sorted(self._outputs)]
-
-    def to_first(self, results: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-        """Send results of :meth:`evaluate` to the rank of the first stage, for the next pass.
-
-        Args:
-            results: On the rank of the last stage: tensors or tuples of them.
-            like: On the rank of the first stage: tensors of their shapes and dtypes.
-
-        Returns:
-            The results on the ranks of the first and the last stage, ``like`` on the others.
-        """
-        first, last = 0, (self.count - 1) % self.group.size
-        if first == last:
-            return list(results)
-        if self.group.rank == last:
-            for x in _tensors(results):
-                dist.send(x.contiguous(), group=self.group.process_group, group_dst=first)
-            return list(results)
-        if self.group.rank == first:
-            return [tree_map_only(Tensor, self._receive(last), one) for one in like]
-        return list(like)
-
-    def _receive(self, source: int) -> Callable[[Tensor], Tensor]:
-        def receive(like: Tensor) -> Tensor:
-            buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
-            dist.recv(buffer, group=self.group.process_group, group_src=source)
-            return buffer
-
-        return receive
 
     def _run(
         self,

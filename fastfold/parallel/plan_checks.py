@@ -14,11 +14,7 @@ from fastfold.parallel.plan import ParallelPlan
 
 
 def check_plan(
-    model: nn.Module,
-    plan: ParallelPlan,
-    stages: object | None,
-    sequence: object | None,
-    dap: object | None,
+    model: nn.Module, plan: ParallelPlan, stages: object | None, sequence: object | None, dap: object | None
 ) -> None:
     """Refuse a plan that does not match a model.
 

@@ -15,24 +15,15 @@ def started_processes() -> int:
     """Return the number of processes that torchrun or srun started; 1 without them.
 
     Raises:
-        ConfigError: See :func:`adopt_srun`.
+        ConfigError: See :func:`_adopt_srun`.
     """
-    adopt_srun(os.environ)
+    _adopt_srun(os.environ)
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def adopt_srun(environment: MutableMapping[str, str]) -> None:
-    """Set torchrun's variables (``RANK``, ``WORLD_SIZE`` ...) from those of SLURM in a step of several tasks.
-
-    Nothing changes under torchrun and outside of ``srun``: a batch script has the variables of its whole job, not of
-    processes. ``MASTER_ADDR`` and ``MASTER_PORT`` keep their values if they are set.
-
-    Args:
-        environment: ``os.environ``.
-
-    Raises:
-        ConfigError: SLURM's variables cannot be understood.
-    """
+def _adopt_srun(environment: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables from those of SLURM in a step of several tasks, unless torchrun has set them."""
+    # A batch script outside of srun has the variables of its whole job, not of processes.
     if "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return
     try:
@@ -40,7 +31,7 @@ def adopt_srun(environment: MutableMapping[str, str]) -> None:
             "RANK": environment["SLURM_PROCID"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],
             "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-            "MASTER_ADDR": first_host(environment["SLURM_STEP_NODELIST"]),
+            "MASTER_ADDR": _first_host(environment["SLURM_STEP_NODELIST"]),
             "MASTER_PORT": str(_port(environment)),
         }
     except (KeyError, ValueError) as error:
@@ -53,12 +44,8 @@ def adopt_srun(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
-def first_host(nodes: str) -> str:
-    """Return the first host of a SLURM list: ``gpu003`` for ``gpu[003-006,010],login1``.
-
-    Raises:
-        ValueError: The list cannot be parsed.
-    """
+def _first_host(nodes: str) -> str:
+    """Return the first host of a SLURM list: ``gpu003`` for ``gpu[003-006,010],login1``."""
     match = re.match(r"([^\s,\[\]]+)(?:\[(\d+)[^\]]*\]([^\s,\[\]]*))?(?:,|$)", nodes)
     if match is None:
         raise ValueError(f"expected a list of nodes, found {nodes!r}")

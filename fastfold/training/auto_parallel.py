@@ -22,10 +22,6 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
 
     Call before the process group is initialised, because plans are traced with simulated ranks.
 
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-
     Returns:
         The configuration, and one line that describes the plan.
 
@@ -34,10 +30,7 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
     """
     parallel = config.parallel
     cost = best_plans(
-        workload_of(config, tree),
-        gpus=started_processes(),
-        gpu=parallel.gpu or _own_gpu(),
-        count=1,
+        workload_of(config, tree), gpus=started_processes(), gpu=parallel.gpu or _own_gpu(), count=1
     )[0]
     plan = {name: value for name, value in cost.plan.to_dict().items() if hasattr(parallel, name)}
     memory = replace(config.memory, checkpointing=cost.checkpointing)

@@ -21,10 +21,6 @@ from fastfold.training.offload import check_memory
 def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
     """Build the network to train with its initial weights, on the CPU.
 
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-
     Raises:
         WeightsError: The initial weights cannot be read or belong to another network.
         ConfigError: A pattern of parameters to freeze matches none.
@@ -43,11 +39,6 @@ def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
 
 def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -> Parallel:
     """Build the network to train under the run's plan, on its device and in training mode.
-
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-        context: The run's processes.
 
     Raises:
         WeightsError: The initial weights cannot be read or belong to another network.

@@ -24,11 +24,7 @@ from fastfold.training.config import ModelConfig, TrainConfig
 from fastfold.training.parallel_config import ParallelConfig, axes_of
 
 _CONFIGS = "fastfold.configs"
-_OPEN = (
-    "model.overrides",
-    "data.oversample",
-    "data.depth_weights",
-)  # settings with free keys
+_OPEN = ("model.overrides", "data.oversample", "data.depth_weights")  # settings with free keys
 _SIZE = re.compile(
     r"(channels?|dim|bins|heads?|layers?|factor|_qk|_v|size|clusters|extra_msa|in_transition)$"
 )

@@ -16,19 +16,9 @@ from fastfold.data.loading.retry import retry_io
 from fastfold.data.msa.find import TEMPLATE_HITS
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import (
-    ComplexData,
-    ComplexEntry,
-    mask_complex_plddt,
-    read_complex,
-)
+from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, mask_complex_plddt, read_complex
 from fastfold.data.training.complex_sample import complex_sample
-from fastfold.data.training.entry import (
-    Entry,
-    EntryData,
-    mask_low_plddt,
-    read_entry,
-)
+from fastfold.data.training.entry import Entry, EntryData, mask_low_plddt, read_entry
 from fastfold.data.training.packed.records import RecordFile, is_packed
 from fastfold.data.training.packed.samples import SAMPLES, of_record
 from fastfold.data.training.sample import SampleSettings, training_sample
@@ -239,16 +229,7 @@ def make_loader(
     context: DistributedContext,
     replay: Iterable[int],
 ) -> SampleLoader:
-    """Return the loader of this process's share of the samples.
-
-    Args:
-        source: The chains or complexes.
-        config: Group ``data``.
-        tree: Config tree of the network.
-        seed: Seed of the run.
-        context: The run's processes.
-        replay: Recorded draws to repeat first.
-    """
+    """Return the loader of this process's share of the samples."""
     rows = config.distillation_max_rows
     make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
     return SampleLoader(

@@ -47,10 +47,7 @@ class LowRank(nn.Module):
 
 
 def add_lora(
-    model: nn.Module,
-    rank: int = 8,
-    alpha: float = 16.0,
-    targets: Sequence[str] = ("attention", "transition"),
+    model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = ("attention", "transition")
 ) -> list[str]:
     """Add adapters to linear layers, and freeze all other parameters.
 
@@ -92,18 +89,6 @@ def add_lora(
     for layer in adapted.values():
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
     return [name for name in layers if name in adapted]
-
-
-def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return only the adapters, with their names in ``model.state_dict()``.
-
-    ``model.load_state_dict(adapters, strict=False)`` loads them into a network with adapters of the same rank and
-    targets.
-    """
-    prefixes = tuple(f"{name}.parametrizations.weight.0." for name, _ in _adapters(model))
-    return (
-        {name: x for name, x in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
-    )
 
 
 def merge_lora(model: nn.Module) -> nn.Module:

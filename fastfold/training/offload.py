@@ -15,11 +15,7 @@ from fastfold.training.config import MemoryConfig, TrainConfig
 
 
 class Placement:
-    """Placement of everything on the device.
-
-    Args:
-        optimizer: The run's optimizer.
-    """
+    """Placement of everything on the device."""
 
     def __init__(self, optimizer: ParallelOptimizer) -> None:
         self._optimizer = optimizer
@@ -97,12 +93,6 @@ def place(
     model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, context: DistributedContext
 ) -> Placement:
     """Create the placement that the configuration selects.
-
-    Args:
-        model: The network.
-        optimizer: Its optimizer, with its states.
-        memory: Group ``memory``.
-        context: The run's processes.
 
     Raises:
         BudgetError: The budget is too small for the network; the message names the smallest that works.

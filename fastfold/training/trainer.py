@@ -38,14 +38,7 @@ from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
-from fastfold.training.step_outcome import (
-    BusyTimer,
-    Numbers,
-    PendingStep,
-    Progress,
-    StepOutcome,
-    StepSamples,
-)
+from fastfold.training.step_outcome import BusyTimer, Numbers, PendingStep, Progress, StepOutcome, StepSamples
 from fastfold.utils.device import reads_are_free, upload
 
 

@@ -113,18 +113,9 @@ def score_entry(
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
-    """Fold a chain or a complex and compare it with its structure.
-
-    Args:
-        model: The network, in evaluation mode.
-        name: Name of the entry.
-        data: Structure and alignments; a complex for a multimer network.
-        tree: Config tree of the network.
-        recycles: Recycling iterations.
-        templates: Template features of its chains.
-    """
+    """Fold a chain or a complex and compare it with its structure."""
     if isinstance(data, ComplexData):
-        return score_complex(model, name, data, tree, recycles, templates=templates)
+        return _score_complex(model, name, data, tree, recycles, templates=templates)
     return score_chain(model, name, data.chain, data.alignments, tree, recycles, templates=templates)
 
 
@@ -138,17 +129,7 @@ def score_chain(
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
-    """Fold a chain with a monomer network and compare it with its structure.
-
-    Args:
-        model: The network, in evaluation mode.
-        name: The chain's name.
-        chain: Sequence and structure.
-        alignments: Its alignments; may be empty.
-        tree: Config tree of the network.
-        recycles: Recycling iterations.
-        templates: Its template features.
-    """
+    """Fold a chain with a monomer network and compare it with its structure."""
     raw = sequence_features(chain.sequence) | msa_features(alignments, chain.sequence)
     raw |= template_features((templates or {}).get(chain.sequence, {}), len(chain))
     raw["residue_index"] = chain.residue_index
@@ -167,7 +148,7 @@ def resolved_beta(chain: ChainStructure) -> tuple[np.ndarray, np.ndarray]:
     return pseudo_beta(rc.sequence_to_aatype(chain.sequence), chain.positions, chain.mask)
 
 
-def score_complex(
+def _score_complex(
     model: AlphaFold,
     name: str,
     data: ComplexData,
@@ -176,18 +157,7 @@ def score_complex(
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
-    """Fold a complex with a multimer network and compare it as a whole with its structure.
-
-    Equal chains of the structure are permuted to fit the prediction best.
-
-    Args:
-        model: The network, in evaluation mode.
-        name: The complex's name.
-        data: Its chains and alignments.
-        tree: Config tree of the network.
-        recycles: Recycling iterations.
-        templates: Template features of its chains.
-    """
+    """Fold a complex and compare it with its structure, whose equal chains are permuted to fit best."""
     chains, alignments = in_feature_order(data.chains, data.alignments)
     merged = merged_features(chains, alignments, templates=templates)
     folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.utils.machine import process_memory
 
 
 def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
@@ -98,12 +99,4 @@ def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
         return
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident set
-    yield _resident_peak
-
-
-def _resident_peak() -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return None
+    yield lambda: process_memory("VmHWM")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -14,6 +15,15 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def process_memory(field: str) -> int | None:
+    """Return a size of this process in bytes, ``VmRSS`` or its peak ``VmHWM``; None where Linux does not report it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def host_available_bytes() -> int:

@@ -13,15 +13,28 @@ TEXT = (REPOSITORY / "docs" / "coming_from.md").read_text()
 ROWS = [line.strip("|").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
 
 
-def known_options() -> set[str]:
-    """All options of all commands."""
-    found, waiting = set(), [_parser()]
+def option_names() -> list[set[str]]:
+    """The names of each option of each command."""
+    found, waiting = [], [_parser()]
     for parser in waiting:
         for action in parser._actions:
-            found |= set(action.option_strings)
+            found.append(set(action.option_strings))
             if action.dest == "==SUPPRESS==" and isinstance(action.choices, dict):
                 waiting += action.choices.values()
     return found
+
+
+def test_documents_name_every_long_option() -> None:
+    """By one of its names: some have AlphaFold's or ColabFold's as well."""
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"--[A-Za-z0-9][\w-]*", page.read_text(encoding="utf-8"))
+    }
+    long = [{name for name in names if name.startswith("--")} for names in option_names()]
+    assert len([names for names in long if names]) > 200
+    assert [names for names in long if names and not names & named] == []
 
 
 def test_every_row_has_an_answer() -> None:
@@ -39,4 +52,4 @@ def test_named_options_exist(page: str) -> None:
     slurm = {"--array", "--gpus", "--wrap", "--parsable", "--cpus-per-task", "--dependency", "--ntasks"}
     slurm |= {"--gpus-per-task", "--cores", "--executor", "--jobs"}
     assert len(named) > 5
-    assert named - known_options() - slurm == set()
+    assert named - set().union(*option_names()) - slurm == set()

@@ -11,7 +11,9 @@ import torch
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.embedders.input import InputEmbedder
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step
+from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
+from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step, TemplatePairStack
 from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, PolicyModule, set_policy
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.structure.structure_module import StructureModule
@@ -107,6 +109,30 @@ def test_blocks_of_the_embedding_take_the_bytes_that_they_declare(preset: str, d
     sizes = LayerSizes(1, N, N, trunk.msa_channel, C_Z, dtype.itemsize)
     declared = InputEmbedder.workspace(trunk, sizes, ROWS * N * C_Z)
     assert 0.95 * declared <= many - few <= declared
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("embedder", [TemplateEmbedder, MultimerTemplateEmbedder])
+def test_blocks_of_template_features_take_the_bytes_that_they_declare(
+    embedder: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = model_config(MULTIMER if embedder is MultimerTemplateEmbedder else MONOMER)
+    template = config.model.embeddings_and_evoformer.template
+    template.template_pair_stack.num_block = 1
+    monkeypatch.setattr(TemplatePairStack, "forward", lambda self, pair, mask: pair)
+
+    def build() -> tuple[PolicyModule, Sequence[Any]]:
+        layer = embedder(template, C_Z, zero_init=False)
+        layer.norm = torch.nn.Identity()
+        features = {key: x[0, 0] for key, x in dummy_features(config, N, 1, 1).items()}
+        one = {k: x[:1] if k.startswith("template_") else x for k, x in features.items()}
+        # In training the mask, which has no values here, is not read.
+        return layer.train(), (torch.empty(N, N, C_Z, dtype=dtype), one, torch.empty(N, N, dtype=dtype))
+
+    few, many = (taken(build, rows * N * C_Z, dtype) for rows in (ROWS, 2 * ROWS))
+    sizes = LayerSizes(1, N, N, 1, C_Z, dtype.itemsize)
+    declared = embedder.workspace(template, sizes, ROWS * N * C_Z)
+    assert 0.9 * declared <= many - few <= declared
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.queries import read
-from fastfold.data.queries.partners import cut_chain
+from fastfold.data.queries.partners import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig
@@ -20,7 +20,7 @@ from fastfold.inference.target_templates import TargetTemplates
 from tests.helpers.command_line import CommandLine
 
 WHOLE = target_from_sequence("MKVLAAGITGSH:AWLPEK", "t")
-PARTS = (cut_chain(replace(WHOLE.chains[0], record="P"), [(2, 4), (8, 11)]), WHOLE.chains[1])
+PARTS = (_cut_chain(replace(WHOLE.chains[0], record="P"), [(2, 4), (8, 11)]), WHOLE.chains[1])
 CUT = Target("t", PARTS, "", "t", ())
 
 
@@ -81,7 +81,7 @@ def test_templates_are_those_of_the_whole_chains() -> None:
 
 def test_other_parts_with_the_same_letters_are_another_input() -> None:
     chain = target_from_sequence("MKMK", "t").chains[0]
-    targets = [Target("t", (cut_chain(chain, regions),), "", "t", ()) for regions in ([(1, 2)], [(3, 4)])]
+    targets = [Target("t", (_cut_chain(chain, regions),), "", "t", ()) for regions in ([(1, 2)], [(3, 4)])]
     digests = {target_digest(target, [([], [])], InferConfig()) for target in targets}
     assert [target.chains[0].sequence for target in targets] == ["MK", "MK"]
     assert len(digests) == 2

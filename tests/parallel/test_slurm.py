@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.slurm import adopt_srun, first_host
+from fastfold.parallel.slurm import _adopt_srun, _first_host
 
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 STEP = {
@@ -29,18 +29,18 @@ STEP = {
     ],
 )
 def test_the_first_host(nodes: str, host: str) -> None:
-    assert first_host(nodes) == host
+    assert _first_host(nodes) == host
 
 
 @pytest.mark.parametrize("nodes", ["", ",a", "[1-2]", "a b"])
 def test_what_is_no_list_of_nodes(nodes: str) -> None:
     with pytest.raises(ValueError, match="expected a list of nodes"):
-        first_host(nodes)
+        _first_host(nodes)
 
 
 def test_a_task_of_a_step_is_a_rank() -> None:
     found = dict(STEP)
-    adopt_srun(found)
+    _adopt_srun(found)
     assert {k: found[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")} == {
         "RANK": "11",
         "LOCAL_RANK": "3",
@@ -49,7 +49,7 @@ def test_a_task_of_a_step_is_a_rank() -> None:
     }
     assert 20_000 <= int(found["MASTER_PORT"]) < 40_000
     other = STEP | {"SLURM_STEP_ID": "3"}
-    adopt_srun(other)
+    _adopt_srun(other)
     assert other["MASTER_PORT"] != found["MASTER_PORT"]
 
 
@@ -64,16 +64,16 @@ def test_a_task_of_a_step_is_a_rank() -> None:
 )
 def test_without_several_tasks_nothing_changes(environment: dict[str, str]) -> None:
     found = dict(environment)
-    adopt_srun(found)
+    _adopt_srun(found)
     assert found == environment
 
 
 def test_an_address_that_was_chosen_stays() -> None:
     found = STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    adopt_srun(found)
+    _adopt_srun(found)
     assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["RANK"]) == ("10.0.0.1", "29500", "11")
 
 
 def test_variables_that_are_missing_are_named_with_the_line_to_type() -> None:
     with pytest.raises(ConfigError, match=r"SLURM_PROCID.*srun --ntasks-per-node 1 torchrun"):
-        adopt_srun({name: value for name, value in STEP.items() if name != "SLURM_PROCID"})
+        _adopt_srun({name: value for name, value in STEP.items() if name != "SLURM_PROCID"})

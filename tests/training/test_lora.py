@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model, save_weights
-from fastfold.training.lora import add_lora, freeze, lora_state_dict, merge_lora
+from fastfold.training.lora import add_lora, freeze, merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from tests.helpers.networks import oracle_config, oracle_features, random_model
 
@@ -22,6 +22,10 @@ from tests.helpers.networks import oracle_config, oracle_features, random_model
 def base() -> AlphaFold:
     """The network without adapters; not to be changed."""
     return random_model(oracle_config())
+
+
+def lora_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in model.state_dict().items() if ".parametrizations.weight.0." in name}
 
 
 def adapted(*, trained: bool = False, rank: int = 2) -> AlphaFold:

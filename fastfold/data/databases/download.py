@@ -237,13 +237,7 @@ def _fetch(url: str, place: Path, mirror: str | None, say: Say, progress: Progre
                 other.unlink()
         try:
             append_bytes(
-                source.file,
-                partial,
-                name=source.name,
-                offset=0,
-                size=source.size,
-                say=say,
-                progress=progress,
+                source.file, partial, name=source.name, offset=0, size=source.size, say=say, progress=progress
             )
         except EOFError:
             raise NetworkError(f"{source.place}: the file ends too early") from None

@@ -27,11 +27,6 @@ def monomer_features(
 ) -> Features:
     """Compute raw features of one chain (:mod:`fastfold.data.features.raw`), with all alignment rows.
 
-    Args:
-        chain: The chain.
-        msas: Its alignments.
-        templates: Its raw template features.
-
     Raises:
         InputError: An alignment or the templates do not belong to the chain.
     """

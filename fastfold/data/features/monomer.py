@@ -112,12 +112,7 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
         rng.random((len(clusters), alignment.msa.shape[1])) < config.data.eval.masked_msa_replace_fraction
     )
     msa = transforms.corrupt_msa(
-        rng,
-        alignment.msa[clusters],
-        masked,
-        alignment.profile,
-        config.data.common.masked_msa,
-        epsilon=1e-10,
+        rng, alignment.msa[clusters], masked, alignment.profile, config.data.common.masked_msa, epsilon=1e-10
     )
     num_extra = min(config.data.common.max_extra_msa, len(extra))
     return Draw(clusters=clusters, extra=extra, num_extra=num_extra, masked=masked, msa=msa)

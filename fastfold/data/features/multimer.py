@@ -115,12 +115,7 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
     mask = alignment.mask[clusters] > 0
     masked = (rng.random(mask.shape) < options.masked_msa.replace_fraction) & mask
     msa = transforms.corrupt_msa(
-        rng,
-        alignment.msa[clusters],
-        masked,
-        alignment.profile,
-        options.masked_msa,
-        epsilon=1e-6,
+        rng, alignment.msa[clusters], masked, alignment.profile, options.masked_msa, epsilon=1e-6
     )
     return Draw(
         clusters=clusters,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +21,6 @@ _SCANNED_SHARE = 0.25
 _GIVE_UP_EPS = 10.0
 
 
-class Choice(Protocol):
-    """Random generator of NumPy, old or new."""
-
-    def choice(self, a: int, size: int, replace: bool) -> np.ndarray:
-        """Draw ``size`` of ``range(a)``."""
-
-
 class RowClusters(NamedTuple):
     """Clusters of the rows of an alignment.
 
@@ -40,7 +33,7 @@ class RowClusters(NamedTuple):
     rows: list[np.ndarray]
 
 
-def cluster_rows(msa: Msa, rng: Choice) -> RowClusters:
+def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> RowClusters:
     """Cluster the rows below the query, with the radius that makes most clusters.
 
     For each radius from 3 to 20 in steps of 0.5, a random quarter of the rows is clustered. Noise counts as a cluster

@@ -18,9 +18,6 @@ class AlignmentDatabase(Mapping[str, tuple[FileSlice, ...]]):
     The index is JSON: ``{"1abc_A": {"db": "alignment_db_0.db", "files": [["uniref90_hits.a3m", start, size], …]}, …}``,
     for one database or several. The databases are in the same folder.
 
-    Args:
-        index: Path of the index.
-
     Raises:
         InputError: The index cannot be read, is invalid, or names a missing database.
     """

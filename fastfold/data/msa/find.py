@@ -158,10 +158,6 @@ def count_rows(msa_dir: PathLike | None, target: Target) -> int:
 def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
     """Read the alignments of all chains of a target.
 
-    Args:
-        msa_dir: Folder of alignments.
-        target: The target.
-
     Returns:
         Per chain its alignments, and those for pairing (UniProt, or ColabFold's paired rows; empty for a target of one
         chain). Both are empty without files: the chain is folded from its sequence alone. Chains with equal sequences
@@ -193,10 +189,6 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
 
 def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
     """Find hits of template searches among the alignments of a target.
-
-    Args:
-        msa_dir: Folder of alignments.
-        target: The target.
 
     Returns:
         By sequence of a chain, files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains
@@ -380,11 +372,7 @@ def _files_at(place: Path) -> ChainAlignments:
 
 
 def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
-    """Sort a chain's alignments by name; template hits and other files are left out.
-
-    Args:
-        files: Files of one chain.
-    """
+    """Sort a chain's alignments by name; template hits and other files are left out."""
     named = {file.name.removesuffix(".gz"): file for file in files if file.name.endswith(_EXTENSIONS)}
     found = ChainAlignments()
     for name in sorted(named, key=_order):

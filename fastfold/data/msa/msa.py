@@ -83,10 +83,6 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
     gaps, aligned to insertions as in A2M or instead of ``-``, NUL bytes at the end, as written by MMseqs2, and ``*``
     for stop codons (:func:`a3m_row`).
 
-    Args:
-        text: Content of the file.
-        path: Path in error messages.
-
     Raises:
         InputError: The text is empty or not an A3M; a row has the wrong length or a character that is not a residue;
             the query has gaps; or ColabFold's header has several chains.
@@ -122,10 +118,6 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
 
 def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHeader | None:
     """Parse ColabFold's first line; return None if the text has another one.
-
-    Args:
-        text: Content of the file.
-        path: Path in error messages.
 
     Raises:
         InputError: The line has too few or too many lengths or copies, or zeros.

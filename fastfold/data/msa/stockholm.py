@@ -31,10 +31,6 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
     ``deletions`` at the next column of the query, and dropped, as AlphaFold does. ``.`` is a gap like ``-``, and lower
     case equals upper case. ``#=GS <name> DE`` lines are appended to the row's description; other annotation is skipped.
 
-    Args:
-        text: Content of the file.
-        path: Path in error messages.
-
     Raises:
         InputError: The text is empty, not Stockholm, truncated (no ``//``), or holds several alignments; a row has the
             wrong length or a character that is not a residue; the query is all gaps.

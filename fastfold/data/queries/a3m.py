@@ -25,10 +25,6 @@ MAX_CHAINS = 1000
 def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
     """Parse the target of an A3M file, which has the file's name.
 
-    Args:
-        data: Content of the file.
-        path: Path of the file.
-
     Raises:
         InputError: The content is not an alignment of one query, or of ColabFold's complexes.
     """

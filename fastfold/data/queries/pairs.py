@@ -19,14 +19,7 @@ from fastfold.data.fasta import MAX_FASTA_BYTES, check_identifier
 from fastfold.data.queries.partners import Partner, parse_partner
 from fastfold.data.queries.read import TABLE_ENDINGS, read_targets
 from fastfold.data.queries.table import table_delimiter, table_rows
-from fastfold.data.targets import (
-    FoundTarget,
-    Target,
-    make_chains,
-    parse_sequence,
-    safe_stem,
-    unique_targets,
-)
+from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem, unique_targets
 from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines

@@ -45,7 +45,7 @@ class Partner:
     def chains(self) -> list[Chain]:
         """Chains of all copies, with identifiers that are still to be given."""
         record = "" if self.protein.is_complex else self.protein.record
-        chains = [cut_chain(replace(chain, record=record), self.regions) for chain in self.protein.chains]
+        chains = [_cut_chain(replace(chain, record=record), self.regions) for chain in self.protein.chains]
         return chains * self.copies
 
 
@@ -104,13 +104,8 @@ def parse_partner(
     return Partner(protein, copies, () if whole else tuple(regions))
 
 
-def cut_chain(chain: Chain, regions: Sequence[tuple[int, int]]) -> Chain:
-    """Return the parts of a whole chain as one chain; the chain itself without regions.
-
-    Args:
-        chain: A whole chain.
-        regions: First and last residue of each part, from 1, in order and without overlap.
-    """
+def _cut_chain(chain: Chain, regions: Sequence[tuple[int, int]]) -> Chain:
+    """Return parts of a whole chain, by first and last residue from 1, as one chain."""
     if not regions:
         return chain
     whole = chain.letters or chain.sequence

@@ -124,10 +124,6 @@ def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
 def content_digest(database: SequenceDatabase, memory: Path) -> str:
     """Return the SHA-256 of a database, computed once for each state of its file.
 
-    Args:
-        database: The database.
-        memory: Folder of known digests.
-
     Raises:
         InputError: The database cannot be read.
         WriteError: The digest cannot be written.

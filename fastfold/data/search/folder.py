@@ -33,9 +33,6 @@ RECORD = "search.json"
 def chain_places(target: Target) -> dict[str, str]:
     """Return the folders of a target's alignments, relative to the folder of alignments.
 
-    Args:
-        target: The target.
-
     Returns:
         Folder of each distinct sequence of a whole chain, as it was given: ``<id>`` of a single chain, ``<id>/A`` of
         chain A of a complex. Chains with the same sequence share the folder of the first.

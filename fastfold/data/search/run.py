@@ -35,11 +35,7 @@ class SearchSummary:
     failed: tuple[tuple[Target, str], ...] = ()
 
     def left(self, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
-        """Split targets into those that did not fail, and errors that name the others.
-
-        Args:
-            targets: Targets of the search.
-        """
+        """Split targets into those that did not fail, and errors that name the others."""
         reasons = {id(target): reason for target, reason in self.failed}
         errors = [InputError(reasons[id(t)], record=t.record) for t in targets if id(t) in reasons]
         return [target for target in targets if id(target) not in reasons], errors

@@ -94,10 +94,6 @@ class ShardPool:
     def search(self, profiles: Sequence[HMM], report: Report | None = None) -> list[TopHits]:
         """Compare profiles with every sequence of the database.
 
-        Args:
-            profiles: The profiles.
-            report: See :data:`Report`.
-
         Returns:
             Hits of each profile, best first.
 

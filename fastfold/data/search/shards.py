@@ -33,12 +33,7 @@ _ALLOCATION = 1.15  # the allocator's overhead over the reported size of sequenc
 
 
 class ShardTask(NamedTuple):
-    """Profiles to compare with a part of a database.
-
-    Attributes:
-        part: The part.
-        profiles: The profiles.
-    """
+    """Profiles to compare with a part of a database."""
 
     part: Part
     profiles: Sequence[HMM]

@@ -98,8 +98,7 @@ def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[Cust
                 unusable.append(Outcome(structure_name(file), "unreadable", str(error)))
         if len(chains) == before:
             raise InputError(
-                f"contains no valid structure; the first problem: {unusable[-len(inside)].message}",
-                path=path,
+                f"contains no valid structure; the first problem: {unusable[-len(inside)].message}", path=path
             )
     return chains, unusable
 

@@ -19,13 +19,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
 from fastfold.utils.text_files import PathLike
 
-_CATEGORIES = (
-    "_atom_site",
-    "_chem_comp",
-    "_entity_poly_seq",
-    "_pdbx_audit_revision_history",
-    "_struct_asym",
-)
+_CATEGORIES = ("_atom_site", "_chem_comp", "_entity_poly_seq", "_pdbx_audit_revision_history", "_struct_asym")
 _ITEMS = (
     *("label_asym_id", "auth_asym_id", "label_seq_id", "label_comp_id", "label_atom_id"),
     *("occupancy", "cartn_x", "cartn_y", "cartn_z"),

@@ -131,7 +131,7 @@ def place_template(
     Raises:
         TemplateSkipped: Neighbours in the chain are too far apart, or there are too few atoms.
     """
-    check_distances(chain)
+    _check_distances(chain)
     positions = np.zeros((length, rc.atom_type_num, 3), np.float32)
     mask = np.zeros((length, rc.atom_type_num), np.float32)
     mine, theirs = list(places), list(places.values())
@@ -164,12 +164,8 @@ def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | N
     return None
 
 
-def check_distances(chain: EntryChain) -> None:
-    """Check that CA atoms of neighbours are at most 150 Å apart.
-
-    Raises:
-        TemplateSkipped: Two neighbours are farther apart.
-    """
+def _check_distances(chain: EntryChain) -> None:
+    """Check that CA atoms of neighbours are at most 150 Å apart."""
     ca = rc.atom_order["CA"]
     there = chain.mask[:, ca] > 0
     positions = chain.positions[:, ca].astype(np.float64)

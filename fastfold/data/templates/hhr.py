@@ -37,11 +37,6 @@ class _Rows:
 def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
     """Parse HHsearch's output.
 
-    Args:
-        text: Content of the file.
-        query: Sequence of the search.
-        path: Path in error messages.
-
     Returns:
         Hits in the order of the file.
 

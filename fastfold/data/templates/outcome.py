@@ -39,12 +39,7 @@ Reason = Literal[
 
 
 class TemplateSkipped(Exception):
-    """Hit or structure that cannot be a template; caught where templates are chosen.
-
-    Args:
-        reason: Short reason.
-        message: Reason for users.
-    """
+    """Hit or structure that cannot be a template; caught where templates are chosen."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

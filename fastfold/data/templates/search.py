@@ -50,9 +50,6 @@ def to_stockholm(msa: Msa) -> str:
     The columns of the query are match states (``#=GC RF``). Inserted residues are written as ``x``, because a profile
     depends only on their number.
 
-    Args:
-        msa: The alignment.
-
     Returns:
         Text in Stockholm format, one line per row.
     """

@@ -60,9 +60,6 @@ class TemplateFinder:
 
     The constructor checks or reads all given files.
 
-    Args:
-        options: Sources of templates.
-
     Raises:
         ConfigError: hhsearch is needed and not installed.
         InputError: A structure, an alignment or a folder is missing or invalid.

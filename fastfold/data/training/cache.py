@@ -159,13 +159,7 @@ class FeatureCache:
         )
 
     def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
-        """Return the coevolution of a subset of an entry's alignment, from the cache if present.
-
-        Args:
-            entry: The chain.
-            subset: Number of the subset.
-            analyse: Computes it.
-        """
+        """Return the coevolution of a subset of an entry's alignment, from the cache if present."""
         return self._cached(
             entry.id,
             (entry.structure, *entry.alignments()),

@@ -30,13 +30,7 @@ class OtherVersion(Unusable):
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], version: str, digest: str) -> bytes:
-    """Serialise arrays to a file for :func:`from_bytes`.
-
-    Args:
-        arrays: Arrays by name, without ``version``.
-        version: Version of the parsers.
-        digest: Hash of the sources.
-    """
+    """Serialise arrays to a file for :func:`from_bytes`."""
     buffer = io.BytesIO()
     np.savez(buffer, version=np.array([version, digest]), **dict(arrays))  # type: ignore[arg-type]
     return buffer.getvalue()

@@ -93,9 +93,6 @@ def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
     together are drawn as often as a single chain without relatives. A ring of twelve equal chains is not drawn twelve
     times as often as a single chain.
 
-    Args:
-        entries: Chains of one training set.
-
     Returns:
         The complexes, sorted by name.
     """

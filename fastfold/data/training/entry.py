@@ -92,9 +92,6 @@ class Entry:
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return the files of template hits next to the alignments, by sequence.
 
-        Args:
-            chains: The chains of the entry.
-
         Raises:
             InputError: The folder of alignments cannot be searched.
         """

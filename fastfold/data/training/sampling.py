@@ -7,30 +7,21 @@ on it without communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from fastfold.data.loading.loader import draw_rng
+from fastfold.data.training.entry import Entry
 from fastfold.errors import ConfigError
 
 _STREAM = 1  # of draw_rng; stream 0 is for making samples
 
 
-class Weighted(Protocol):
-    """Chain with the data for its weight: length, cluster size and factor."""
-
-    @property
-    def cluster_size(self) -> int: ...
-    @property
-    def weight(self) -> float: ...
-    def __len__(self) -> int: ...
-
-
 T = TypeVar("T")
 
 
-def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
+def sampling_weights(entries: Sequence[Entry]) -> np.ndarray:
     """Compute relative probabilities of entries: higher for longer chains, lower in large clusters.
 
     Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's factor.
@@ -50,23 +41,19 @@ def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
 class WeightedOrder(Generic[T]):
     """Endless order of entries for :class:`fastfold.data.loading.loader.SampleLoader`.
 
-    With ``evenly``, the ``E`` draws of a round correspond to ``E`` equal parts of the total weight, in random order. An
-    entry with ``k`` parts occurs ``k`` times in each round, rounded up or down. Otherwise draws are independent. The
-    expected shares are equal.
+    The ``E`` draws of a round correspond to ``E`` equal parts of the total weight, in random order. An entry with ``k``
+    parts occurs ``k`` times in each round, rounded up or down.
 
     Args:
         sets: For each set its entries, their weights ``[E]``, and its share of all draws, relative to the sum of the
             shares.
         seed: Random seed, nonnegative.
-        evenly: Draw evenly instead of independently.
 
     Raises:
         ConfigError: All sets are empty, a weight or share is negative or not finite, or the seed is negative.
     """
 
-    def __init__(
-        self, sets: Sequence[tuple[Sequence[T], np.ndarray, float]], seed: int, *, evenly: bool = True
-    ) -> None:
+    def __init__(self, sets: Sequence[tuple[Sequence[T], np.ndarray, float]], seed: int) -> None:
         draw_rng(seed, 0)  # checks the seed
         parts = []
         for entries, weights, share in sets:
@@ -87,18 +74,15 @@ class WeightedOrder(Generic[T]):
         self.probabilities /= self.probabilities.sum()
         self._cumulative = np.cumsum(self.probabilities)
         self._last = int(np.flatnonzero(self.probabilities)[-1])
-        self._seed, self._evenly = seed, evenly
+        self._seed = seed
         self._round: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
     def index(self, number: int) -> int:
         """Return the index of a draw's entry, over all sets in order."""
-        if self._evenly:
-            turn, place = divmod(number, len(self._cumulative))
-            if self._round[0] != turn:
-                self._round = (turn, self._points(turn))
-            point = self._round[1][place]
-        else:
-            point = draw_rng(self._seed, number, stream=_STREAM).random()
+        turn, place = divmod(number, len(self._cumulative))
+        if self._round[0] != turn:
+            self._round = (turn, self._points(turn))
+        point = self._round[1][place]
         # Rounding may leave the sum below the largest point; entries of weight zero are never drawn.
         index = int(np.searchsorted(self._cumulative, point * self._cumulative[-1], side="right"))
         return min(index, self._last)

@@ -110,10 +110,6 @@ class TrainingTemplates:
 
         An experimental structure with unknown release date gets none, because a template could be the structure itself.
 
-        Args:
-            entry: The entry.
-            data: Content of its files.
-
         Raises:
             InputError: Hits are invalid.
         """

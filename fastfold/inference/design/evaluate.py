@@ -214,13 +214,7 @@ class Evaluator:
         return found
 
     def _passes(
-        self,
-        network: int,
-        leaf: Tensor,
-        relaxation: Relaxation,
-        recycles: int,
-        seed: int,
-        dropout: bool,
+        self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool
     ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
         """Yield the share of the gradient, outputs and sequence of the passes whose gradient counts."""
         model = self.models[network]

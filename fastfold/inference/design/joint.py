@@ -42,24 +42,10 @@ class JointEvaluator(Evaluator):
         self._others, self._avoided = list(others), list(avoided)
 
     def __call__(
-        self,
-        parameters: Tensor,
-        relaxation: Relaxation,
-        *,
-        networks: Sequence[int] | None = None,
-        recycles: int | None = None,
-        seed: int = 0,
-        dropout: bool = False,
-        gradient: bool = True,
+        self, parameters: Tensor, relaxation: Relaxation, *, gradient: bool = True, **settings: Any
     ) -> Evaluation:
         """Compute the losses, and their gradient; arguments as those of :class:`Evaluator`."""
-        settings: dict[str, Any] = {
-            "networks": networks,
-            "recycles": recycles,
-            "seed": seed,
-            "dropout": dropout,
-            "gradient": gradient,
-        }
+        settings["gradient"] = gradient
         first = super().__call__(parameters, relaxation, **settings)
         targets = [first, *(one(parameters, relaxation, **settings) for one in self._others)]
         avoided = [one(parameters, relaxation, **settings) for one in self._avoided]

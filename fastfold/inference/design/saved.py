@@ -22,13 +22,7 @@ from fastfold.utils.hashing import input_hash
 
 
 def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[str]) -> str:
-    """Return a hash of everything that a trajectory depends on but its seed.
-
-    Args:
-        task: The task.
-        config: Settings of the optimisation.
-        digests: Hashes of the networks.
-    """
+    """Return a hash of everything that a trajectory depends on but its seed."""
     return input_hash(_task_facts(task), asdict(config), list(digests), __version__)
 
 

@@ -24,12 +24,7 @@ SMALLEST = 3
 
 @dataclass(frozen=True)
 class Member:
-    """Prediction of an ensemble.
-
-    Attributes:
-        found: Its files and scores.
-        protein: Its structure.
-    """
+    """Prediction of an ensemble."""
 
     found: FoundPrediction
     protein: Protein

@@ -191,10 +191,7 @@ def _random_rows(
     for k in range(1, (sampling.number or len(depths)) + 1):
         depth = depths[(k - 1) % len(depths)]
         rng = np.random.default_rng([seed, k])
-        yield (
-            {"method": "depth", "depth": depth},
-            np.sort(rng.choice(available, size=depth, replace=False)),
-        )
+        yield ({"method": "depth", "depth": depth}, np.sort(rng.choice(available, size=depth, replace=False)))
 
 
 def _clusters(

@@ -90,15 +90,11 @@ class FoldMemory:
         host = host_memory_bytes(device.type) if host_memory is None else host_memory // sharers
         free = available_bytes(device)
         shared = free // processes if device.type == "cpu" else free
-        return cls(shared, host // processes, free_disk_bytes(offload_dir) // (processes * sharers))
+        return cls(shared, host // processes, _free_disk_bytes(offload_dir) // (processes * sharers))
 
 
-def free_disk_bytes(folder: Path | None) -> int:
-    """Return nine tenths of the free bytes on a folder's disk, for offloaded tensors; 0 without folder.
-
-    Raises:
-        ConfigError: The folder does not exist, or is not writable.
-    """
+def _free_disk_bytes(folder: Path | None) -> int:
+    """Return nine tenths of the free bytes on a folder's disk, for offloaded tensors; 0 without folder."""
     if folder is None:
         return 0
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -107,10 +103,5 @@ def free_disk_bytes(folder: Path | None) -> int:
 
 
 def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:
-    """Return buffers for offloaded tensors in the host's memory, and in a folder on a disk if given.
-
-    Args:
-        host: Bytes of the host's memory.
-        offload_dir: Folder on the disk.
-    """
+    """Return buffers for offloaded tensors in ``host`` bytes of its memory, and in a folder on a disk if given."""
     return HostBuffers(limit=host, overflow=None if offload_dir is None else disk_buffers(offload_dir))

@@ -112,11 +112,6 @@ class PassGraph:
     def __call__(self, iterate: Iterate, members: list[Features], previous: Features) -> PassResult:
         """Run a pass.
 
-        Args:
-            iterate: Runs a pass normally.
-            members: Features of each ensemble member.
-            previous: Recycled tensors.
-
         Returns:
             Result of ``iterate``, copied except for the representation ``pair``, which the next pass overwrites.
 

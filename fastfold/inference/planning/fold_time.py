@@ -14,7 +14,7 @@ from fastfold.inference.planning.memory_model import Fold, template_copies
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.inference.planning.time_model import Costs
 from fastfold.memory.offload import kept_rows
-from fastfold.parallel.alphafold.communication_volume import inference_elements
+from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.communication_cost import exchange_seconds
@@ -69,15 +69,7 @@ class FoldTime:
 
 
 def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
-    """Estimate time and traffic of a planned fold, without aligned errors and messages of templates.
-
-    Args:
-        config: Official configuration tree.
-        fold: Sizes of the fold.
-        plan: Plan made with :func:`fold_costs`.
-        rates: Rates of the GPUs.
-        passes: Number of recycles plus one.
-    """
+    """Estimate time and traffic of a fold by its plan, without aligned errors and messages of templates."""
     c = config.model.embeddings_and_evoformer
     sending = sent = 0.0
     if fold.ranks > 1:
@@ -99,14 +91,33 @@ def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int
     )
 
 
-def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
-    """Return the bytes that one pass copies between a device and host or disk, both ways together.
+def inference_elements(
+    ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128, msa_heads: int = 8
+) -> float:
+    """Compute the elements that a rank sends in a block's forward pass without gradients.
+
+    The result is the average over the ranks. It counts gathers of three biases, the left projection of the outer
+    product mean, four reshards, and both triangle products in the cheaper way
+    (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
 
     Args:
-        config: Official configuration tree.
-        fold: Sizes of the fold.
-        plan: Plan of the fold.
+        ranks: Number of ranks that share the protein along one axis.
+        residues: N.
+        sequences: Rows of the MSA.
+        c_m: MSA channels.
+        c_z: Pair channels, also those of the triangle products.
+        msa_heads: Heads of the row attention; triangle attention has four.
     """
+    n, area = residues, residues * residues
+    way = choose_contraction("auto", n, n, n, c_z, ranks)
+    products = 2 * c_z * area * (3 / ranks if way == "channels" else 1)
+    gathered = (msa_heads + 2 * 4) * area + 32 * sequences * n
+    resharded = 2 * (c_z * area + c_m * sequences * n) / ranks
+    return (ranks - 1) / ranks * (gathered + resharded + products)
+
+
+def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
+    """Return the bytes that one pass copies between a device and host or disk, both ways together."""
     c = config.model.embeddings_and_evoformer
     stack = c.template.template_pair_stack if c.template.enabled else None
     n, e, own = fold.residues, fold.element_size, fold.own

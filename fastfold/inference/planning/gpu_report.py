@@ -95,9 +95,6 @@ def plan_on_gpus(
 def report_gpu_plan(options: argparse.Namespace) -> str:
     """Report the plan of a fold on GPUs.
 
-    Args:
-        options: Options of ``fastfold plan``.
-
     Raises:
         ConfigError: The model or the GPU is unknown, or a number is invalid.
         InputError: The target does not fit; names a length that does.
@@ -119,16 +116,11 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
         precision=options.precision,
         recycles=options.recycles,
     )
-    return gpu_plan_text(found, options)
+    return _gpu_plan_text(found, options)
 
 
-def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
-    """Format peak, offloaded memory, traffic and hours of a planned fold, with the assumptions.
-
-    Args:
-        found: The plan.
-        options: ``model``, ``residues``, ``msa``, ``extra_msa``, ``templates`` and ``precision``, for the first line.
-    """
+def _gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
+    """Format peak, offloaded memory, traffic and hours of a planned fold, with the assumptions."""
     plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
     gpus, rows = planner.ranks, options.msa + options.extra_msa
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name

@@ -16,17 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.evoformer.losses.design import (
-    ContactOptions,
-    Outputs,
-    contact_loss,
-    pae_loss,
-    plddt_loss,
-)
+from fastfold.evoformer.losses.design import ContactOptions, Outputs, contact_loss, pae_loss, plddt_loss
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
 from fastfold.inference.folding.saved_inputs import SavedInputs
-from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
+from fastfold.inference.planning.memory_model import CUDA_POSITIONS, FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
 from fastfold.parallel.comm.groups import Group
@@ -37,20 +31,20 @@ from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
 
-_FIXED_CPU, _GAPS_CPU = 520 << 20, 1.85
+FIXED_CPU, GAPS_CPU = 520 << 20, 1.85
 """Bytes of a process on a CPU in addition to a gradient's tensors: fixed ones, and a multiple of the working tensors.
 
-They are PyTorch's libraries, and pages that its allocator keeps (``benchmarks/results/design.json``)."""
+They are PyTorch's libraries, and pages that its allocator keeps, as measured by ``benchmarks/design.py``."""
 
-_ATTENTION_POSITIONS, _BYTES_OF_POSITION = 1 << 17, {2: 6 << 10, 4: 8 << 10}
-"""Positions of a block of attention on a GPU, and bytes of each in its backward pass, by those of an element.
+_BYTES_OF_POSITION = {2: 6 << 10, 4: 8 << 10}
+"""Bytes of a position of a block of attention in its backward pass on a GPU, by those of an element.
 
 The cost of the operator counts bytes that go through memory, not those in use at a time."""
 
 _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 """Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold.
 
-Block inputs that leave and return make more of them."""
+Block inputs that leave and return make more of them. ``benchmarks/simulation/gradient.py`` counts them."""
 
 _SHORTEST = 20
 _FEW_ROWS = (128, 256)
@@ -161,11 +155,7 @@ class GradientPlanner:
         return self._plan(recompute=True, host=1 << 60)
 
     def longest(self, budget: int) -> int:
-        """Return about how many residues fit a budget, if they need memory as this length does.
-
-        Args:
-            budget: Bytes of each device.
-        """
+        """Return about how many residues fit in bytes of each device, if memory grows as at this length."""
         plan, whole = self.without_host_limit(), self._plan(recompute=True)
         fixed = self.fixed + plan.parts["parameters"] + self.held
         room = max(0.0, budget - fixed)
@@ -177,13 +167,13 @@ class GradientPlanner:
     def fixed(self) -> int:
         """Bytes of a device that do not grow with the target."""
         if self.device != "cuda":
-            return _FIXED_CPU
+            return FIXED_CPU
         return FIXED_CUDA + nccl_bytes(self.ranks)
 
     @property
     def _attention_bytes(self) -> int:
         pairs = -(-self.residues // self.ranks) * self.residues
-        return min(pairs, _ATTENTION_POSITIONS) * _BYTES_OF_POSITION[self._size]
+        return min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[self._size]
 
     @property
     def _size(self) -> int:
@@ -211,7 +201,7 @@ class GradientPlanner:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
         else:
-            parts["gaps"] = _GAPS_CPU * parts["working"]
+            parts["gaps"] = GAPS_CPU * parts["working"]
         return GradientPlan(
             policy=policy,
             peak=math.ceil(sum(parts.values())) + self.fixed,
@@ -253,15 +243,6 @@ class GradientPlanner:
             extra_msa=self.extra_msa,
             precision=self.precision,
         )
-
-
-def cpu_allowance(working: float) -> float:
-    """Return the bytes of a process on a CPU that a plan adds to those of its tensors.
-
-    Args:
-        working: Bytes of its working tensors.
-    """
-    return _FIXED_CPU + _GAPS_CPU * working
 
 
 def _score(result: dict[str, Any]) -> Tensor:

@@ -30,9 +30,6 @@ _PRODUCT, _ATTEMPTS = 1024, 5
 def report_gradient_plan(options: argparse.Namespace) -> str:
     """Report the plan of a design by one network, on GPUs or within a budget of this machine.
 
-    Args:
-        options: Options of ``fastfold plan``.
-
     Raises:
         ConfigError: The model or the GPU is unknown, or a number is invalid.
         InputError: The design does not fit; names what makes it fit.
@@ -85,18 +82,12 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     if speeds is not None:
         lines += [*_time_lines(plan.seconds, plan.forward_seconds, config), "", assumptions_text(speeds)]
     elif device == "cpu" and options.precision == "fp32" and gpus == 1:
-        lines += cpu_time_lines(plan, config, product_rate())
+        lines += _cpu_time_lines(plan, config, product_rate())
     return "\n".join(lines)
 
 
-def cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> list[str]:
-    """Format the time of a design on a CPU.
-
-    Args:
-        plan: Plan of its gradient.
-        config: Settings of the design.
-        rate: FLOP/s of a float32 matrix product (:func:`product_rate`).
-    """
+def _cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> list[str]:
+    """Format the time of a design on a CPU from the FLOP/s of a float32 matrix product."""
     gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
     return [
         *_time_lines(gradient, recycle, config),

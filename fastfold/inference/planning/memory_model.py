@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
+from fastfold.data.features.transforms import Alignment, Draw, cluster_features
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.embedders.input import InputEmbedder
+from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.evoformer import EVOFORMER_STEPS
 from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.heads import PredictedAlignedErrorHead
@@ -34,18 +39,18 @@ from fastfold.parallel.axial.shard_memory import (
     reshard_bytes,
 )
 
-# PyTorch's own buffers, and the operators' own blocks of at most 4 MiB of float32. Gaps that blocks leave in the heap
-# are counted in blocks (fewer if blocks are in float32). The program itself, with code and threads, is not included; it
-# takes some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
-# Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
-_RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
-# A multimer's has two masks instead of one value for all.
-_RAW_MULTIMER = 13
-# Part of a cluster's that lives to the end of a cycle (row masks, masked rows).
-_CLUSTER_REST = 12
-# Bytes per pair of residues in a block of features of a template.
-_TEMPLATE_FEATURES = 1200
+"""Bytes of a process on a CPU in addition to a fold's tensors: fixed ones, and a multiple of a block's.
+
+They are PyTorch's own buffers with the operators' blocks of at most 4 MiB of float32, and gaps that blocks leave in the
+heap, fewer where blocks are in float32. ``tests.inference.planning.measure_fold`` measures their sum, and a slow test
+compares it with the plan. The program itself, with code and threads, is not included; it takes some 400 MiB."""
+
+_MONOMER_ROW, _MULTIMER_ROW = 2 * (1 + 4), 1 + 4 + 2 * 4
+"""Bytes per row and residue of an alignment on the host: its types or letters, deletions, and a multimer's two masks.
+
+A monomer's is there as :class:`~fastfold.data.msa.msa.Msa` and as
+:class:`~fastfold.data.features.transforms.Alignment`; a multimer's counts once, because each chain's is cropped."""
 
 Workspace = Callable[[int], int]
 """Function from elements of a block to bytes."""
@@ -67,8 +72,10 @@ FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
 They are for the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on an H100), and gaps between
 blocks of PyTorch's allocator."""
 
-CUDA_BLOCK = 1 << 27
-"""Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
+CUDA_POSITIONS = 1 << 17
+"""Positions of the largest block of attention on a GPU."""
+CUDA_BLOCK = CUDA_POSITIONS << 10
+"""Elements of the largest block of attention on a GPU, with 1,024 channels in all."""
 FIXED_NCCL = 1 << 30
 """Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target."""
 MAX_BLOCK = 1 << 22
@@ -180,6 +187,15 @@ def pair_bytes(config: Any, fold: Fold) -> int:
     return fold.residues**2 * channels * fold.element_size
 
 
+@cache
+def alignment_feature_bytes() -> dict[str, int]:
+    """Return the bytes of each feature of the alignments, per row and residue."""
+    one = np.ones((1, 1), np.float32)
+    alignment = Alignment(one.astype(np.uint8), one, one, one, one[0], one)
+    draw = Draw(np.arange(1), np.arange(1), 1, one > 0, alignment.msa)
+    return {name: value.nbytes for name, value in cluster_features(alignment, draw, one, one).items()}
+
+
 def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     """Return the elements of one row, for each step that runs in blocks of rows."""
     c = config.model.embeddings_and_evoformer
@@ -191,25 +207,22 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
 
 
 def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
-    """Return every step of a fold that can be the largest, with its candidates.
-
-    Args:
-        config: Official configuration tree.
-        fold: Sizes of the fold.
-        costs: Costs of the candidates.
-        room: Memory for offloaded tensors.
-    """
+    """Return every step of a fold that can be the largest, with its candidates."""
     c, heads = config.model.embeddings_and_evoformer, config.model.heads
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
     shard, mask = pairs * c.pair_channel * e, whole * e
-    fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
+    fixed = _FIXED_CPU + fold.rows * n * (_MULTIMER_ROW if is_multimer(config) else _MONOMER_ROW)
     fixed += onednn_bytes() + lanes_bytes(n, max(c.msa_channel, c.pair_channel))
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e + nccl_bytes(ranks)
     msa_rows = fold.clusters + fold.templates
     msa = fold.msa_positions * c.msa_channel * e
-    extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra_positions * c.extra_msa_channel * e
-    features = fold.clusters * n * _CLUSTER_FEATURES + extra_features
+    each = alignment_feature_bytes()
+    of_extra = sum(nbytes for name, nbytes in each.items() if name.startswith("extra_"))
+    # Masks and masked rows of clusters live to the end of a cycle.
+    of_cluster, rest = each["msa_feat"], sum(each.values()) - of_extra - each["msa_feat"]
+    extra_features, extra = fold.extra * n * of_extra, fold.extra_positions * c.extra_msa_channel * e
+    features = fold.clusters * n * (of_cluster + rest) + extra_features
     # Of an ensemble: the pair before the cycle, from which each member starts, the sum of the finished members, and the
     # features of later ones.
     members = ensemble_size(config)
@@ -243,7 +256,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
 
     found = [cut("embedding", always + msa + features, partial(InputEmbedder.workspace, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
-    in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST
+    in_stack = always + msa + extra + masks + fold.clusters * n * rest
     if ranks > 1:
         largest = max(shard, msa, extra)
         found.append(
@@ -380,8 +393,10 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     multimer = is_multimer(config)
     stack, c = template.template_pair_stack, template_channels(config)
     one = pairs * c * e
-    shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
-    block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
+    sizes = fold.layer_sizes(count, c, config.model.embeddings_and_evoformer.pair_channel)
+    shard = pairs * sizes.c_z * e
+    embedder = MultimerTemplateEmbedder if multimer else TemplateEmbedder
+    block = embedder.workspace(template, sizes, min(TEMPLATE_BLOCK, pairs * sizes.c_z))
     # In addition to the current template: the sum of the earlier ones, or their scores, and the kept ones.
     scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
     kept = {1: one if multimer else (count - 1) * one + scores}
@@ -407,7 +422,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
                 copies = template_copies(count, multimer=multimer) * steps.unit_copy * pair.share
                 copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
                 for held, of_held in kept.items():
-                    working = of_held + one + max(contraction, joined) + block
+                    working = of_held + one + max(contraction, joined, block)
                     # The kept rows of the pair have separate memory, allocated before the rest is freed.
                     stays = shard - pair.nbytes if pair.rows else 0
                     free = shard - stays if pair.rows else 0

@@ -122,12 +122,7 @@ class Costs:
     memory: float = float("inf")
 
     def of(self, config: Any, fold: Any) -> StepTimes:
-        """Return the times of the steps of a fold.
-
-        Args:
-            config: Official configuration tree.
-            fold: :class:`~fastfold.inference.planning.memory_model.Fold`.
-        """
+        """Return the times of the steps of a :class:`~fastfold.inference.planning.memory_model.Fold`."""
         c = config.model.embeddings_and_evoformer
         n, pairs, c_z = fold.residues, fold.residues**2, c.pair_channel
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block

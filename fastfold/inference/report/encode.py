@@ -92,10 +92,6 @@ def pack_structure(
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
     """Encode the aligned error of a prediction, from a file in the format of AlphaFold DB.
 
-    Args:
-        path: JSON file.
-        residues: Number of residues N.
-
     Returns:
         Metadata (``side`` of the matrix, ``stride``: residues per row, ``step`` and ``max`` in Å), and packed data: a
         byte for each element, row by row.

@@ -32,16 +32,7 @@ _OF_PAIR = {
 _OF_ALL = ("mean_plddt", "ptm", "iptm", "ranking_confidence")
 _OF_INTERFACES = ("ipsae_max", "clashes")
 TEXT_COLUMNS = ("target", "partner_1", "partner_2", "chain_1", "chain_2", "model", "files")
-COLUMNS = (
-    *TEXT_COLUMNS[:5],
-    "rank",
-    "model",
-    "seed",
-    *_OF_PAIR,
-    *_OF_ALL,
-    *_OF_INTERFACES,
-    "files",
-)
+COLUMNS = (*TEXT_COLUMNS[:5], "rank", "model", "seed", *_OF_PAIR, *_OF_ALL, *_OF_INTERFACES, "files")
 """Columns of the table; ``docs/scores.md`` explains the scores. ``files`` is the common part of files' names."""
 SORTED_BY = "ipsae"
 

@@ -68,15 +68,8 @@ _packed: dict[str, str] = {}
 _pending: list[Future[dict[str, str]]] = []
 
 
-def pack_viewer() -> dict[str, str]:
-    """Compress the viewer's script and style for pages.
-
-    Returns:
-        Packed files by their SHA-256; empty if the package is not installed.
-
-    Raises:
-        ValueError: As :func:`load_molstar`.
-    """
+def _pack_viewer() -> dict[str, str]:
+    """Compress the viewer's script and style, by SHA-256; nothing if the package is not installed."""
     viewer = load_molstar()
     if viewer is None:
         return {}
@@ -91,7 +84,7 @@ def pack_ahead(submit: Callable[[Callable[[], Any]], Future[Any]]) -> None:
         submit: Starts a call and returns its future result.
     """
     if not _pending and any(key not in _packed for key in SHA256.values()):
-        _pending.append(submit(pack_viewer))
+        _pending.append(submit(_pack_viewer))
 
 
 def packed_viewer() -> tuple[str, str]:
@@ -104,5 +97,5 @@ def packed_viewer() -> tuple[str, str]:
         with suppress(Exception):  # packed here instead
             _packed.update(_pending.pop().result())
     if any(key not in _packed for key in SHA256.values()):
-        _packed.update(pack_viewer())
+        _packed.update(_pack_viewer())
     return _packed[SHA256["molstar.js"]], _packed[SHA256["molstar.css"]]

@@ -28,12 +28,7 @@ Job = dict[str, Any]
 
 
 class RefusedError(FastFoldError):
-    """Error for a request that the server refuses, in the server's words.
-
-    Args:
-        message: Reason.
-        status: Status of the HTTP answer.
-    """
+    """Error for a request that the server refuses, in the server's words."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
@@ -97,10 +92,7 @@ class Client:
         body: dict[str, Any] = {kind: text for kind, text in given.items() if text is not None}
         body |= {"name": name, "complex": complex, "priority": priority, "settings": dict(settings or {})}
         body["templates"] = [{"name": k, "text": text} for k, text in (templates or {}).items()]
-        headers = {
-            "Content-Type": "application/json",
-            "Idempotency-Key": key or secrets.token_hex(16),
-        }
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key or secrets.token_hex(16)}
         return self._json("/v1/jobs", data=json.dumps(body).encode(), headers=headers)
 
     def job(self, job: str) -> Job:

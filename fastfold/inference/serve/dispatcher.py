@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fastfold.inference.screen.job import (
     Event,
@@ -21,6 +20,7 @@ from fastfold.inference.screen.job import (
     ScreenError,
     Task,
 )
+from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.queue import MAX_LOSSES, JobQueue, QueuedJob, State
 from fastfold.inference.serve.request import ANSWER
 from fastfold.inference.serve.worker import JobFolder
@@ -28,16 +28,6 @@ from fastfold.inference.serve.worker import JobFolder
 PAUSE_S = 10.0
 """Seconds without new groups after an error that is not a job's, for example a full disk."""
 _POLL_S = 0.05
-
-
-class Observer(Protocol):
-    """Receiver of events for metrics."""
-
-    def started(self, group: Sequence[QueuedJob]) -> None:
-        """Record the start of a group."""
-
-    def answered(self, job: QueuedJob, state: State) -> None:
-        """Record an answer."""
 
 
 @dataclass
@@ -61,7 +51,7 @@ class Dispatcher:
     queue: JobQueue
     folder: Path
     executor: Callable[[], Executor]
-    observer: Observer
+    observer: Metrics
     group: int = 8
     memory: int | None = None
     say: Callable[[str], None] = lambda _: None

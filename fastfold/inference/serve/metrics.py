@@ -15,12 +15,7 @@ _JOBS = (1, 2, 4, 8, 16, 32)
 
 
 class Metrics:
-    """Metrics of a queue and its workers; an :class:`~fastfold.inference.serve.dispatcher.Observer`.
-
-    Args:
-        queue: The queue.
-        workers: Returns the number of workers.
-    """
+    """Metrics of a queue and its workers."""
 
     def __init__(self, queue: JobQueue, workers: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()

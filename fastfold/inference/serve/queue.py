@@ -203,13 +203,10 @@ class JobQueue:
             return dict(self._connection.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
 
     def start_group(self, size: int) -> list[QueuedJob]:
-        """Start the first waiting job, with later ones of similar length; return them in order of admission.
+        """Start the first waiting job, with later ones of similar length, at most ``size``; return them as admitted.
 
         The first waiting job of the highest priority is always part of the group. Jobs of the same priority and
         settings join it. A job whose worker was lost before is started alone.
-
-        Args:
-            size: Largest number of jobs.
         """
         with self._transaction() as execute:
             first = self._select("WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")

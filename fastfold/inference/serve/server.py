@@ -71,14 +71,7 @@ def serve(
 
 
 def run_server(options: ServeOptions, backend: Backend, listener: socket.socket, say: Say) -> None:
-    """Serve on a socket by any backend until a signal ends the process.
-
-    Args:
-        options: Options of the server.
-        backend: Checks and folds jobs.
-        listener: Bound socket.
-        say: Called with lines for the operator.
-    """
+    """Serve on a socket by any backend until a signal ends the process."""
     service = Service(options, backend, say)
     server = uvicorn.Server(server_config(service))
     service.start()

@@ -24,7 +24,7 @@ class Backward:
             and ``needs``: a flag for each tensor of ``gradients``. It returns their gradients, empty if not needed.
             Only the tensors that it takes are saved. Autograd casts gradients to the dtypes of their inputs.
         gradients: Names of inputs with gradients, tensors or lists of tensors.
-        fake: Returns uninitialised gradients; None for tensors like the inputs.
+        fake: Returns uninitialised gradients from the arguments of ``compute``; None for tensors like the inputs.
         cost: Cost of a call.
         residual: Name of an input that is added to the result, or None.
         constants: Further arguments of ``compute``.
@@ -34,7 +34,7 @@ class Backward:
 
     compute: Callable[..., list[Tensor]]
     gradients: Sequence[str]
-    fake: Callable[..., list[Tensor]] | None = None
+    fake: Callable[[Arguments], list[Tensor]] | None = None
     cost: CostOf = no_products
     residual: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -68,13 +68,15 @@ def define_operator(
     if backward is not None:
         signature = inspect.signature(backward.compute)
 
-        def like_inputs(*arguments: Any, **options: Any) -> list[Tensor]:
+        def fake_gradients(*arguments: Any, **options: Any) -> list[Tensor]:
             given = signature.bind(*arguments, **options).arguments
+            if backward.fake is not None:
+                return backward.fake(given)
             tensors = _flat(given[x] for x in backward.gradients)
             return empty_grads([given["grad"] if x is None else x for x in tensors], given["needs"])
 
         compute = define_operator(
-            f"{name}_backward", backward.compute, fake=backward.fake or like_inputs, cost=backward.cost
+            f"{name}_backward", backward.compute, fake=fake_gradients, cost=backward.cost
         )
         parameters = inspect.signature(forward).parameters.values()
         inputs = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]

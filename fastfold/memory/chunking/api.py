@@ -62,7 +62,7 @@ def autochunk(
         graph = export_graph(module, args, kwargs, decompositions or {})
     search = Search(measure_memory(graph), donate=donate)
     before = search.unchunked()
-    peak_before = measured_peak(graph, before.profile.steps)
+    peak_before = _measured_peak(graph, before.profile.steps)
     chosen, peak = (before, peak_before) if peak_before <= allowed else _within(graph, search, allowed)
     steps = chosen.profile.steps
     plan = ChunkPlan(
@@ -95,7 +95,7 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
         target = budget
         for _ in range(_ATTEMPTS):
             chosen = choose(target)
-            peak = measured_peak(graph, chosen.profile.steps)
+            peak = _measured_peak(graph, chosen.profile.steps)
             if peak <= budget:
                 return chosen, peak
             if not chosen.fits:
@@ -110,7 +110,7 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
     found = attempts(lambda target: search.fewest_chunks(least.profile.steps, target))
     if found is not None:
         return found
-    smallest = measured_peak(graph, least.profile.steps)
+    smallest = _measured_peak(graph, least.profile.steps)
     if smallest <= budget:
         return least, smallest
     raise BudgetError(
@@ -121,15 +121,8 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
     )
 
 
-def measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
-    """Measure the peak of activation memory on a simulated device, in bytes.
-
-    Parameters and buffers are not counted.
-
-    Args:
-        graph: Graph of the module.
-        steps: All of its steps, in order.
-    """
+def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
+    """Measure the peak of activation memory in bytes, without parameters, on a simulated device."""
     device = SimulatedDevice(_ENOUGH, "meta")
     sources: list[Any] = []
     for number, source in enumerate(graph.sources):

@@ -29,12 +29,7 @@ class Cut:
 
 
 class Call:
-    """Operation as its rule sees it.
-
-    Args:
-        graph: Graph of the operation.
-        operation: The operation.
-    """
+    """Operation as its rule sees it."""
 
     def __init__(self, graph: Graph, operation: Operation) -> None:
         self._graph, self.operation = graph, operation
@@ -92,11 +87,6 @@ def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
     if found is None and torch.Tag.pointwise in operation.target.tags:
         found = elementwise
     return None if found is None else found(call, dim)
-
-
-def known_operators() -> frozenset[str]:
-    """Return the names of operators with a rule, except those that PyTorch tags as pointwise."""
-    return frozenset(_RULES)
 
 
 def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:

@@ -45,14 +45,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides, dtype and device of a tensor that is not computed yet.
-
-    Attributes:
-        shape: Shape.
-        stride: Strides.
-        dtype: Type of the elements.
-        device: Device of the tensor.
-    """
+    """Shape, strides, dtype and device of a tensor that is not computed yet."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

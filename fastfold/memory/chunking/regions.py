@@ -28,11 +28,7 @@ class Flow:
 
 
 class Cuts:
-    """Cached rules of a graph's operations.
-
-    Args:
-        graph: Graph of the module.
-    """
+    """Cached rules of a graph's operations."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

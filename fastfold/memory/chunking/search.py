@@ -88,11 +88,7 @@ class Search:
         return Chosen(profile(self.memory, self._whole, donate=self.donate), 0)
 
     def choose(self, target: int) -> Chosen:
-        """Choose regions and numbers of chunks that fit the target, or come closest.
-
-        Args:
-            target: Bytes to fit.
-        """
+        """Choose regions and numbers of chunks that fit the target in bytes, or come closest."""
         chosen = Chosen(self.unchunked().profile, target)
         while not chosen.fits:
             better = self._improve(chosen.profile, target)

@@ -308,11 +308,7 @@ def _lifetimes(
 
 
 def _reusable(
-    memory: Memory,
-    loop: Loop,
-    root: Mapping[int, int],
-    ends: Mapping[int, bool],
-    donate: bool,
+    memory: Memory, loop: Loop, root: Mapping[int, int], ends: Mapping[int, bool], donate: bool
 ) -> dict[int, int]:
     """Return the outputs of a loop that may overwrite a value of the same layout.
 

@@ -161,11 +161,7 @@ class _Meter(TorchDispatchMode):
         self._simulated = device
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._simulated.device.type == "meta" and _is_question(func, args, kwargs):

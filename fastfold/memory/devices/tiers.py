@@ -39,13 +39,7 @@ class Tier:
         self.used = self.peak = 0
 
     def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """Allocate a flat buffer of zeros, counted until its memory is freed.
-
-        Args:
-            numel: Number of elements.
-            dtype: Type of the elements.
-            what: Name in errors.
-        """
+        """Allocate a flat buffer of zeros, counted until its memory is freed; errors name ``what`` it is for."""
         return self._counted(lambda: self._make(numel, dtype), numel * dtype.itemsize, what)
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:

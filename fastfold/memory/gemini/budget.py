@@ -16,14 +16,7 @@ from fastfold.utils.machine import host_available_bytes
 def check_budget(
     chunks: Sequence[Chunk], device: Device, budget: int, policy: str, optimizer: Optimizer | None
 ) -> None:
-    """Refuse an insufficient budget before anything is moved.
-
-    Args:
-        chunks: Parameters of the model.
-        device: Device with the model's buffers.
-        budget: Bytes on the device.
-        policy: Policy of :class:`fastfold.memory.Gemini`.
-        optimizer: Optimizer; None for inference.
+    """Refuse an insufficient budget in bytes before anything is moved.
 
     Raises:
         BudgetError: One operator's parameters exceed it; with ``"cuda"``, all kept tensors.

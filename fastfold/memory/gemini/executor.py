@@ -16,14 +16,7 @@ from fastfold.memory.gemini.chunks import ChunkState
 from fastfold.memory.gemini.saved_choice import choose_kept, reserve
 from fastfold.memory.planner.early import early_returns
 from fastfold.memory.planner.planner import plan, with_spans
-from fastfold.memory.planner.schedule import (
-    Access,
-    NextUse,
-    Plan,
-    Span,
-    Step,
-    choose_evictions,
-)
+from fastfold.memory.planner.schedule import Access, NextUse, Plan, Span, Step, choose_evictions
 
 # A loop that never steps the optimizer must not be recorded endlessly.
 _MAX_ACCESSES = 100_000

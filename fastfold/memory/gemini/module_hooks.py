@@ -43,11 +43,7 @@ class ModuleHooks(NotCopied):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        store: ChunkStore,
-        residency: Residency,
-        saved: SavedTensors | None,
+        self, model: nn.Module, store: ChunkStore, residency: Residency, saved: SavedTensors | None
     ) -> None:
         self.model, self.store, self.residency, self.saved = model, store, residency, saved
         self._clock = count()

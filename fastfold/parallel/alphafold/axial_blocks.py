@@ -69,7 +69,7 @@ def reshard_msa(
     return completed(shards.reshard_into(msa, memory, **where, blocks=policy.reshard_blocks))
 
 
-def run_steps(
+def _run_steps(
     block: ShardedEvoformerBlock | AxialTemplatePairBlock,
     steps: Iterable[Step],
     x: Tensor,
@@ -80,18 +80,7 @@ def run_steps(
     end: int,
     pair: Tensor | None = None,
 ) -> Tensor:
-    """Run steps that update one tensor, each on the shard that it needs.
-
-    Args:
-        block: A block with ``shards``.
-        steps: Steps of the block, in order; the last one works on any shard.
-        x: A shard of the MSA or the pair.
-        mask: Mask of ``x``, whole and without channels.
-        reshard: Starts resharding a tensor to another cut.
-        cut: Axis along which ``x`` is cut.
-        end: Axis along which the result is cut.
-        pair: The pair, for updates of the MSA.
-    """
+    """Run steps that update one tensor, whose shard is cut along ``cut`` before and along ``end`` after them."""
     for step in steps:
         needed = end if step.cut is None else step.cut
         if needed != cut:
@@ -159,11 +148,11 @@ class ShardedEvoformerBlock(EvoformerBlock):
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, reshard: Any) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        return run_steps(self, self.msa_steps(), msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
+        return _run_steps(self, self.msa_steps(), msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
-        return run_steps(self, self.edge_steps(), pair, pair_mask, reshard, cut=-2, end=-2)
+        return _run_steps(self, self.edge_steps(), pair, pair_mask, reshard, cut=-2, end=-2)
 
     def msa_steps(self) -> list[Step]:
         """Return the steps that update the MSA."""
@@ -194,7 +183,7 @@ class AxialTemplatePairBlock(TemplatePairBlock):
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
         reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
-        return run_steps(self, self.steps(), pair, pair_mask, reshard, cut=-3, end=-3)
+        return _run_steps(self, self.steps(), pair, pair_mask, reshard, cut=-3, end=-3)
 
 
 class AxialEvoformerStack(EvoformerStack):

@@ -25,12 +25,7 @@ class AxialInvariantPointAttention(InvariantPointAttention):
     shards: AxialShards
 
     def forward(
-        self,
-        single: Tensor,
-        pair: Tensor | LazyRows,
-        frames: Rigid,
-        mask: Tensor,
-        rows: slice = slice(None),
+        self, single: Tensor, pair: Tensor | LazyRows, frames: Rigid, mask: Tensor, rows: slice = slice(None)
     ) -> Tensor:
         """Update ``[*, N, c_s]`` from a shard ``pair [*, n, N, c_z]``; everything else is whole."""
         residues = single.shape[-2]

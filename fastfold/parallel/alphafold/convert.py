@@ -10,11 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.utils.module_structure import M, exchange_modules, move_into
 
 
-def convert_modules(
-    model: M,
-    variants: Mapping[type[nn.Module], type[nn.Module]],
-    **attributes: object,
-) -> M:
+def convert_modules(model: M, variants: Mapping[type[nn.Module], type[nn.Module]], **attributes: object) -> M:
     """Replace every module of a class in ``variants`` by its parallel variant, which takes over its attributes.
 
     Args:

@@ -61,9 +61,8 @@ def axial_parallel(model: M, mesh: ParallelMesh) -> M:
     block that :func:`fastfold.parallel.alphafold.convert.silent_parts` returns.
 
     The ranks of one group need the same features, and for dropout the same state of the random number generator. After
-    ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group. With data
-    parallelism that is DDP's and FSDP's mean over ``mesh.group("replicas")``; otherwise call
-    :func:`fastfold.parallel.axial.shards.mean_gradients` over ``mesh.group("dap")``.
+    ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group: that of DDP and
+    FSDP over ``mesh.group("replicas")``, or an all-reduce over ``mesh.group("dap")``.
 
     Args:
         model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules; use only the result afterwards.

@@ -37,7 +37,7 @@ from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.grid_matmul import CONTRACTIONS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_ops import AsyncResult, Box
-from fastfold.parallel.comm.redistribute import redistribute_async
+from fastfold.parallel.comm.collectives import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import M
 

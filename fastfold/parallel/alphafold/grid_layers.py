@@ -234,8 +234,5 @@ class GridTriangleMultiplication(ShardedTriangleMultiplication):
             # The official program contracts left[k, j] with right[k, i].
             return contract_columns(right, left, length, grid, self.layout.contraction)
 
-        mask, dropout = (
-            grid.take(pair_mask, (-2, -1)),
-            _factors(self.dropout, pair, (length, length), grid),
-        )
+        mask, dropout = (grid.take(pair_mask, (-2, -1)), _factors(self.dropout, pair, (length, length), grid))
         return self.multiplied(pair, mask, multiply, grid.whole.size, dropout)

@@ -36,9 +36,6 @@ class Regathered:
     """Tensors that are gathered in a forward pass, and again in its backward pass.
 
     All are gathered again in one message. It does not wait for gradients, because the shards are kept.
-
-    Args:
-        group: The ranks.
     """
 
     def __init__(self, group: Group) -> None:

@@ -80,7 +80,7 @@ class TrainingBlock:
     def __call__(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
         """Return the updated shards, cut as the inputs: see :class:`~.axial_blocks.ShardedEvoformerBlock`."""
         channels = len(self._block.triangle_multiplication_outgoing.projection.weight) // 2
-        self._contraction = choose_training_contraction(
+        self._contraction = _choose_training_contraction(
             self._residues, channels, pair.shape[:-3].numel(), pair.element_size(), self._shards.group.size
         )
         update = self._outer_product_first if self._block.outer_product_first else self._outer_product_last
@@ -252,18 +252,10 @@ class TrainingBlock:
         return self._shards.take(self._pair_mask, cut + 1)
 
 
-def choose_training_contraction(
+def _choose_training_contraction(
     residues: int, channels: int, batch: int, element_size: int, ranks: int
 ) -> str:
-    """Choose how to compute triangle products with gradients: ``sums``, ``channels`` or ``terms``.
-
-    Args:
-        residues: N.
-        channels: Channels of the product.
-        batch: Number of batch elements.
-        element_size: Bytes of an element.
-        ranks: Number of ranks.
-    """
+    """Choose how to compute triangle products with gradients: ``sums``, ``channels`` or ``terms``."""
     n, elements = residues, batch * residues * residues
     way = choose_contraction("auto", n, n, n, channels, ranks)
     # Three tensors are resharded. Of the terms, all but this rank's own part are sent.

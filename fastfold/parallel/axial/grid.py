@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fastfold.parallel.comm.async_ops import AsyncResult, Box
-from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
+from fastfold.parallel.comm.collectives import all_to_all_async, gather_async, redistribute_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
-from fastfold.parallel.comm.redistribute import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
 
 

@@ -5,15 +5,15 @@ the other. :class:`AxialShards` holds the rule of the cut (any length over any n
 reshard (all-to-all) and the gathers; ``matmul.py`` multiplies matrices whose contracted axis is cut.
 
 Gradients are exact adjoints: after ``backward`` the ranks hold the gradient of the sum of all ranks' losses. If every
-rank computes the same loss, a parameter's gradient is therefore the **mean** over the ranks: :func:`mean_gradients`,
-or the mean of DDP and FSDP over data parallel ranks and these together.
+rank computes the same loss, a parameter's gradient is therefore the **mean** over the ranks, which
+DDP and FSDP compute over data parallel ranks and these together.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,6 @@ from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
-from fastfold.parallel.data_parallel.buckets import Buckets
 
 # Bytes of a tensor that are summed at a time on a GPU; temporaries take eight times as many.
 _CHECKSUM_BLOCK = 2**22
@@ -37,11 +36,7 @@ _BLOCK = 2**18
 
 @dataclass(frozen=True)
 class AxialShards:
-    """Cut of axes over a group: consecutive shards, the first ones one longer; a shard may be empty.
-
-    Attributes:
-        group: The ranks.
-    """
+    """Cut of axes over a group: consecutive shards, the first ones one longer; a shard may be empty."""
 
     group: Group
 
@@ -211,20 +206,3 @@ def _weighted_sum(block: Tensor) -> Tensor:
     """Sum bytes ``[n]``, each times its position, so that the sum depends on their order; int64."""
     places = torch.arange(1, len(block) + 1, device=block.device)
     return (block * places).sum()
-
-
-def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:
-    """Replace each ``grad`` by its mean over ranks that computed one loss together, in buckets.
-
-    Args:
-        parameters: The same on every rank, in the same order; those without a gradient are left out.
-        group: The ranks.
-    """
-    if group.size == 1:
-        return
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    buckets = Buckets(found)
-    started = [(bucket, async_ops.start_all_reduce(buckets.join(bucket, found), group)) for bucket in buckets]
-    for bucket, pending in started:
-        for number, total in buckets.split(bucket, pending.wait().div_(group.size)).items():
-            found[number].copy_(total)

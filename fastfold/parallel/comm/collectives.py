@@ -1,6 +1,6 @@
 """Differentiable collectives over a group of ranks, with uneven shards and with overlap.
 
-Collectives that move shards have an asynchronous form, ``<name>_async``, which returns an
+``<name>_async`` is the asynchronous form of a collective, which returns an
 :class:`~fastfold.parallel.comm.async_ops.AsyncResult`. The communication runs between the call and its ``wait``, while
 other work is done. The backward pass overlaps in the same way.
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import AsyncResult, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
 from fastfold.parallel.comm.differentiable import differentiable, differentiable_one
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.comm.moves import Move
@@ -130,53 +130,6 @@ def gather(
     return gather_async(x, dim, group, sizes, same_after=same_after).wait()
 
 
-def scatter_async(
-    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None
-) -> AsyncResult[Tensor]:
-    """Start :func:`scatter`; only its gradient communicates."""
-    dim = _axis(x, dim)
-    lengths = _parts(x, dim, group, sizes)
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(
-        x,
-        lambda t: completed(_own(t, dim, group, lengths).contiguous()),
-        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
-    )
-
-
-def scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
-    """Keep this rank's shard of a tensor that every rank has; the gradient is gathered.
-
-    Every rank gets the whole gradient, because every rank computed the tensor.
-
-    Args:
-        x: The same ``[..., L, ...]`` on every rank.
-        dim: The dimension to shard.
-        group: The ranks.
-        sizes: Lengths of the shards; :func:`shard_sizes` of L if None.
-
-    Returns:
-        ``[..., sizes[rank], ...]``
-    """
-    return scatter_async(x, dim, group, sizes).wait()
-
-
-def reduce_scatter_async(
-    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None
-) -> AsyncResult[Tensor]:
-    """Start :func:`reduce_scatter`."""
-    dim = _axis(x, dim)
-    lengths = _parts(x, dim, group, sizes)
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(
-        x,
-        lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
-        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
-    )
-
-
 def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
     """Sum over the ranks, and keep this rank's shard along ``dim``; the gradient is gathered.
 
@@ -189,7 +142,15 @@ def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | Non
     Returns:
         ``[..., sizes[rank], ...]``
     """
-    return reduce_scatter_async(x, dim, group, sizes).wait()
+    dim = _axis(x, dim)
+    lengths = _parts(x, dim, group, sizes)
+    if group.size == 1:
+        return x
+    return differentiable_one(
+        x,
+        lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
+        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
+    ).wait()
 
 
 def all_to_all_async(
@@ -289,17 +250,6 @@ class _SumOfGradients(Function):
         return all_reduce(gradient, ctx.group), None
 
 
-def broadcast_async(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
-    """Start :func:`broadcast`."""
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(
-        x,
-        lambda t: async_ops.start_broadcast(t, source, group),
-        lambda gradient: async_ops.start_reduce(gradient, source, group),
-    )
-
-
 def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
     """Send the tensor of one rank to every rank; the gradients are summed on that rank.
 
@@ -310,38 +260,41 @@ def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
         source: Number of the rank within the group.
         group: The ranks.
     """
-    return broadcast_async(x, source, group).wait()
-
-
-def ring_shift_async(
-    x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
-) -> AsyncResult[Tensor]:
-    """Start :func:`ring_shift`."""
-    dim = _axis(x, dim)
-    lengths = _shards(x, dim, group, sizes)
-    if offset % group.size == 0:
-        return differentiable_one(x, completed, completed)
-    moved = [lengths[(rank - offset) % group.size] for rank in range(group.size)]
+    if group.size == 1:
+        return x
     return differentiable_one(
         x,
-        lambda t: async_ops.start_shift(t, offset, group, dim, lengths),
-        lambda gradient: async_ops.start_shift(gradient, -offset, group, dim, moved),
-    )
+        lambda t: async_ops.start_broadcast(t, source, group),
+        lambda gradient: async_ops.start_reduce(gradient, source, group),
+    ).wait()
 
 
-def ring_shift(
-    x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
-) -> Tensor:
-    """Send to the rank ``offset`` further round the ring, and receive from the one ``offset`` before.
+def redistribute_async(
+    x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
+) -> AsyncResult[Tensor]:
+    """Start to move each rank's box to another layout of boxes; the gradient is moved back.
 
     Args:
-        x: Tensor to send.
-        group: The ring.
-        offset: Number of steps; negative for the other direction.
-        dim: The dimension in which the ranks' tensors may differ in length.
-        sizes: Lengths along ``dim`` of each rank's tensor; None if all are as long as this one.
+        x: This rank's box.
+        dims: The dimensions that are cut.
+        source: For each rank its part of each of these dimensions. The parts cover each element once.
+        target: For each rank the part of the result; the parts cover each element once.
+        group: The ranks.
 
     Returns:
-        The tensor of rank ``rank - offset``.
+        This rank's box of the target.
     """
-    return ring_shift_async(x, group, offset, dim=dim, sizes=sizes).wait()
+    axes = [dim % x.dim() for dim in dims]
+    held = [part.stop - part.start for part in source[group.rank]]
+    if len(source) != group.size or len(target) != group.size or held != [x.shape[dim] for dim in axes]:
+        raise ValueError(
+            f"expected box {source[group.rank]} of {group} in dimensions {axes}, found a tensor of shape "
+            f"{tuple(x.shape)}"
+        )
+    if list(source) == list(target):
+        return differentiable_one(x, completed, completed)
+    return differentiable_one(
+        x,
+        lambda t: async_ops.start_redistribute(t, axes, source, target, group),
+        lambda gradient: async_ops.start_redistribute(gradient, axes, target, source, group),
+    )

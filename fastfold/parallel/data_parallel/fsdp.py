@@ -74,10 +74,7 @@ class FullySharded(ReducedGradients):
     stage = 3
 
     def __init__(
-        self,
-        module: nn.Module,
-        mesh: ParallelMesh,
-        shard_groups: Mapping[str, Sequence[Group]],
+        self, module: nn.Module, mesh: ParallelMesh, shard_groups: Mapping[str, Sequence[Group]]
     ) -> None:
         self.mesh = mesh
         self._group = mesh.group("replicas")

@@ -137,9 +137,7 @@ class ParallelOptimizer(Optimizer):
         The slices are of this stage's tensors. No rank holds the whole state at any time; see
         :meth:`fastfold.parallel.parallel_model.Parallel.sharded_state_dict`.
         """
-        return self._state(
-            lambda values: self._sharded_state.cut(list(values), self._stage.wholes(values)),
-        )
+        return self._state(lambda values: self._sharded_state.cut(list(values), self._stage.wholes(values)))
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""

@@ -18,11 +18,7 @@ _LEAST = 4096
 
 
 class ShardedStateDict:
-    """Slices of the plain model's tensors over the ranks that hold parts of the same layers.
-
-    Args:
-        full_state: Converts tensors to plain ones.
-    """
+    """Slices of the plain model's tensors over the ranks that hold parts of the same layers."""
 
     def __init__(self, full_state: FullStateDict) -> None:
         self._mesh, self._full_state = full_state.mesh, full_state

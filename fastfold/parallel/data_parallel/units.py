@@ -25,10 +25,6 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
 
     Containers are never called, so their members replace them. Units without parameters, and units that share a
     parameter with a module outside, are gathered with the module. Inner units precede outer ones, as FSDP2 requires.
-
-    Args:
-        module: The whole module.
-        units: Parts of it.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for part in module.modules():

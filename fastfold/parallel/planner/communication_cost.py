@@ -103,16 +103,8 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
         return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
 
 
-def expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
-    """Predict the result of :func:`_exchanged` under data parallelism.
-
-    It serves runs whose processes have already joined, in which fake ranks cannot run.
-
-    Args:
-        zero: The stage.
-        dp: Number of replicas.
-        dp_shard: As in a plan; groups that hold the same shards sum their gradients.
-    """
+def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
+    """Predict :func:`_exchanged` in processes that have joined, where fake ranks cannot run."""
     elements = 1024 * dp
     if dp_shard:
         own = 4 * elements // dp_shard
@@ -149,7 +141,7 @@ def synchronisation_seconds(
     if plan.replicas == 1:
         return 0.0
     if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
-        found, traced = expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
+        found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
     else:
         found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
     of_sample, of_step = (

@@ -165,12 +165,7 @@ def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) 
 
 
 def step_cost(
-    workload: Workload,
-    plan: ParallelPlan,
-    rates: Rates,
-    *,
-    checkpointing: bool = True,
-    host: float = 0.0,
+    workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpointing: bool = True, host: float = 0.0
 ) -> Cost:
     """Compute the time and memory of one step.
 

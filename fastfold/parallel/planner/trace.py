@@ -260,14 +260,7 @@ _WITHOUT_WORK = {
 
 
 def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> OperatorCost:
-    """Return the cost of one call of an operator, as a dispatch mode sees it.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-        kwargs: Its named arguments.
-        out: Its result.
-    """
+    """Return the cost of one call of an operator, as a dispatch mode sees it."""
     name = func._schema.name
     if name in _WITHOUT_WORK:
         return _FREE

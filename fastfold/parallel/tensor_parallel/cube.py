@@ -49,12 +49,7 @@ class CubeLinear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        rows: Sequence[int],
-        cuts: Sequence[int],
-        lines: CubeLines,
+        ctx: Any, x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.rows, ctx.cuts, ctx.lines = rows, cuts, lines
@@ -86,11 +81,7 @@ class CubeLinear(Function):
 
 
 def cube_linear(
-    x: Tensor,
-    weight: Tensor,
-    rows: Sequence[int],
-    cuts: Sequence[int],
-    lines: CubeLines,
+    x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
 ) -> Tensor:
     """Compute ``x @ weight.T`` on a cube of ranks.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.utils.atomic_files import prepare_output_directory, temporary_name
@@ -16,12 +17,13 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Extras of this package that install the drivers of a protocol."""
 
 
-class Storage(Protocol):
+class Storage(ABC):
     """Folders of files below one place; all paths are text.
 
     Methods raise :class:`OSError`, or an error of a driver.
     """
 
+    @abstractmethod
     def prepare(self) -> None:
         """Create the place, and check that it is writable.
 
@@ -29,12 +31,15 @@ class Storage(Protocol):
             FastFoldError: The place is not writable; the message has a remedy.
         """
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Return the names of files and folders in the place, in any order."""
 
+    @abstractmethod
     def join(self, *names: str) -> str:
         """Return the path of a file or folder below the place; absolute paths and URLs are kept."""
 
+    @abstractmethod
     def read(self, path: str) -> bytes:
         """Read a file.
 
@@ -42,21 +47,27 @@ class Storage(Protocol):
             FileNotFoundError: The file does not exist.
         """
 
+    @abstractmethod
     def size(self, path: str) -> int | None:
         """Return a file's length in bytes, or None if it does not exist."""
 
+    @abstractmethod
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Open a file for writing, and create its folder."""
 
+    @abstractmethod
     def staging(self, folder: str) -> str:
         """Return the path to write to before :meth:`publish` makes it ``folder``."""
 
+    @abstractmethod
     def publish(self, staging: str, folder: str) -> None:
         """Replace ``folder`` by the written one."""
 
+    @abstractmethod
     def remove(self, folder: str) -> None:
         """Remove a folder, if it exists."""
 
+    @abstractmethod
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file to this machine."""
 
@@ -75,44 +86,34 @@ def open_storage(place: str) -> Storage:
     return UrlStorage(place) if is_url(place) else FolderStorage(place)
 
 
-class FolderStorage:
-    """Storage in a local folder; renaming makes checkpoints appear atomically.
-
-    Args:
-        place: The path.
-    """
+class FolderStorage(Storage):
+    """Storage in a local folder; renaming makes checkpoints appear atomically."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
     def prepare(self) -> None:
-        """See :class:`Storage`."""
         prepare_output_directory(self._place)
 
     def names(self) -> list[str]:
-        """See :class:`Storage`."""
         with suppress(FileNotFoundError):
             return os.listdir(self._place)
         return []
 
     def join(self, *names: str) -> str:
-        """See :class:`Storage`."""
         return os.path.join(self._place, *names)
 
     def read(self, path: str) -> bytes:
-        """See :class:`Storage`."""
         if not Path(path).is_file():  # reading a pipe would block
             raise FileNotFoundError(path)
         return Path(path).read_bytes()
 
     def size(self, path: str) -> int | None:
-        """See :class:`Storage`."""
         file = Path(path)
         return file.stat().st_size if file.is_file() else None
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """See :class:`Storage`."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             yield file
@@ -121,29 +122,22 @@ class FolderStorage:
                 os.fsync(file.fileno())
 
     def staging(self, folder: str) -> str:
-        """See :class:`Storage`."""
         path = Path(folder)
         return str(path.with_name(f".{path.name}.tmp"))
 
     def publish(self, staging: str, folder: str) -> None:
-        """See :class:`Storage`."""
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(staging, folder)
 
     def remove(self, folder: str) -> None:
-        """See :class:`Storage`."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def fetch(self, path: str, to: Path) -> None:
-        """See :class:`Storage`."""
         shutil.copyfile(path, to)
 
 
-class UrlStorage:
+class UrlStorage(Storage):
     """Storage at a URL; object stores cannot rename, so the file written last marks a checkpoint as complete.
-
-    Args:
-        place: The URL.
 
     Raises:
         ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
@@ -165,7 +159,6 @@ class UrlStorage:
             raise ConfigError(f"cannot write checkpoints to {place}: {first_line(error)}") from error
 
     def prepare(self) -> None:
-        """See :class:`Storage`."""
         probe = self.join(temporary_name())
         try:
             with self.create(probe) as file:
@@ -178,33 +171,28 @@ class UrlStorage:
             ) from error
 
     def names(self) -> list[str]:
-        """See :class:`Storage`."""
         self._files.invalidate_cache()
         with suppress(FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._place, detail=False)]
         return []
 
     def join(self, *names: str) -> str:
-        """See :class:`Storage`."""
         path = self._place
         for name in names:
             path = name if is_url(name) else f"{path}/{name}"
         return path
 
     def read(self, path: str) -> bytes:
-        """See :class:`Storage`."""
         found: bytes = self._files.cat_file(path)
         return found
 
     def size(self, path: str) -> int | None:
-        """See :class:`Storage`."""
         with suppress(FileNotFoundError):
             return int(self._files.info(path)["size"])
         return None
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """See :class:`Storage`."""
         try:
             opened = self._files.open(path, "wb")
         except FileNotFoundError:
@@ -215,17 +203,14 @@ class UrlStorage:
             yield file
 
     def staging(self, folder: str) -> str:
-        """See :class:`Storage`."""
         return folder
 
     def publish(self, staging: str, folder: str) -> None:
-        """See :class:`Storage`."""
+        pass
 
     def remove(self, folder: str) -> None:
-        """See :class:`Storage`."""
         with suppress(FileNotFoundError):
             self._files.rm(folder, recursive=True)
 
     def fetch(self, path: str, to: Path) -> None:
-        """See :class:`Storage`."""
         self._files.get_file(path, str(to))

@@ -11,10 +11,6 @@ from fastfold.training.config import TrainConfig
 def check_settings(config: TrainConfig, tree: ConfigDict) -> None:
     """Check that the settings of a run go together.
 
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-
     Raises:
         ConfigError: Two settings exclude each other; names them and what to set.
     """

@@ -10,13 +10,7 @@ from fastfold.utils.atomic_files import output_error
 
 
 class DrawLog:
-    """Log file ``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
-
-    Args:
-        directory: Folder of the run.
-        rank: Rank of this process.
-        ranks: Number of processes.
-    """
+    """Log file ``order_rank_<r>.jsonl``: a line per sample, written before the sample is used."""
 
     def __init__(self, directory: Path, rank: int, ranks: int) -> None:
         self._path = directory / f"order_rank_{rank}.jsonl"

@@ -50,13 +50,7 @@ class FlopCounter:
 
     @contextmanager
     def sample(self, arrays: Mapping[str, np.ndarray], residues: int, recycles: int) -> Iterator[None]:
-        """Count the operations of one sample, forward and backward, computed inside the block.
-
-        Args:
-            arrays: The sample.
-            residues: Length of the sample.
-            recycles: Recycling iterations.
-        """
+        """Count the operations of one sample, forward and backward, computed inside the block."""
         self._since += 1
         shape = (recycles, tuple(sorted((name, x.shape) for name, x in arrays.items())))
         if self._enabled and shape not in self._known and self._since > _BETWEEN_COUNTS:

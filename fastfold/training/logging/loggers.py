@@ -1,4 +1,4 @@
-"""Loggers of a run's numbers: JSON lines, CSV, TensorBoard, or any class with the same methods.
+"""Loggers of a run's numbers: JSON lines, CSV, TensorBoard, or any other subclass of :class:`Logger`.
 
 Entries are in the order of steps. A resumed run repeats the steps after its checkpoint, so loggers first drop the
 entries of these steps, and no curve has a step twice.
@@ -12,9 +12,10 @@ import json
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastfold.errors import InputError, OutputError
 from fastfold.training.logging.tensorboard import read_steps, record, scalar_event, text_event, version_event
@@ -24,26 +25,27 @@ AnyPath = str | os.PathLike[str]
 _RESERVED = ("step", "time", "event")
 
 
-class Logger(Protocol):
-    """Destination of a run's numbers; implement it for other destinations.
+class Logger(ABC):
+    """Destination of a run's numbers; subclass it for other destinations. By default only numbers are logged.
 
     A method that fails raises :class:`~fastfold.errors.OutputError`; the run continues.
     """
 
+    @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log numbers of a step by name; a slash groups names, as in ``valid/lddt_ca``."""
 
-    def event(self, step: int, text: str) -> None:
+    def event(self, step: int, text: str) -> None:  # noqa: B027
         """Log an event as text."""
 
-    def resume_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:  # noqa: B027
         """Drop all entries at or after a step, the next one to run; 1 for a new run."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Finish writing."""
 
 
-class JsonLinesLogger:
+class JsonLinesLogger(Logger):
     """Logger of one JSON object per line: ``step``, ``time`` (seconds since 1970), and the numbers or ``event``.
 
     Numbers that are not finite are null, because JSON does not allow NaN. Lines are not buffered, so a killed run
@@ -57,20 +59,17 @@ class JsonLinesLogger:
         self._path = Path(path)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`Logger`."""
         _check_names(values)
         numbers = {key: float(x) if math.isfinite(x) else None for key, x in values.items()}
         self._append({"step": step, "time": round(time.time(), 3)} | numbers)
 
     def event(self, step: int, text: str) -> None:
-        """See :class:`Logger`."""
         self._append({"step": step, "time": round(time.time(), 3), "event": text})
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         _append(self._path, json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
     def resume_from(self, step: int) -> None:
-        """See :class:`Logger`."""
         data = _contents(self._path)
         kept = 0
         for line in data.splitlines(keepends=True):
@@ -79,9 +78,6 @@ class JsonLinesLogger:
                 break
             kept += len(line)
         _cut(self._path, kept, len(data))
-
-    def close(self) -> None:
-        """Nothing is left to write."""
 
 
 def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
@@ -115,7 +111,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return entry if sound else None
 
 
-class CsvLogger:
+class CsvLogger(Logger):
     """Logger of a table with one row per entry, for spreadsheets; events are left out.
 
     A new name adds a column: the file is rewritten atomically with a longer header.
@@ -129,7 +125,6 @@ class CsvLogger:
         self._columns = self._rows()[0]
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`Logger`."""
         _check_names(values)
         new = [key for key in ("step", *values) if key not in self._columns]
         if new or not self._path.exists():
@@ -143,19 +138,12 @@ class CsvLogger:
         ]
         _append(self._path, _csv([row]).encode())
 
-    def event(self, step: int, text: str) -> None:
-        """Do nothing: the table holds numbers only."""
-
     def resume_from(self, step: int) -> None:
-        """See :class:`Logger`."""
         columns, rows = self._rows()
         kept = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
         if self._path.exists():
             write_atomic(self._path, _csv([columns, *kept]) if kept else "")
         self._columns = columns if kept else []
-
-    def close(self) -> None:
-        """Nothing is left to write."""
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         """Read header and rows of the file; an incomplete last row is skipped."""
@@ -164,7 +152,7 @@ class CsvLogger:
         return (table[0], [row for row in table[1:] if row]) if table else ([], [])
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """Logger of TensorBoard event files, one per start of the run; show them with ``tensorboard --logdir DIRECTORY``.
 
     Args:
@@ -177,12 +165,10 @@ class TensorBoardLogger:
         self._path = self._directory / f"events.out.tfevents.{time.time_ns():020}"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`Logger`."""
         _check_names(values)
         self._append(scalar_event(time.time(), step, values))
 
     def event(self, step: int, text: str) -> None:
-        """See :class:`Logger`."""
         self._append(text_event(time.time(), step, "events", text))
 
     def _append(self, event: bytes) -> None:
@@ -191,17 +177,13 @@ class TensorBoardLogger:
         _append(self._path, record(event))
 
     def resume_from(self, step: int) -> None:
-        """See :class:`Logger`."""
         for path in sorted(self._directory.glob("events.out.tfevents.*")):
             data = _contents(path)
             kept = next(offset for offset, found in read_steps(data) if found < 0 or found >= step)
             _cut(path, kept, len(data))
 
-    def close(self) -> None:
-        """Nothing is left to write."""
 
-
-class LoggerGroup:
+class LoggerGroup(Logger):
     """Group of loggers; a failing logger stops neither the others nor the run.
 
     Args:
@@ -214,19 +196,15 @@ class LoggerGroup:
         self._failing: set[int] = set()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`Logger`."""
         self._each(lambda logger: logger.log(step, values))
 
     def event(self, step: int, text: str) -> None:
-        """See :class:`Logger`."""
         self._each(lambda logger: logger.event(step, text))
 
     def resume_from(self, step: int) -> None:
-        """See :class:`Logger`."""
         self._each(lambda logger: logger.resume_from(step))
 
     def close(self) -> None:
-        """See :class:`Logger`."""
         self._each(lambda logger: logger.close())
 
     def _each(self, action: Callable[[Logger], None]) -> None:

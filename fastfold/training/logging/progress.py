@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import torch
 
+from fastfold.utils.machine import process_memory
 from fastfold.utils.units import clock
 
 _PARTS = {
@@ -137,12 +137,8 @@ def _memory() -> list[str]:
     """Return the memory of the process, on the GPU if it uses one."""
     if torch.cuda.is_initialized():
         return [f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of GPU"]
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-    except (OSError, StopIteration, ValueError):
-        return []
-    return [f"{kilobytes * 1024 / 1e9:.1f} GB"]
+    used = process_memory("VmRSS")
+    return [] if used is None else [f"{used / 1e9:.1f} GB"]
 
 
 class _Live:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastfold.errors import ConfigError, OutputError, first_line
+from fastfold.training.logging.loggers import Logger
 from fastfold.utils.atomic_files import write_atomic
 
 _T = TypeVar("_T")
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """Logger for Weights & Biases: https://docs.wandb.ai.
 
     Configured by its usual variables: ``WANDB_MODE=offline`` writes to the folder; ``WANDB_API_KEY``, ``WANDB_ENTITY``
@@ -50,22 +51,16 @@ class WandbLogger:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
         _sent("Weights & Biases", lambda: self._run.log({"step": step} | dict(values)))
 
     def event(self, step: int, text: str) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
         _sent("Weights & Biases", lambda: self._run.log({"step": step, "event": text}))
 
-    def resume_from(self, step: int) -> None:
-        """Do nothing: sent entries cannot be removed."""
-
     def close(self) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
         _sent("Weights & Biases", self._run.finish)
 
 
-class MlflowLogger:
+class MlflowLogger(Logger):
     """Logger for MLflow: https://mlflow.org. Writes to ``MLFLOW_TRACKING_URI``, by default into the folder.
 
     Args:
@@ -95,7 +90,6 @@ class MlflowLogger:
         return run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
 
         def send() -> None:
             for name, value in values.items():
@@ -104,14 +98,9 @@ class MlflowLogger:
         _sent("MLflow", send)
 
     def event(self, step: int, text: str) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
         _sent("MLflow", lambda: self._client.set_tag(self._run, f"event/{step:08d}", text))
 
-    def resume_from(self, step: int) -> None:
-        """Do nothing: sent entries cannot be removed."""
-
     def close(self) -> None:
-        """See :class:`~fastfold.training.logging.loggers.Logger`."""
         _sent("MLflow", lambda: self._client.set_terminated(self._run))
 
 

@@ -23,10 +23,6 @@ class MuonWithAdam(Optimizer):
     Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so that their rates are
     comparable.
 
-    Args:
-        named: All parameters by name.
-        optim: Group ``optim``.
-
     Raises:
         ConfigError: The parameters are shards, without a matrix.
     """
@@ -85,11 +81,7 @@ def make_optimizer(optim: OptimConfig, named: Mapping[str, nn.Parameter]) -> Opt
         return Lamb(named, lr=optim.lr, betas=betas, eps=optim.eps, weight_decay=optim.weight_decay)
     if optim.name == "lars":
         return Lars(
-            named,
-            lr=optim.lr,
-            momentum=optim.momentum,
-            weight_decay=optim.weight_decay,
-            trust=optim.trust,
+            named, lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay, trust=optim.trust
         )
     # AdamW without weight decay, the default, is Adam.
     return torch.optim.AdamW(

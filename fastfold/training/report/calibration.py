@@ -79,10 +79,6 @@ def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Cal
 def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
     """Draw the mean true lDDT over the predicted one, with the diagonal of perfect calibration.
 
-    Args:
-        calibration: The calibration.
-        title: Text above the plot.
-
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.
     """

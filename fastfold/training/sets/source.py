@@ -125,10 +125,7 @@ def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> S
             "again, or use these settings"
         )
     if file.meta["version"] != parser_version():
-        _log.warning(
-            "the packed set %s was built by other versions of the parsers",
-            config.directory,
-        )
+        _log.warning("the packed set %s was built by other versions of the parsers", config.directory)
     sets = {name: EntryList(file, name) for name in file.meta["sets"]}
     source = _of_scanned(Scanned(sets, file.meta["more"]))
     return replace(
@@ -167,10 +164,7 @@ def _of_scanned(found: Scanned) -> SampleSource:
         for name, meta in found.meta["filtered"].items()
     }
     return SampleSource(
-        filtered["train"],
-        filtered.get("distillation"),
-        found.sets["valid"],
-        _pairs(found.meta["unreadable"]),
+        filtered["train"], filtered.get("distillation"), found.sets["valid"], _pairs(found.meta["unreadable"])
     )
 
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.queries.partners import cut_chain
+from fastfold.data.queries.partners import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 
 
 def test_columns_and_deletions_are_those_of_the_parts() -> None:
     whole = target_from_sequence("MKVLAAGIT:GSH", "t")
-    parts = (cut_chain(whole.chains[0], [(2, 3), (6, 7)]), whole.chains[1])
+    parts = (_cut_chain(whole.chains[0], [(2, 3), (6, 7)]), whole.chains[1])
     target = Target("t", parts, "", "t", ())
     msa = parse_a3m(">q\nMKVLAAGIT\n>a\nMKxVLAyyAGIT\n>gaps\nM--LA--IT\n")
     paired = Msa(msa.sequences, msa.deletions, msa.descriptions, as_is=True)

@@ -31,17 +31,16 @@ def test_weights_are_those_of_the_supplement() -> None:
     np.testing.assert_allclose(sampling_weights(entries), [0.5, 300 / 512, 1, 0.25, 5], rtol=1e-15)
 
 
-@pytest.mark.parametrize("evenly", [True, False])
-def test_order_is_a_function_of_seed_and_number(evenly: bool) -> None:
+def test_order_is_a_function_of_seed_and_number() -> None:
     """Any process finds any draw without those before it, and a copy in another process agrees."""
     weights = np.array([1.0, 2.0, 0.5, 4.0])
-    order = WeightedOrder([("abcd", weights, 1.0)], 3, evenly=evenly)
+    order = WeightedOrder([("abcd", weights, 1.0)], 3)
     expected = [order(i) for i in range(40)]
     copy = pickle.loads(pickle.dumps(order))
     assert [copy(i) for i in reversed(range(40))] == expected[::-1]
     for i in (0, 7, 39):
-        assert WeightedOrder([("abcd", weights, 1.0)], 3, evenly=evenly)(i) == expected[i]
-    other = WeightedOrder([("abcd", weights, 1.0)], 4, evenly=evenly)
+        assert WeightedOrder([("abcd", weights, 1.0)], 3)(i) == expected[i]
+    other = WeightedOrder([("abcd", weights, 1.0)], 4)
     assert [other(i) for i in range(40)] != expected
 
 
@@ -58,10 +57,9 @@ def test_even_rounds_hold_each_entry_as_often_as_its_share() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("evenly", [True, False])
-def test_draws_follow_the_probabilities(evenly: bool) -> None:
+def test_draws_follow_the_probabilities() -> None:
     weights = np.array([1.0, 0.0, 2.0, 5.0])
-    found = counts(WeightedOrder([(range(4), weights, 1.0)], 0, evenly=evenly), 2000)
+    found = counts(WeightedOrder([(range(4), weights, 1.0)], 0), 2000)
     assert found[1] == 0
     np.testing.assert_allclose(found / 2000, weights / 8, atol=0.04)
 

@@ -28,6 +28,7 @@ from fastfold.evoformer.precision import Precision, set_precision  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
 from fastfold.inference.folding.prediction import fold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
+from fastfold.utils.machine import process_memory  # noqa: E402
 
 
 def measure(preset: str, residues: int, precision: Precision, rows: int, which: str) -> dict[str, int]:
@@ -48,20 +49,15 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         sequences = tuple("".join(row) for row in letters)
         msa = Msa(sequences, np.zeros((rows, length), np.int32), tuple(f"row{i}" for i in range(rows)))
         target = target_from_sequence(sequences[0])
-        before = _status("VmRSS")
+        before = process_memory("VmRSS")
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
         budget = planner.smallest(length, **sizes) if which == "smallest" else 10**15
         plan = planner.plan(length, budget, **sizes)
         fold(model, sampler, target, InferConfig(num_recycles=1), plan)
-        return {"measured": _status("VmHWM") - before, "planned": plan.peak, "before": before}
+        return {"measured": process_memory("VmHWM") - before, "planned": plan.peak, "before": before}
 
     run(16)  # loads code and starts threads, which is not the fold's own memory
     return run(residues)
-
-
-def _status(key: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def test_another_process_packs_the_viewer_once(package: Path, monkeypatch: pytes
         return calls[-1]
 
     molstar.pack_ahead(submit)
-    monkeypatch.setattr(molstar, "pack_viewer", lambda: pytest.fail("packed here too"))
+    monkeypatch.setattr(molstar, "_pack_viewer", lambda: pytest.fail("packed here too"))
     for _ in range(2):
         assert molstar.packed_viewer() == (pack(SCRIPT.encode()), pack(STYLE.encode()))
         molstar.pack_ahead(submit)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.memory.chunking import flow_products, flow_shapes
-from fastfold.memory.chunking.flow import Cut, find_cut, known_operators
+from fastfold.memory.chunking.flow import Cut, find_cut
 from fastfold.memory.chunking.graph import Graph, export_graph
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.steps import Loop
@@ -151,7 +151,6 @@ def test_parts_make_up_the_whole(name: str) -> None:
 
 
 def test_rules_are_registered_once_for_each_operator() -> None:
-    assert {"aten::linear", "aten::reshape", "aten::softmax"} <= known_operators()
     with pytest.raises(AssertionError, match="linear"):
         flow_products.rule("linear")(flow_shapes.rule)  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.memory.chunking.api import measured_peak
+from fastfold.memory.chunking.api import _measured_peak
 from fastfold.memory.chunking.graph import Graph
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.regions import Cuts, flow_back, make_loop
@@ -39,7 +39,7 @@ def _looped(graph: Graph, chunks: int, donate: bool) -> tuple[Loop, int, int]:
     found = profile(measure_memory(graph), [loop], donate=donate)
     (step,) = found.steps
     assert isinstance(step, Loop)
-    return step, found.peak, measured_peak(graph, found.steps)
+    return step, found.peak, _measured_peak(graph, found.steps)
 
 
 def test_views_take_nothing_and_the_rest_is_freed_when_it_is_not_needed() -> None:
@@ -48,7 +48,7 @@ def test_views_take_nothing_and_the_rest_is_freed_when_it_is_not_needed() -> Non
     assert [memory.alias[o.index] for o in graph.operations] == [None, None, 2, None, None, 5]
     whole = [operation.index for operation in graph.operations]
     found = profile(memory, whole, donate=False)
-    assert found.peak == 3 * _BYTES == measured_peak(graph, tuple(whole))
+    assert found.peak == 3 * _BYTES == _measured_peak(graph, tuple(whole))
     assert used_values(graph, whole[1]) == (whole[0],)
     assert computed_values(whole[1]) == (whole[1],)
 

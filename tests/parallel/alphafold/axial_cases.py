@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial.shards import AxialShards, mean_gradients
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
+from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.networks import oracle_config, random_model
 
 # Neither divides by 2, 4 or 8, and with 8 ranks some have no sequence at all.

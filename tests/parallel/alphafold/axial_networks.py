@@ -20,9 +20,9 @@ from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.networks import oracle_arrays, oracle_config, oracle_features, random_model
 from tests.parallel.alphafold.axial_cases import difference
 

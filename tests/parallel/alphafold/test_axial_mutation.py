@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fastfold.parallel.alphafold import shard
-from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.drop_reductions import undetected_reductions
+from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import CASES, difference, differences
 from tests.parallel.alphafold.axial_networks import (

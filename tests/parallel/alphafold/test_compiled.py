@@ -11,9 +11,9 @@ from torch import nn
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.parallel.alphafold import shard
 from fastfold.parallel.alphafold.convert import silent_parts
-from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import (

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.parallel.alphafold import grid_parallel
-from fastfold.parallel.axial.shards import AxialShards, mean_gradients
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared
 from tests.helpers.drop_reductions import MOVES, REDUCTIONS, SHIFTS, undetected_reductions
+from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.alphafold.axial_cases import (
     CASES,

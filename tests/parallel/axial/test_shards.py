@@ -1,4 +1,4 @@
-"""Cut axes in general: products over a cut axis, joined rows, mean gradients, and ranks that do not agree."""
+"""Cut axes in general: products over a cut axis, joined rows, and ranks that do not agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from fastfold.parallel.axial.shards import (
     _weighted_sum,
     check_alike,
     checksum,
-    mean_gradients,
 )
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
@@ -132,22 +131,13 @@ def test_a_switch_in_place_takes_the_memory_of_what_it_moves(ranks: int) -> None
         assert all(found), found
 
 
-def _means() -> list[Tensor | None]:
-    group = ParallelMesh(ParallelPlan(dap=2)).group("dap")
-    parameters = [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
-    for number, parameter in enumerate(parameters[:2]):
-        parameter.grad = torch.full_like(parameter, 4.0 * group.rank + number)
-    mean_gradients(parameters, group)
-    rows = Rows(group, [1, 2])
-    part = torch.arange(3.0)[rows.own, None]
-    return [*(p.grad for p in parameters), rows.join(part)]
+def _joined() -> Tensor:
+    rows = Rows(ParallelMesh(ParallelPlan(dap=2)).group("dap"), [1, 2])
+    return rows.join(torch.arange(3.0)[rows.own, None])
 
 
-def test_gradients_are_averaged_and_rows_joined() -> None:
-    for first, second, none, rows in launch(_means, 2):
-        assert torch.equal(first, torch.full((3,), 2.0))
-        assert torch.equal(second, torch.full((2,), 3.0, dtype=torch.float64))
-        assert none is None
+def test_rows_are_joined() -> None:
+    for rows in launch(_joined, 2):
         assert torch.equal(rows, torch.arange(3.0)[:, None])
 
 

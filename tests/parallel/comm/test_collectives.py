@@ -56,10 +56,6 @@ def _run(
     _close(f"gradient of {name}", own.grad, grad)
 
 
-def _rolled(all_: list[Tensor], offset: int) -> list[Tensor]:
-    return [all_[(rank - offset) % len(all_)] for rank in range(len(all_))]
-
-
 def _transposed(x: Tensor) -> Tensor:
     """The same numbers, the last dimension outermost in memory."""
     return x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -101,14 +97,6 @@ def _axis_against_one_process(group: Group, length: int, relayout: Callable[[Ten
         lambda x: c.all_to_all(x, 1, -1, group, concat_sizes=sizes),
         lambda all_: list(torch.cat(all_, 2).split(shard_sizes(length + 2, size), 1)),
     )
-    for offset in (1, -1, size + 1):
-        run(
-            f"ring_shift {length} by {offset}",
-            group,
-            shards,
-            partial(c.ring_shift, group=group, offset=offset, dim=1, sizes=sizes),
-            partial(_rolled, offset=offset),
-        )
 
 
 def _exchange(group: Group, length: int, dtype: torch.dtype, relayout: Callable[[Tensor], Tensor]) -> None:
@@ -180,11 +168,10 @@ def _in_lower_precision(size: int) -> None:
         ):
             assert found.dtype == dtype
             assert (found.double() - exact).abs().max() <= bound, f"{name} of {dtype}"
-        own = c.scatter(terms[0], 0, group)
+        own = terms[0][group.shard(len(terms[0]))]
         assert torch.equal(c.gather(own, 0, group, sizes), terms[0])
         columns = c.all_to_all(own, 1, 0, group, concat_sizes=sizes)
         assert torch.equal(columns, terms[0].split(shard_sizes(6, size), 1)[group.rank])
-        assert torch.equal(c.ring_shift(terms[group.rank], group), terms[group.rank - 1])
         assert torch.equal(c.broadcast(terms[group.rank], 1, group), terms[1])
 
 
@@ -213,13 +200,10 @@ def _against_one_process(size: int) -> None:
     assert x.grad is not None
     _close("gradient of f", x.grad, torch.stack(terms).sum(0))
 
-    # What is the same on every rank before scatter, and after gather(same_after=True).
-    x = same.clone().requires_grad_()
-    own = c.scatter(x, 0, group)
-    _close("scatter", own, same[group.shard(5)])
+    own = same[group.shard(5)].clone().requires_grad_()
     c.gather(own * 2, 0, group, shard_sizes(5, size), same_after=True).backward(terms[0])
-    assert x.grad is not None
-    _close("gradient of scatter and gather", x.grad, 2 * terms[0])
+    assert own.grad is not None
+    _close("gradient of a gather", own.grad, 2 * terms[0][group.shard(5)])
     assert c.exchange_sizes(group.rank * 3, group, same.device) == [rank * 3 for rank in range(size)]
 
 
@@ -262,13 +246,11 @@ def _spied(name: str, events: list[str]) -> Callable[..., AsyncResult[Tensor]]:
 
 def _overlap() -> None:
     group, events = Group(dist.group.WORLD), list[str]()
-    for name in ("start_gather", "start_reduce_scatter", "start_all_to_all", "start_shift"):
+    for name in ("start_gather", "start_reduce_scatter", "start_all_to_all"):
         setattr(async_ops, name, _spied(name, events))
     cases: list[tuple[Callable[[Tensor], AsyncResult[Tensor]], str, str]] = [
         (lambda x: c.gather_async(x, 0, group), "start_gather", "start_reduce_scatter"),
-        (lambda x: c.reduce_scatter_async(x, 0, group), "start_reduce_scatter", "start_gather"),
         (lambda x: c.all_to_all_async(x, 0, 1, group), "start_all_to_all", "start_all_to_all"),
-        (lambda x: c.ring_shift_async(x, group), "start_shift", "start_shift"),
     ]
     for start, forward, backward in cases:
         events.clear()
@@ -307,11 +289,10 @@ def _bytes(size: int) -> None:
     assert both(lambda t: c.all_to_all(t, 0, 1, group)) == {"all_to_all": 2 * p * n / size}
     assert both(lambda t: c.all_reduce(t, group)) == {"all_reduce": 2 * p * n / size}
     assert both(lambda t: c.all_reduce_gradient(t, group)) == {"all_reduce": 2 * p * n / size}
-    assert both(lambda t: c.ring_shift(t, group)) == {"shift": 2 * n}
     assert both(lambda t: c.broadcast(t, 0, group)) == {"broadcast": p * n / size, "reduce": p * n / size}
     with group.reporter.record() as outer, group.reporter.record() as inner:
-        c.ring_shift(x, group)
-    assert outer.sent == inner.sent == n
+        c.gather(x, 0, group)
+    assert outer.sent == inner.sent == p * n
     sizes = shard_sizes(size + 1, size)
     with group.reporter.record() as log:
         c.gather(_random(sizes[group.rank], 6), 0, group, sizes)
@@ -343,13 +324,11 @@ def test_a_group_of_one_communicates_nothing() -> None:
     with group.reporter.record() as log:
         for function in (
             lambda t: c.gather(t, 0, group),
-            lambda t: c.scatter(t, 0, group),
             lambda t: c.reduce_scatter(t, 0, group),
             lambda t: c.all_to_all(t, 0, 1, group),
             lambda t: c.all_reduce(t, group),
             lambda t: c.all_reduce_gradient(t, group),
             lambda t: c.broadcast(t, 0, group),
-            lambda t: c.ring_shift(t, group),
         ):
             (gradient,) = torch.autograd.grad(function(x).sum(), x)
             _close("gradient", gradient, torch.ones_like(x))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fastfold.parallel.comm.async_ops import Box
+from fastfold.parallel.comm.collectives import redistribute_async
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.redistribute import redistribute, redistribute_async
 from tests.helpers.thread_ranks import on_one_line
 
 ROWS = [(slice(0, 3), slice(0, 6)), (slice(3, 3), slice(0, 6)), (slice(3, 7), slice(0, 6))]
@@ -27,7 +27,7 @@ def test_boxes_are_those_of_the_whole(source: list[Box], target: list[Box]) -> N
 
     def run(group: Group) -> tuple[bool, bool]:
         own = _part(WHOLE, source[group.rank]).clone().requires_grad_()
-        out = redistribute(own, (1, -1), source, target, group)
+        out = redistribute_async(own, (1, -1), source, target, group).wait()
         (out * _part(WEIGHT, target[group.rank])).sum().backward()
         return torch.equal(out, _part(WHOLE, target[group.rank])), torch.equal(
             own.grad, _part(WEIGHT, source[group.rank])

@@ -15,7 +15,7 @@ from fastfold.parallel import ParallelPlan, parallelize
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.parallel.planner.auto import Choice, choose_plan
 from fastfold.parallel.planner.calibration import GENERAL
-from fastfold.parallel.planner.communication_cost import _exchanged, expected_exchanges
+from fastfold.parallel.planner.communication_cost import _exchanged, _expected_exchanges
 from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.trace import Recorder
 from fastfold.parallel.tensor_parallel import ParallelMLP
@@ -189,7 +189,7 @@ def test_regions_inside_of_regions_are_left_out_of_them() -> None:
 @pytest.mark.parametrize("zero", range(4))
 def test_expected_exchanges_are_those_that_the_stages_make(zero: int) -> None:
     traced, elements = _exchanged(zero, ParallelPlan(dp=4, tp=2))
-    expected, count = expected_exchanges(zero, 4)
+    expected, count = _expected_exchanges(zero, 4)
     assert count == elements
     assert list(expected.every_sample) == list(traced.every_sample)
     # The ranks also say which parameters they used.
@@ -218,7 +218,7 @@ def test_shards_within_machines_are_tried_where_there_are_several() -> None:
     )
     assert "(5 tried)" in found.explanation
     assert found.plan.zero == 3
-    gather, reduce, total = expected_exchanges(3, 16, 8)[0].every_sample
+    gather, reduce, total = _expected_exchanges(3, 16, 8)[0].every_sample
     assert gather.size == reduce.size == 8
     assert total.size == 2
     assert gather.sent == reduce.sent == 4 * 16 * 1024 * 7 / 8

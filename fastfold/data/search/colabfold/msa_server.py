@@ -117,7 +117,7 @@ class MsaServer:
         if not self.modes.templates:
             self._mention(table)
             return {}
-        names = hit_names(table)
+        names = _hit_names(table)
         if not names:
             return {}
         data = self._server.structures(names)
@@ -134,15 +134,8 @@ class MsaServer:
             )
 
 
-def hit_names(table: bytes) -> list[str]:
-    """Return the PDB chains of a server's best template hits.
-
-    Args:
-        table: MMseqs2's table of one query's hits, best first.
-
-    Returns:
-        At most :data:`~fastfold.data.search.colabfold.server_templates.MAX_HITS` names such as ``1abc_A``.
-    """
+def _hit_names(table: bytes) -> list[str]:
+    """Return the PDB chains of a server's best template hits, such as ``1abc_A``."""
     rows = (line.split() for line in table.decode("ascii", "replace").splitlines())
     names = (row[1] for row in rows if len(row) > 1 and row[0] == str(FIRST_QUERY))
     return [name for name in dict.fromkeys(names) if _HIT_NAME.fullmatch(name)][:MAX_HITS]

@@ -57,9 +57,6 @@ def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
 def unpacked_templates(path: Path) -> Iterator[Path]:
     """Unpack a file of template hits into a temporary folder.
 
-    Args:
-        path: The file.
-
     Yields:
         The folder: a database ``pdb70`` of HH-suite, and mmCIF files.
 

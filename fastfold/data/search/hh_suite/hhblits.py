@@ -128,10 +128,6 @@ class HhblitsEngine:
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
         """Search for sequences, one after the other.
 
-        Args:
-            sequences: Upper-case letters.
-            report: Called after each sequence.
-
         Yields:
             Each sequence with its file.
 

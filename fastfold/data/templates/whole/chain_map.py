@@ -25,9 +25,6 @@ class _Row(NamedTuple):
 class ChainMap:
     """Rows ``protein,file,chain of the file``, for copies of a protein one after the other.
 
-    Args:
-        path: The CSV file.
-
     Raises:
         InputError: The file cannot be read, or a line has another number of fields.
     """

@@ -155,10 +155,7 @@ def _assign(
 
 
 def _assign_as_given(
-    sequences: Sequence[str],
-    profiles: Sequence[Msa],
-    chains: Sequence[CustomChain],
-    given: Mapping[int, str],
+    sequences: Sequence[str], profiles: Sequence[Msa], chains: Sequence[CustomChain], given: Mapping[int, str]
 ) -> dict[int, _Placed]:
     """Assign the chains that a user names; unlike sequences are aligned by Kalign."""
     by_id = {one.chain_id: one for one in chains}

@@ -68,10 +68,6 @@ def masked_template(chain: ChainStructure, name: bytes) -> Features:
     Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
     that glycines are not revealed.
 
-    Args:
-        chain: Chain of ``N`` residues.
-        name: Name of the template.
-
     Returns:
         Raw template features with one template (:func:`fastfold.data.features.raw.template_features`).
     """

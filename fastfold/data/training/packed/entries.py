@@ -20,12 +20,7 @@ _PATHS = ("structure", "alignment_dir")
 
 
 class EntryList(Sequence[Entry]):
-    """Entries of a table, decoded on access.
-
-    Args:
-        file: The file.
-        table: Name of the table.
-    """
+    """Entries of a table, decoded on access."""
 
     def __init__(self, file: RecordFile, table: str) -> None:
         self._file, self._table = file, table
@@ -52,13 +47,7 @@ class EntryList(Sequence[Entry]):
 
 
 def add_entries(writer: RecordWriter, table: str, entries: Sequence[Entry]) -> None:
-    """Write the entries of a table, with their weights.
-
-    Args:
-        writer: Writer of the file.
-        table: Name of the table.
-        entries: The entries.
-    """
+    """Write the entries of a table, with their weights."""
     for entry in entries:
         writer.add(table, json.dumps(entry_fields(entry), separators=(",", ":")).encode())
     writer.add_array(f"{table}/weights", sampling_weights(entries))

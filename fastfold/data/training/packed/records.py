@@ -30,9 +30,6 @@ _ALIGNMENT = 64
 def writing_records(path: PathLike) -> Iterator[RecordWriter]:
     """Write a file of records, which appears when the block ends without an error.
 
-    Args:
-        path: Path of the file.
-
     Raises:
         WriteError: The file cannot be written.
     """
@@ -43,11 +40,7 @@ def writing_records(path: PathLike) -> Iterator[RecordWriter]:
 
 
 class RecordWriter:
-    """Writer of a file of records; see :func:`writing_records`.
-
-    Args:
-        file: Empty file.
-    """
+    """Writer of a file of records; see :func:`writing_records`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -106,13 +99,6 @@ def is_packed(path: PathLike) -> bool:
 
 class RecordFile:
     """Reader of a file written by :func:`writing_records`; picklable.
-
-    Args:
-        path: Path of the file.
-
-    Attributes:
-        path: Path of the file.
-        meta: Metadata of the file.
 
     Raises:
         InputError: The file cannot be read, has another format, or is truncated or damaged.

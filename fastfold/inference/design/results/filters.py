@@ -12,14 +12,7 @@ from typing import Any
 import yaml
 
 from fastfold.errors import InputError
-from fastfold.inference.design.results.folds import (
-    ALONE,
-    BOUND,
-    INTERFACE,
-    SINGLE,
-    Figures,
-    mean_figure,
-)
+from fastfold.inference.design.results.folds import ALONE, BOUND, INTERFACE, SINGLE, Figures, mean_figure
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20

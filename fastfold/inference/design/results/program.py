@@ -107,15 +107,7 @@ class SequenceProgram:
         return PROGRAMS.get(self.command, self.command)
 
     def sequences(
-        self,
-        task: DesignTask,
-        pdb: str,
-        given: str,
-        *,
-        kept: np.ndarray,
-        folder: Path,
-        name: str,
-        seed: int,
+        self, task: DesignTask, pdb: str, given: str, *, kept: np.ndarray, folder: Path, name: str, seed: int
     ) -> list[ProgramSequence]:
         """Return the program's sequences for a backbone, without repetitions.
 

@@ -141,17 +141,9 @@ def _compute_gradients(
     return [_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate)]
 
 
-def _backward_fake(
-    grad: Tensor,
-    qkv: Sequence[Tensor],
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Sequence[Tensor],
-    needs: Sequence[bool],
-    **options: Any,
-) -> list[Tensor]:
-    wanted = (*qkv, bias if needs[3] else None, gate)
+def _backward_fake(call: Arguments) -> list[Tensor]:
+    qkv = call["qkv"]
+    wanted = (*qkv, call["bias"] if call["needs"][3] else None, call["gate"])
     return [_empty(qkv[0]) if x is None else x.new_empty(x.shape) for x in wanted]
 
 

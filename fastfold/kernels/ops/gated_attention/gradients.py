@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,22 +46,11 @@ def compute_gradients(
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
 
 
-def fake_gradients(
-    grad: Tensor,
-    x: Tensor,
-    begun: Sequence[Tensor],
-    bias: Tensor | None,
-    mask: Tensor | None,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    *,
-    needs: Sequence[bool],
-    **options: Any,
-) -> list[Tensor]:
+def fake_gradients(call: Arguments) -> list[Tensor]:
     """Return uninitialised results of :func:`compute_gradients`."""
-    p = GatedAttentionParams.of(parameters)
+    x, bias, p = call["x"], call["bias"], GatedAttentionParams.of(call["parameters"])
     found = [torch.empty_like(x)]
-    if bias is not None and needs[1]:
+    if bias is not None and call["needs"][1]:
         found.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
     merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
     firsts = [first for first in _flat(_first_of_each(p)) if first is not None]

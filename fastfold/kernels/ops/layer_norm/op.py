@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.cost import Arguments
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -87,10 +88,8 @@ def _compute_gradients(
     return [x.new_empty(0) if g is None else g for g in (grad_x, grad_weight, grad_bias)]
 
 
-def _backward_fake(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: Sequence[bool], backend: str
-) -> list[Tensor]:
-    need_x, *need_each = needs
+def _backward_fake(call: Arguments) -> list[Tensor]:
+    x, (need_x, *need_each) = call["x"], call["needs"]
     exact = accumulation_dtype(x)
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(0),

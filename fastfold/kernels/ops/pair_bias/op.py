@@ -101,10 +101,9 @@ def _backward(
     return cast_grads([grad_z, *totals], (z, *parameters), needs)
 
 
-def _backward_fake(
-    grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
-) -> list[Tensor]:
-    return empty_grads((z.new_empty(z.shape), *parameters), needs)
+def _backward_fake(call: Arguments) -> list[Tensor]:
+    z = call["z"]
+    return empty_grads((z.new_empty(z.shape), *call["parameters"]), call["needs"])
 
 
 def _cost(call: Arguments) -> OperatorCost:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.cost import Arguments
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
@@ -105,10 +106,8 @@ def _backward_in_rows(
                 grad_bias[i] += b_grad
 
 
-def _backward_fake(
-    grad: Tensor, out: Tensor, mask: Tensor | None, needs: Sequence[bool], backend: str
-) -> list[Tensor]:
-    need_scores, need_bias = needs
+def _backward_fake(call: Arguments) -> list[Tensor]:
+    out, (need_scores, need_bias) = call["out"], call["needs"]
     shape, exact = (*out.shape[:-4], *out.shape[-3:]), accumulation_dtype(out)
     return [
         out.new_empty(out.shape) if need_scores else out.new_empty(0),

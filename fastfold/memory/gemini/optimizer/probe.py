@@ -88,7 +88,7 @@ def check_steps_alone(optimizer: Optimizer) -> None:
         ConfigError: The results differ, for example because the optimizer counts steps per group or reads all
             gradients.
     """
-    why = trial_difference(optimizer, apart=True, exact=False)
+    why = _trial_difference(optimizer, apart=True, exact=False)
     if why is not None:
         raise ConfigError(
             f"{type(optimizer).__name__} cannot be managed: stepping one chunk of parameters after the other {why}. "
@@ -97,24 +97,10 @@ def check_steps_alone(optimizer: Optimizer) -> None:
         )
 
 
-def trial_difference(
-    optimizer: Optimizer,
-    step: Callable[[Optimizer], None] | None = None,
-    *,
-    apart: bool = False,
-    exact: bool,
+def _trial_difference(
+    optimizer: Optimizer, step: Callable[[Optimizer], None] | None = None, *, apart: bool = False, exact: bool
 ) -> str | None:
-    """Compare another way to step small parameters with the optimizer's own.
-
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-        step: Steps an optimizer of its kind; None for its own ``step()``.
-        apart: True to step the first parameters before the last ones, instead of together.
-        exact: True to require bitwise equality, False to allow rounding.
-
-    Returns:
-        Difference, as the end of a sentence; None if the results are equal.
-    """
+    """Compare another way to step small parameters with the optimizer's own; return the difference in words."""
     try:
         own, other = _trial_steps(optimizer, None, apart=False), _trial_steps(optimizer, step, apart=apart)
         alike = same(own, other, exact=exact)
@@ -126,7 +112,7 @@ def trial_difference(
 def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None, *, apart: bool) -> list[Any]:
     """Step small parameters in place of the first and the last one of each group.
 
-    Returns the parameters, their states, and the settings of the groups; arguments as in :func:`trial_difference`.
+    Returns the parameters, their states, and the settings of the groups; arguments as in :func:`_trial_difference`.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]

@@ -8,7 +8,7 @@ import pytest
 
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.colabfold.modes import ColabFoldModes
-from fastfold.data.search.colabfold.msa_server import MsaServer, hit_names
+from fastfold.data.search.colabfold.msa_server import MsaServer, _hit_names
 from fastfold.data.search.colabfold.server_templates import check_templates, find_server_templates
 from fastfold.data.search.colabfold.source import search_colabfold
 from fastfold.data.search.colabfold.tickets import TicketServer
@@ -99,10 +99,10 @@ def test_archives_that_cannot_be_used_leave_nothing(tmp_path: Path, archive: byt
 
 def test_only_names_of_pdb_chains_are_asked_for() -> None:
     rows = b"".join(b"101\t%dabc_A\n" % (number % 10) for number in range(50))
-    assert hit_names(b"102\t1xyz_A\n" + TABLE) == ["1abc_A", "2abc_A"]
-    assert len(hit_names(rows)) == 10
+    assert _hit_names(b"102\t1xyz_A\n" + TABLE) == ["1abc_A", "2abc_A"]
+    assert len(_hit_names(rows)) == 10
     many = b"".join(b"101\t1a%02d_A\n" % number for number in range(50))
-    assert hit_names(many) == [f"1a{number:02}_A" for number in range(20)]
+    assert _hit_names(many) == [f"1a{number:02}_A" for number in range(20)]
 
 
 def test_without_hhsearch_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
