@@ -21,7 +21,6 @@ from fastfold.data.training.complex_sample import COPIES
 from fastfold.data.training.sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
-from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
@@ -47,9 +46,6 @@ from fastfold.training.step_outcome import (
     StepSamples,
 )
 from fastfold.utils.device import reads_are_free, upload
-
-_CPU = torch.device("cpu")
-"""Device of products that the faster library makes; GPUs multiply as the run's configuration says."""
 
 
 class TrainingStopped(FastFoldError):
@@ -192,11 +188,7 @@ class Trainer:
             self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
-            with (
-                self.placement.running(),
-                self._flops.sample(draw.sample, residues, recycles),
-                exact_products(_CPU),
-            ):
+            with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
                 numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()

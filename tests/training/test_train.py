@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +19,6 @@ from safetensors.torch import load_file
 import fastfold
 import fastfold.training.run
 from fastfold.cli import main
-from fastfold.evoformer.losses import alphafold_loss
-from fastfold.kernels.cpu.products import onednn_multiplies
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.shards import read_shards
 from fastfold.training.compose import compose_config, network_config
@@ -381,24 +378,6 @@ def test_compiled_blocks_compute_the_same(data_folder: Path, tmp_path: Path):
     )
     assert len(first) == 2
     np.testing.assert_allclose(second, first, rtol=1e-4)
-
-
-def test_forward_and_backward_multiply_by_the_faster_exact_library(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found: list[bool] = []
-
-    def watched(*arguments: Any) -> Any:
-        loss, parts = alphafold_loss(*arguments)
-        found.append(onednn_multiplies())
-        loss.register_hook(lambda gradient: found.append(onednn_multiplies()))
-        return loss, parts
-
-    monkeypatch.setattr("fastfold.kernels.cpu.products.multiplied_by_onednn", lambda: True)
-    monkeypatch.setattr("fastfold.training.trainer.alphafold_loss", watched)
-    assert here(data_folder, tmp_path / "run", "trainer.steps=1", "optim.batch_size=1")
-    assert found == [True, True]
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_folder_that_cannot_be_written_is_refused(data_folder: Path, tmp_path: Path):
