@@ -21,6 +21,7 @@ class PointPairs:
     def __init__(self, first: Tensor, second: Tensor, points: int) -> None:
         self.first, self.second = first, second
         ends = torch.cat([first, second])
+        # Each point adds its pairs in the order of their numbers, so that a sum always has the same bits.
         order = ends.sort(stable=True).indices
         counts = torch.bincount(ends, minlength=points)
         self._pair = (order % max(1, len(first))).int()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,11 @@ def start_server(modules: Sequence[str]) -> None:
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(["fastfold.utils.workers.server_settings", *modules])
-    forkserver.ensure_running()
-    _started = True
+    with contextlib.suppress(
+        OSError
+    ):  # too many processes, for example: workers are spawned when they are needed
+        forkserver.ensure_running()
+        _started = True
 
 
 def worker_context() -> Any:
