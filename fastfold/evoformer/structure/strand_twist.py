@@ -29,9 +29,9 @@ def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
         ca: CA positions ``[N, 3]`` in Å.
         residue_index: ``[N]``; a gap parts chains.
     """
-    reach = torch.arange(_REACH, len(ca) - _REACH, device=ca.device)
-    if not len(reach):
+    if len(ca) <= 2 * _REACH:
         return ca.new_zeros(())
+    reach = torch.arange(_REACH, len(ca) - _REACH, device=ca.device)
     whole = residue_index[reach + _REACH] - residue_index[reach - _REACH] == 2 * _REACH
     extended = whole & (torch.linalg.vector_norm(ca[reach + 2] - ca[reach - 2], dim=-1) > _EXTENDED)
     centred = ca - ca.mean(0)

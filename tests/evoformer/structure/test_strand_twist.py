@@ -51,7 +51,8 @@ def test_the_twist_tells_a_sheet_from_its_mirror_image(parallel: bool):
 def test_helices_flat_sheets_short_and_broken_chains_have_none():
     assert strand_twist(helix(40)[:, 4:], torch.arange(40)) == 0
     assert strand_twist(sheet(0.0, True), torch.arange(35)).abs() < 1e-3
-    assert strand_twist(helix(8)[:, 4:], torch.arange(8)) == 0
+    for length in (1, 2, 8, 9):
+        assert strand_twist(helix(length)[:, 4:], torch.arange(length)) == 0
     # Residues of other chains do not belong to a strand.
     assert strand_twist(sheet(-25.0, False), 100 * torch.arange(35)) == 0
 
