@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from fastfold.data.training.complex_sample import COPIES
 from fastfold.data.training.sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
-from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
@@ -182,8 +181,7 @@ class Trainer:
             self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
-            counted = self._flops.sample(draw.sample, residues, recycles)
-            with self.placement.running(), counted, self._products():
+            with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
                 numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
@@ -282,11 +280,6 @@ class Trainer:
         named = ("fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt", "ca_trace")
         numbers |= {key: structure[key] for key in named if key in structure}
         return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
-
-    def _products(self) -> AbstractContextManager[None]:
-        """Let the faster of the exact libraries multiply on a CPU; a GPU keeps the setting of ``trainer.matmul``."""
-        device = self.context.device
-        return exact_products(device) if device.type == "cpu" else nullcontext()
 
     def _roll_back(self, pending: PendingStep) -> None:
         """Roll back and report a step that all processes skipped because of samples that were not finite."""

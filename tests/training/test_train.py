@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,7 @@ from safetensors.torch import load_file
 
 import fastfold
 import fastfold.training.run
-import fastfold.training.trainer
 from fastfold.cli import main
-from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.products import onednn_multiplies
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.shards import read_shards
 from fastfold.training.compose import compose_config, network_config
@@ -347,26 +343,6 @@ def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Pa
         saved = {name: torch.zeros_like(x) for name, x in initial.items()}
         read_shards(tmp_path / "late" / "checkpoints" / f"step_{step:08d}", saved, None)
         assert all(torch.equal(saved[name], x) for name, x in initial.items()) is not is_trained
-
-
-def test_steps_on_an_amd_cpu_multiply_by_onednn(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Both passes do, and the process's setting is as before after them."""
-    found = []
-    loss = fastfold.training.trainer.alphafold_loss
-
-    def watched(*arguments: Any) -> Any:
-        total, parts = loss(*arguments)
-        found.append(onednn_multiplies())
-        total.register_hook(lambda _: found.append(onednn_multiplies()))
-        return total, parts
-
-    monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", watched)
-    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
-    here(data_folder, tmp_path / "run", "trainer.steps=1", "optim.batch_size=1")
-    assert found == [True, True]
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.fixture(scope="module")
