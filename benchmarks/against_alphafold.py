@@ -76,7 +76,7 @@ def our_block(sequences: int, residues: int, products: Products | None, *, backw
         leaves = [x.clone().requires_grad_() for x in (msa, pair)]
         set_policy(block, ExecutionPolicy())
         block.zero_grad(set_to_none=True)
-        with exact_products(torch.device("cpu")):  # as training does
+        with exact_products(torch.device("cpu")):  # as designs do
             start = clock()
             sum(x.sum() for x in block(*leaves, *masks)).backward()
             return clock() - start
