@@ -26,9 +26,8 @@ def start_server(modules: Sequence[str]) -> None:
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(["fastfold.utils.workers.server_settings", *modules])
-    with contextlib.suppress(
-        OSError
-    ):  # too many processes, for example: workers are spawned when they are needed
+    # Without a server, with too many processes for example, workers are spawned when they are needed.
+    with contextlib.suppress(OSError):
         forkserver.ensure_running()
         _started = True
 
