@@ -124,10 +124,10 @@ def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> lis
         limit = MAX_A3M_BYTES if ending == A3M_ENDING else MAX_FASTA_BYTES
         file = QueryFile(path, read_text_bytes(path, limit=limit))
     records: Iterable[Record | InputError]
-    if ending == A3M_ENDING:
-        records = [parse_a3m_query(file)]
-    elif ending in TABLE_ENDINGS:
+    if ending in TABLE_ENDINGS:
         records = parse_table(file)
+    elif ending == A3M_ENDING:
+        records = [parse_a3m_query(file)]
     elif ending in ENTITY_ENDINGS:
         records, complex_ = parse_entities(file), False  # each of them is a whole complex
     else:
