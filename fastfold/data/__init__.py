@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fastfold.data.fasta import read_fasta
     from fastfold.data.features.pipeline import featurize
     from fastfold.data.msa.find import read_msa
     from fastfold.data.msa.msa import Msa
+    from fastfold.data.queries.fasta import read_fasta
     from fastfold.data.training.dataset import open_dataset
 
 __all__ = ["Msa", "featurize", "open_dataset", "read_fasta", "read_msa"]

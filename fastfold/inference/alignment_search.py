@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.data.msa.find import count_rows
+from fastfold.data.msa.find import alignment_files, count_rows
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
 from fastfold.data.search.colabfold.modes import ColabFoldModes
 from fastfold.data.search.colabfold.msa_server import MsaServer
-from fastfold.data.search.colabfold.source import ColabFoldSource, has_alignment, search_colabfold
+from fastfold.data.search.colabfold.source import FILE, ColabFoldSource, search_colabfold
 from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
@@ -73,6 +73,16 @@ def database_engines(sources: SearchSources) -> list[SearchEngine]:
     return local_engines(sources)
 
 
+def _has_alignment(target: Target, out: Path) -> bool:
+    """Return True if a target has an alignment, its own or in the folder, other than ColabFold's."""
+    if target.alignments is not None:
+        return True
+    searched = out / target.name / FILE
+    return any(
+        path != searched for chain in (None, *target.chains) for path in alignment_files(out, target, chain)
+    )
+
+
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -118,7 +128,9 @@ class AlignmentSearch:
         """
         out, engines = self.out, self.engines
         if not isinstance(engines, Sequence):
-            wanted = [target for target in targets if not (needed_alone and has_alignment(target.uncut, out))]
+            wanted = [
+                target for target in targets if not (needed_alone and _has_alignment(target.uncut, out))
+            ]
             return search_colabfold(wanted, engines, out, say=_print).left(targets)
 
         def skip(engine: SearchEngine, target: Target) -> bool:

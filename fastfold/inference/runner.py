@@ -25,7 +25,6 @@ from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
-from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.prepare import InferJob, about_kernels, prepare
@@ -86,29 +85,9 @@ def run(request: InferRequest) -> Summary:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        return run_leading(request, where, distributed)
-
-
-def run_leading(
-    request: InferRequest,
-    where: torch.device,
-    distributed: DistributedFolder | None,
-    networks: Sequence[Network] | None = None,
-) -> Summary:
-    """Fold as :func:`run` does, on the first of processes that a caller has started.
-
-    Args:
-        request: Targets to fold, and how.
-        where: Device of the folds.
-        distributed: The processes; None for one.
-        networks: Networks of the request that are open; None to open them.
-
-    Raises:
-        FastFoldError: See :func:`run`.
-    """
-    job = prepare(request, where, networks)
-    job = search(job)
-    return fold_all(job, where if distributed is None else distributed.context.device, distributed)
+        job = prepare(request, where)
+        job = search(job)
+        return fold_all(job, where, distributed)
 
 
 def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
@@ -116,8 +95,8 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
 
     Args:
         job: The job.
-        device: Device of the folds.
-        distributed: Processes that fold together, if there are several.
+        device: Device of the folds by one process.
+        distributed: Processes that fold together, each on its own device, if there are several.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
@@ -125,6 +104,8 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
     """
     config, options, targets = job.request.config, job.request.options, job.targets
     costs = job.costs
+    if distributed is not None:
+        device = distributed.context.device
     with Progress(sum(costs), quiet=options.quiet) as progress:
         announce(job, progress)
         if compiles := about_kernels(device):

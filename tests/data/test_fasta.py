@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.fasta import read_fasta, split_records
+from fastfold.data.fasta import split_records
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.queries.read import read_targets
 from fastfold.errors import InputError
 from fastfold.utils import text_files
@@ -67,6 +68,9 @@ def test_bad_record_spoils_its_complex_alone(tmp_path: Path) -> None:
     targets, errors = read_targets([bad, good], complex_=True)
     assert [target.name for target in targets] == ["good"]
     assert [(error.record, error.line) for error in errors] == [("b", 4), ("c", 5)]
+    headless = write(tmp_path, "MKV\n>a\nMK\n>b\nMV\n", name="headless.fasta")
+    targets, (error,) = read_targets([headless], complex_=True)
+    assert (targets, error.line) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_damaged_gzip_is_refused(tmp_path: Path, damage: slice) -> None:
 
 def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpacking stops at the size limit."""
-    monkeypatch.setattr("fastfold.data.fasta.MAX_FASTA_BYTES", 10_000)
+    monkeypatch.setattr("fastfold.data.queries.fasta.MAX_FASTA_BYTES", 10_000)
     bomb = write(tmp_path, gzip.compress(b">a\n" + b"M" * 1_000_000), "x.fasta.gz")
     assert "larger than 10,000 bytes" in str(refusal(bomb))
     assert "larger than 10,000 bytes" in str(refusal(write(tmp_path, b">a\n" + b"M" * 10_001)))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import fastfold
 from benchmarks.simulation.fold import SimulatedHost
-from fastfold.data.fasta import read_fasta
 from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_merged
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastfold
-from fastfold.data.fasta import read_fasta
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.model import AlphaFold

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.from_fields import add_field_options, whole_number
+from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
 from fastfold.cli.process import announce, is_first_process, orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fastfold.inference.design.task import DesignTask
 
 PROTOCOLS = ("hallucinate", "fixbb", "partial", "binder")
+_OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel")
+"""Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
 _DESIGN = """\
 Design protein sequences by gradients of an AlphaFold network, as ColabDesign and BindCraft do:
@@ -242,9 +244,8 @@ def add_design_command(commands: Any) -> None:
         help="designs, of seeds from --seed on",
     )
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
-    run.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, or cuda:1")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
-    add_field_options({"memory": run, "ranks": run}, InferConfig)
+    add_field_options(dict.fromkeys(("machine", "memory", "ranks"), run), InferConfig, only=_OF_FOLDS)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
     parser.set_defaults(run=run_design, quiet=False)
@@ -273,12 +274,8 @@ def run_design(options: argparse.Namespace) -> int:
             seeds=seeds,
             predict=options.predict_weights,
             infer=InferConfig(
-                device=options.device,
-                precision=options.precision,
+                **field_values(options, InferConfig, only=_OF_FOLDS),
                 seeds=tuple(range(options.predict_seeds)),
-                memory_budget=options.memory_budget,
-                host_memory=options.host_memory,
-                parallel=options.parallel,
             ),
             filters=options.filters,
             where=options.where,

@@ -56,15 +56,18 @@ def from_options(kind: type[T], options: argparse.Namespace, more: More | None =
     return kind(**values)
 
 
-def field_values(options: argparse.Namespace, kind: type) -> dict[str, Any]:
+def field_values(options: argparse.Namespace, kind: type, only: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of a dataclass's fields that the command line gives, by name.
 
     Args:
         options: Parsed options.
         kind: The dataclass.
+        only: Names of the fields to return, as for :func:`add_field_options`; empty for all.
     """
     values: dict[str, Any] = {}
     for field, option in options_of(kind):
+        if only and field.name not in only:
+            continue
         value = getattr(options, option.attribute, None)
         if isinstance(field.default, bool):
             value = not field.default if value else None

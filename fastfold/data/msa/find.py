@@ -16,6 +16,7 @@ and limits of rows (:data:`MAX_ROWS`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +125,22 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
     if not found and empty is not None:
         raise _holds_nothing(empty)
     return found
+
+
+def alignment_files(msa_dir: PathLike, target: Target, chain: Chain | None = None) -> list[AlignmentFile]:
+    """Return the alignment files of a target under each of its names; none where a folder has no alignment.
+
+    Args:
+        msa_dir: Folder of alignments.
+        target: The target.
+        chain: One of its chains; None for the whole target.
+    """
+    files: list[AlignmentFile] = []
+    for name in dict.fromkeys((target.record, target.name)):
+        with contextlib.suppress(InputError):  # a folder without an alignment
+            found = find_alignments(msa_dir, name, chain=chain)
+            files += found.unpaired + found.paired
+    return files
 
 
 def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[ChainMsas]:

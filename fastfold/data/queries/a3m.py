@@ -10,10 +10,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.fasta import file_stem
 from fastfold.data.msa.colabfold import parse_colabfold
 from fastfold.data.msa.msa import ChainMsas, a3m_records, colabfold_header, parse_a3m
-from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem
+from fastfold.data.queries.records import QueryFile, Record
+from fastfold.data.targets import mask_unknown, parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
@@ -22,14 +22,15 @@ MAX_CHAINS = 1000
 """Largest number of chains of a complex, including copies; a larger number is considered a mistake."""
 
 
-def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
-    """Parse the target of an A3M file, which has the file's name.
+def parse_a3m_query(file: QueryFile) -> Record:
+    """Parse the only record of an A3M file, which has the file's name and its alignments.
 
     Raises:
         InputError: The content is not an alignment of one query, or of ColabFold's complexes.
     """
+    path = file.path
     # Descriptions may hold any characters; invalid residues are refused in their row.
-    text = data.decode("utf-8", "replace")
+    text = file.data.decode("utf-8", "replace")
     _check_query(text, path)
     header = colabfold_header(text, path=path)
     warnings: list[str] = []
@@ -44,63 +45,36 @@ def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
         parts, warnings = parse_colabfold(text, path=path)
         sequences = [part.query for part in parts for _ in range(part.copies)]
         alignments = [msas for part in parts for msas in [part.msas] * part.copies]
-    name = file_stem(path)
-    sequences, doubts = parse_sequence([":".join(sequences)], path=path, record=name)
-    target = Target(
-        name=safe_stem(name),
-        chains=make_chains(sequences),
-        source=os.fspath(path),
-        record=name,
-        warnings=(*doubts, *warnings),
-        alignments=tuple(alignments),
-    )
-    return FoundTarget(target, path, 1)
+    sequences, doubts = parse_sequence([":".join(sequences)], path=path, record=file.stem)
+    return Record(file.stem, 1, sequences, [*doubts, *warnings], alignments=tuple(alignments))
 
 
-def add_alignments(found: FoundTarget, place: str) -> FoundTarget:
-    """Return a target of another file with the alignments of an A3M.
+def add_alignments(record: Record, path: PathLike, place: str) -> Record:
+    """Return a record of another file with the alignments of an A3M, in the order of the record's chains.
 
     Args:
-        found: The target.
-        place: Path of the A3M, from the folder of the other file.
+        record: The record.
+        path: Path of its file.
+        place: Path of the A3M, from the folder of that file.
 
     Raises:
-        InputError: The A3M is invalid, or see :func:`alignments_of`.
+        InputError: The A3M is invalid, or has other chains, or another number of them.
     """
-    path = Path(found.path).parent / place
-    theirs = parse_a3m_query(read_text_bytes(path, limit=MAX_A3M_BYTES), path)
-    target = found.target
-    sequences = [chain.letters or chain.sequence for chain in target.chains]
-    alignments = alignments_of(theirs, sequences, found.path)
-    warnings = (*target.warnings, *(f"{place}: {warning}" for warning in theirs.target.warnings))
-    return found._replace(target=replace(target, alignments=alignments, warnings=warnings))
-
-
-def alignments_of(found: FoundTarget, sequences: list[str], path: PathLike) -> tuple[ChainMsas, ...]:
-    """Return the alignments of an A3M for a target defined in another file.
-
-    Args:
-        found: Target of the A3M.
-        sequences: Sequences of the other target's chains.
-        path: Path of the other target, in errors.
-
-    Returns:
-        Alignments per chain of the other target, in its order.
-
-    Raises:
-        InputError: The A3M has other chains, or another number of them.
-    """
-    theirs = found.target
-    chains = make_chains(sequences)
-    if sorted(c.sequence for c in chains) != sorted(c.sequence for c in theirs.chains):
-        lengths = [", ".join(str(len(c.sequence)) for c in of) for of in (theirs.chains, chains)]
+    a3m = Path(path).parent / place
+    theirs = parse_a3m_query(QueryFile(a3m, read_text_bytes(a3m, limit=MAX_A3M_BYTES)))
+    chains, known = ([mask_unknown(s) for s in one.sequences] for one in (record, theirs))
+    if sorted(chains) != sorted(known):
+        lengths = [", ".join(str(len(sequence)) for sequence in one) for one in (known, chains)]
         raise InputError(
             f"its chains, of {lengths[0]} residues, differ from those of {os.fspath(path)!r}, of {lengths[1]}; give "
             "the alignment of this target",
-            path=theirs.source,
+            path=a3m,
         )
-    of_sequence = {c.sequence: msas for c, msas in zip(theirs.chains, theirs.alignments or (), strict=True)}
-    return tuple(of_sequence[chain.sequence] for chain in chains)
+    of_sequence = dict(zip(known, theirs.alignments or (), strict=True))
+    return record._replace(
+        alignments=tuple(of_sequence[sequence] for sequence in chains),
+        warnings=[*record.warnings, *(f"{place}: {warning}" for warning in theirs.warnings)],
+    )
 
 
 def _check_query(text: str, path: PathLike) -> None:

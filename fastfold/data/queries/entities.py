@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from fastfold.data.fasta import check_identifier, file_stem, found_target
-from fastfold.data.targets import FoundTarget, parse_sequence
+from fastfold.data.queries.records import QueryFile, Record, check_identifier
+from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
 
@@ -28,53 +28,49 @@ _ALIGNMENTS = ("msa", "unpairedMsa", "pairedMsa", "unpairedMsaPath", "pairedMsaP
 _MAX_COPIES = 1000
 
 
-def parse_entities(data: bytes, path: PathLike, errors: list[InputError]) -> list[FoundTarget]:
-    """Read the complexes of a JSON or YAML file of AlphaFold 3, its server, or Boltz.
+def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
+    """Parse the complexes of a JSON or YAML file of AlphaFold 3, its server, or Boltz.
 
     Args:
-        data: Content of the file.
-        path: Path of the file.
-        errors: Receives an error for each invalid complex.
+        file: The file.
 
-    Returns:
-        One target for each complex: one in most files, several in those of AlphaFold's server.
+    Yields:
+        Each complex, or its error: one in most files, several in those of AlphaFold's server.
 
     Raises:
         InputError: The content is neither JSON nor YAML, or not such an input.
     """
-    tree = _parsed(data, path)
+    tree = _parsed(file)
     jobs = tree if isinstance(tree, list) else [tree]
-    found = []
+    if not jobs:
+        raise InputError("the list contains no complex; add one", path=file.path)
     for number, job in enumerate(jobs, 1):
         if not isinstance(job, Mapping) or not isinstance(job.get("sequences"), list) or not job["sequences"]:
             raise InputError(
                 "expected an input of AlphaFold 3 or Boltz with a list 'sequences', found other content; FASTA files "
                 "end in .fasta, tables in .csv",
-                path=path,
+                path=file.path,
             )
-        name = str(job.get("name") or "").strip() or file_stem(path) + (f"_{number}" if len(jobs) > 1 else "")
+        name = str(job.get("name") or "").strip() or file.stem + (f"_{number}" if len(jobs) > 1 else "")
         try:
-            check_identifier(name, path, 1)
-            found.append(_target(job, name, path))
+            check_identifier(name, file.path, 1)
+            yield _record(job, name, file.path)
         except InputError as error:
-            errors.append(error)
-    if not found and not errors:
-        raise InputError("the list contains no complex; add one", path=path)
-    return found
+            yield error
 
 
-def _parsed(data: bytes, path: PathLike) -> Any:
+def _parsed(file: QueryFile) -> Any:
     try:
-        text = data.decode("utf-8-sig")
-        if Path(str(path).removesuffix(".gz")).suffix.lower() == ".json":
+        text = file.data.decode("utf-8-sig")
+        if Path(str(file.path).removesuffix(".gz")).suffix.lower() == ".json":
             return json.loads(text)
         return yaml.safe_load(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot be read: {message}; check the file's syntax", path=path) from None
+        raise InputError(f"cannot be read: {message}; check the file's syntax", path=file.path) from None
 
 
-def _target(job: Mapping[str, Any], name: str, path: PathLike) -> FoundTarget:
+def _record(job: Mapping[str, Any], name: str, path: PathLike) -> Record:
     _refuse(job, _MEANINGFUL, name, path)
     sequences: list[str] = []
     chains: list[str] = []
@@ -86,7 +82,7 @@ def _target(job: Mapping[str, Any], name: str, path: PathLike) -> FoundTarget:
             sequences.append(letters)
             chains.append(chain)
             warnings += [doubt for doubt in doubts if doubt not in warnings]
-    return found_target(path, 1, name, sequences, warnings=warnings, records=chains)
+    return Record(name, 1, sequences, warnings, chains)
 
 
 def _chains(entity: Any, number: int, name: str, path: PathLike) -> Iterator[tuple[str, str, list[str]]]:

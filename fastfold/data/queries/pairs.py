@@ -15,9 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fastfold.data.fasta import MAX_FASTA_BYTES, check_identifier
+from fastfold.data.queries.fasta import MAX_FASTA_BYTES
 from fastfold.data.queries.partners import Partner, parse_partner
 from fastfold.data.queries.read import TABLE_ENDINGS, read_targets
+from fastfold.data.queries.records import check_identifier
 from fastfold.data.queries.table import table_delimiter, table_rows
 from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem, unique_targets
 from fastfold.errors import InputError

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.fasta import MAX_FASTA_BYTES, file_stem, parse_fasta
 from fastfold.data.queries.a3m import MAX_A3M_BYTES, parse_a3m_query
 from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
+from fastfold.data.queries.fasta import MAX_FASTA_BYTES, parse_fasta
+from fastfold.data.queries.records import QueryFile, Record, file_stem, targets_of_records
 from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
@@ -116,19 +117,22 @@ def _ending(path: PathLike) -> str:
 
 def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
     if os.fspath(path) == STDIN:
-        data = read_stdin_bytes(limit=MAX_A3M_BYTES)
-        path, ending = STDIN_NAME, _ending_of_content(data)
+        file = QueryFile(STDIN_NAME, read_stdin_bytes(limit=MAX_A3M_BYTES))
+        ending = _ending_of_content(file.data)
     else:
         ending = _ending(path)
         limit = MAX_A3M_BYTES if ending == A3M_ENDING else MAX_FASTA_BYTES
-        data = read_text_bytes(path, limit=limit)
+        file = QueryFile(path, read_text_bytes(path, limit=limit))
+    records: Iterable[Record | InputError]
     if ending == A3M_ENDING:
-        return [parse_a3m_query(data, path)]
-    if ending in TABLE_ENDINGS:
-        return parse_table(data, path, errors, complex_=complex_)
-    if ending in ENTITY_ENDINGS:
-        return parse_entities(data, path, errors)
-    return parse_fasta(data, path, errors, complex_=complex_)
+        records = [parse_a3m_query(file)]
+    elif ending in TABLE_ENDINGS:
+        records = parse_table(file)
+    elif ending in ENTITY_ENDINGS:
+        records, complex_ = parse_entities(file), False  # each of them is a whole complex
+    else:
+        records = parse_fasta(file)
+    return targets_of_records(records, file, errors, complex_=complex_)
 
 
 def _ending_of_content(data: bytes) -> str:

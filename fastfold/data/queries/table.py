@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator, Sequence
 
-from fastfold.data.fasta import Record, check_identifier, file_stem, targets_of_records
 from fastfold.data.queries.a3m import add_alignments
-from fastfold.data.targets import FoundTarget, parse_sequence
+from fastfold.data.queries.records import QueryFile, Record, check_identifier
+from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
 
@@ -20,50 +19,36 @@ _COLUMNS = ("id", "sequence")
 _ALIGNMENT = "a3mpath"
 
 
-def parse_table(
-    data: bytes, path: PathLike, errors: list[InputError], *, complex_: bool = False
-) -> list[FoundTarget]:
-    """Parse the targets of a table.
+def parse_table(file: QueryFile) -> Iterator[Record | InputError]:
+    """Parse the records of a table.
 
     Args:
-        data: Content of the file.
-        path: Path of the file; relative paths of alignments start at its folder.
-        errors: Receives an error for each invalid row.
-        complex_: Join all rows to one complex, which has the file's name.
+        file: The file; relative paths of alignments start at its folder.
+
+    Yields:
+        The record of each row, or its error.
 
     Raises:
         InputError: The column names are missing, or there are no rows.
     """
-    text = data.decode("utf-8", "surrogateescape")
-    rows = table_rows(text, path, table_delimiter(text))
+    text = file.data.decode("utf-8", "surrogateescape")
+    rows = table_rows(text, file.path, table_delimiter(text))
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     if not all(header.count(name) == 1 for name in _COLUMNS) or header.count(_ALIGNMENT) > 1:
         raise InputError(
             "the first line must name the columns, 'id' and 'sequence' among them, each once",
-            path=path,
+            path=file.path,
             line=rows[0][0] if rows else None,
         )
     if len(rows) == 1:
-        raise InputError("the table contains no row after the column names; add one per target", path=path)
-    is_complex = complex_ and len(rows) > 2
-    readers: list[Callable[[], Record]] = []
-    places: dict[int, str] = {}
+        raise InputError(
+            "the table contains no row after the column names; add one per target", path=file.path
+        )
     for number, (line, cells) in enumerate(rows[1:], 1):
-        readers.append(partial(_record, path, number, line, header, cells))
-        if _ALIGNMENT in header and len(cells) == len(header):
-            place = cells[header.index(_ALIGNMENT)].strip()
-            if place:
-                places[line] = place
-    if places and is_complex:
-        message = "column 'a3mpath' has alignments of single rows, but all rows are one complex; remove one of the two"
-        raise InputError(message, path=path, line=min(places))
-    found = []
-    for one in targets_of_records(readers, path, errors, complex_=is_complex):
         try:
-            found.append(add_alignments(one, places[one.line]) if one.line in places else one)
+            yield _record(file, number, line, header, cells)
         except InputError as error:
-            errors.append(error)
-    return found
+            yield error
 
 
 def table_delimiter(text: str) -> str:
@@ -90,24 +75,27 @@ def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, lis
     return rows
 
 
-def _record(path: PathLike, number: int, line: int, header: list[str], cells: list[str]) -> Record:
+def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cells: Sequence[str]) -> Record:
     """Parse the ``number``-th row of a file."""
     if len(cells) != len(header):
         raise InputError(
             f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
-            path=path,
+            path=file.path,
             line=line,
         )
-    identifier = cells[header.index("id")].strip()
-    check_identifier(identifier, path, line)
-    name = identifier or f"{file_stem(path)}_{number}"
-    text = cells[header.index("sequence")]
+    row = dict(zip(header, cells, strict=True))
+    identifier = row["id"].strip()
+    check_identifier(identifier, file.path, line)
+    name = identifier or f"{file.stem}_{number}"
+    text = row["sequence"]
     if not text.strip():
         raise InputError(
-            "lacks a sequence; write its residues or remove the row", path=path, line=line, record=name
+            "lacks a sequence; write its residues or remove the row", path=file.path, line=line, record=name
         )
     # A sequence may be wrapped within its quotes; its first line is usually that of the row.
-    sequences, warnings = parse_sequence(split_lines(text), path=path, record=name, first_line=line)
+    sequences, warnings = parse_sequence(split_lines(text), path=file.path, record=name, first_line=line)
     if not identifier:
         warnings.insert(0, f"line {line} lacks an id; it is named {name!r}")
-    return Record(name, line, sequences, warnings)
+    record = Record(name, line, sequences, warnings)
+    place = row.get(_ALIGNMENT, "").strip()
+    return add_alignments(record, file.path, place) if place else record

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,10 +42,12 @@ from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
+from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.where import parse_condition
-from fastfold.inference.runner import open_log, run_leading
+from fastfold.inference.request import InferRequest
+from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -191,9 +192,12 @@ class _DesignRun:
         sequences = self.output / SEQUENCES
         write_atomic(sequences, "".join(design.records for design in folded))
         if folded:
-            by = partial(run_leading, where=self.device, distributed=self.distributed, networks=folding)
+
+            def fold(request: InferRequest) -> Summary:
+                return fold_all(prepare(request, self.device, folding), self.device, self.distributed)
+
             for target, why in fold_designs(
-                folded, sequences, folding, self.infer, overwrite=self.overwrite, run=by
+                folded, sequences, folding, self.infer, overwrite=self.overwrite, run=fold
             ):
                 self.say(f"error: {target}: {why}")
         rows = design_rows(designs, self.output, folding, chosen, self.config.limits, where)

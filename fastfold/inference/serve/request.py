@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fastfold.data.fasta import parse_fasta
 from fastfold.data.queries.a3m import parse_a3m_query
+from fastfold.data.queries.fasta import parse_fasta
+from fastfold.data.queries.records import QueryFile, targets_of_records
 from fastfold.data.targets import Target, safe_stem, target_from_sequence, unique_targets
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
@@ -67,12 +68,9 @@ class JobRequest:
         if self.kind == "sequence":
             return target_from_sequence(self.text, self.name or "query")
         errors: list[InputError] = []
-        data = self.text.encode("utf-8", "surrogatepass")
-        if self.kind == "a3m":
-            found = [parse_a3m_query(data, "query.a3m")]
-        else:
-            found = parse_fasta(data, "query.fasta", errors, complex_=self.complex_)
-        targets = unique_targets(found, errors)
+        file = QueryFile(f"query.{self.kind}", self.text.encode("utf-8", "surrogatepass"))
+        records = [parse_a3m_query(file)] if self.kind == "a3m" else parse_fasta(file)
+        targets = unique_targets(targets_of_records(records, file, errors, complex_=self.complex_), errors)
         if errors:
             raise errors[0]
         if len(targets) != 1:

@@ -111,15 +111,9 @@ def _backend(
     say: Say,
 ) -> Backend:
     check_request(config, run_options)
-    device, chosen = "cpu", ""
-    if where.ray is None:
-        found = choose_device(config.device)
-        device = found.type
-        config, chosen = with_precision(config, found)
-    elif config.precision == "auto":
-        raise ConfigError("the machines of a cluster may differ: set --precision instead of auto")
-    else:
-        config = replace(config, precision=config.precision or "fp32")
+    here = None if where.ray is not None else choose_device(config.device)
+    config, chosen = with_precision(config, here)
+    device = "cpu" if here is None else here.type
     networks = requested_networks(weights, run_options.num_models)
     setup = Setup(
         networks,

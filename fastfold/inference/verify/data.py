@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fastfold.data.fasta import read_fasta
 from fastfold.data.features.assembly import monomer_features, multimer_features
 from fastfold.data.features.merging import chain_order, paired_lines
 from fastfold.data.msa.find import find_alignments, read_hits
 from fastfold.data.msa.msa import ChainMsas
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.targets import Chain
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch

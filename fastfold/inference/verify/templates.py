@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.fasta import read_fasta
 from fastfold.data.msa.find import read_hits as read_alignment
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.hits import TemplateHit, is_ranked
 from fastfold.data.templates.outcome import TemplateSkipped

@@ -68,6 +68,11 @@ def test_given_options_alone_are_values(text: str, values: dict[str, Any]) -> No
     assert _values(text) == values
 
 
+def test_a_command_may_read_some_fields_alone() -> None:
+    options = _parser(a="", b="")[0].parse_args(["--count", "3", "--even", "4"])
+    assert field_values(options, Settings, only=("even", "share")) == {"even": 4}
+
+
 @dataclass(frozen=True)
 class Nested:
     """Settings with settings inside."""

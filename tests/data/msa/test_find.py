@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.fasta import read_fasta
 from fastfold.data.msa.find import (
     MAX_ROWS,
     find_alignments,
@@ -19,6 +18,7 @@ from fastfold.data.msa.find import (
     load_alignments,
     read_msa,
 )
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from fastfold.data.queries.a3m import MAX_CHAINS, alignments_of, parse_a3m_query
+from fastfold.data.msa.msa import ChainMsas
+from fastfold.data.queries.a3m import MAX_CHAINS, add_alignments, parse_a3m_query
+from fastfold.data.queries.records import QueryFile, Record
 from fastfold.errors import InputError
 
 COMPLEX = "#3,2\t2,1\n>1\t2\nMKVLA\n>a\tb\nMRVL-\n"
@@ -32,35 +37,41 @@ COMPLEX = "#3,2\t2,1\n>1\t2\nMKVLA\n>a\tb\nMRVL-\n"
 def test_bad_alignments_are_refused(text: str, line: int | None, message: str) -> None:
     """The place, and what to do."""
     with pytest.raises(InputError, match=message) as caught:
-        parse_a3m_query(text.encode(), "x.a3m")
+        parse_a3m_query(QueryFile("x.a3m", text.encode()))
     assert (caught.value.path, caught.value.line) == ("x.a3m", line or caught.value.line)
 
 
 def test_rows_that_are_cut_are_told_of() -> None:
     """ColabFold leaves out what is beyond the query, and chains that are not complete, without a word."""
-    target = parse_a3m_query((COMPLEX + ">long\nMKVLAAAA\n>short\nMKVL\n").encode(), "x.a3m").target
-    (warning,) = target.warnings
+    text = COMPLEX + ">long\nMKVLAAAA\n>short\nMKVL\n"
+    record = parse_a3m_query(QueryFile("x.a3m", text.encode()))
+    (warning,) = record.warnings
     assert warning.startswith("2 alignment rows, the first on line 6, have more or fewer columns")
-    assert target.alignments is not None
-    unpaired, paired = target.alignments[2]
+    assert record.alignments is not None
+    unpaired, paired = record.alignments[2]
     assert [msa.sequences for msa in unpaired] == []
     assert [msa.sequences for msa in paired] == [("LA", "L-", "LA")]
-    assert [msa.sequences for msa in target.alignments[0][0]] == [("MKV",)]
+    assert [msa.sequences for msa in record.alignments[0][0]] == [("MKV",)]
 
 
 def test_letters_read_as_x_are_told_of_and_kept() -> None:
     """The network is shown what an alignment would have."""
-    target = parse_a3m_query(b"#2,1\t1,1\n>q\nMUK\n", "x.a3m").target
-    assert [(chain.sequence, chain.letters) for chain in target.chains] == [("MX", "MU"), ("K", "")]
-    assert target.warnings == ("chain A: U at 2 read as X (unknown residue)",)
+    record = parse_a3m_query(QueryFile("x.a3m", b"#2,1\t1,1\n>q\nMUK\n"))
+    assert record.sequences == ["MU", "K"]
+    assert record.warnings == ["chain A: U at 2 read as X (unknown residue)"]
 
 
-def test_alignments_serve_the_chains_in_any_order() -> None:
+def test_alignments_serve_the_chains_in_any_order(tmp_path: Path) -> None:
     """A target that is written down elsewhere has them in its own order; other chains are refused."""
-    found = parse_a3m_query(COMPLEX.encode(), "x.a3m")
-    first, _, third = alignments_of(found, ["MKV", "LA", "MKV"], "t.csv")[:3]
+    (tmp_path / "x.a3m").write_text(COMPLEX)
+
+    def alignments(*sequences: str) -> Sequence[ChainMsas]:
+        record = Record("t", 2, list(sequences), [])
+        return add_alignments(record, tmp_path / "t.csv", "x.a3m").alignments or ()
+
+    first, _, third = alignments("MKV", "LA", "MKV")
     assert first[1][0].sequences[0] == "MKV"
     assert third is first
     for sequences in (["MKV", "LA"], ["MKV", "LA", "LA"], ["MKV", "MKV", "LV"]):
-        with pytest.raises(InputError, match=r"differ from those of 't\.csv'"):
-            alignments_of(found, sequences, "t.csv")
+        with pytest.raises(InputError, match=r"differ from those of '.*t\.csv'"):
+            alignments(*sequences)

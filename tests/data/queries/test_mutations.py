@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from fastfold.data.fasta import parse_fasta
 from fastfold.data.features.assembly import multimer_features
 from fastfold.data.msa.colabfold import parse_colabfold
 from fastfold.data.msa.msa import parse_a3m
 from fastfold.data.queries.a3m import parse_a3m_query
 from fastfold.data.queries.entities import parse_entities
+from fastfold.data.queries.fasta import parse_fasta
+from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import Target, unique_targets
 from fastfold.errors import FastFoldError, InputError
@@ -79,24 +80,27 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
-def by_fasta(data: bytes, complex_: bool) -> list[Target]:
+def targets(
+    parse: Callable[[QueryFile], Iterable[Record | InputError]], file: QueryFile, complex_: bool = False
+) -> list[Target]:
     errors: list[InputError] = []
-    return unique_targets(parse_fasta(data, "in.fasta", errors, complex_=complex_), errors)
+    return unique_targets(targets_of_records(parse(file), file, errors, complex_=complex_), errors)
+
+
+def by_fasta(data: bytes, complex_: bool) -> list[Target]:
+    return targets(parse_fasta, QueryFile("in.fasta", data), complex_)
 
 
 def by_table(data: bytes, complex_: bool) -> list[Target]:
-    errors: list[InputError] = []
-    found = parse_table(data, "/nonexistent/in.csv", errors, complex_=complex_)
-    return unique_targets(found, errors)
+    return targets(parse_table, QueryFile("/nonexistent/in.csv", data), complex_)
 
 
 def by_a3m(data: bytes, complex_: bool) -> list[Target]:
-    return [parse_a3m_query(data, "in.a3m").target]
+    return targets(lambda file: [parse_a3m_query(file)], QueryFile("in.a3m", data))
 
 
 def by_entities(data: bytes, complex_: bool) -> list[Target]:
-    errors: list[InputError] = []
-    return unique_targets(parse_entities(data, "in.json" if complex_ else "in.yaml", errors), errors)
+    return targets(parse_entities, QueryFile("in.json" if complex_ else "in.yaml", data))
 
 
 def by_alignment(data: bytes, complex_: bool) -> list[Target]:

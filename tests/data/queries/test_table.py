@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from fastfold.data.queries.read import read_targets
+from fastfold.data.queries.records import QueryFile, targets_of_records
 from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 
 
-def parse(text: str, **options: object) -> tuple[list[Target], list[InputError]]:
+def parse(text: str, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
     """Targets and errors of a table."""
     errors: list[InputError] = []
-    found = parse_table(text.encode(), "in.csv", errors, **options)  # type: ignore[arg-type]
+    file = QueryFile("in.csv", text.encode())
+    found = targets_of_records(parse_table(file), file, errors, complex_=complex_)
     return [one.target for one in found], errors
 
 
@@ -73,15 +76,16 @@ def test_alignments_count_from_the_tables_folder(tmp_path: Path) -> None:
     (tmp_path / "good.a3m").write_text(">q\nMKV\n>h\nMRV\n")
     table = tmp_path / "t.csv"
     table.write_text("id,sequence,a3mpath\na,mkv,good.a3m\nb,MKK,good.a3m\nc,MK,none.a3m\nd,MK,\n")
-    errors: list[InputError] = []
-    found = parse_table(table.read_bytes(), table, errors)
-    assert [one.target.record for one in found] == ["a", "d"]
-    assert found[0].target.alignments is not None
-    assert found[0].target.alignments[0][0][0].sequences == ("MKV", "MRV")
-    assert found[1].target.alignments is None
+    (first, last), errors = read_targets([table])
+    assert [first.record, last.record] == ["a", "d"]
+    assert first.alignments is not None
+    assert first.alignments[0][0][0].sequences == ("MKV", "MRV")
+    assert last.alignments is None
     assert ["differ from those of" in str(errors[0]), "no such file" in str(errors[1])] == [True, True]
-    with pytest.raises(InputError, match="remove one of the two"):
-        parse_table(table.read_bytes(), table, errors, complex_=True)
+    table.write_text("id,sequence,a3mpath\na,mkv,\nb,mkv,good.a3m\n")
+    targets, (error,) = read_targets([table], complex_=True)
+    assert (targets, error.line) == ([], 3)
+    assert "remove its a3mpath, or --complex" in str(error)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

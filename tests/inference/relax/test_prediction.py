@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastfold
-from fastfold.data.fasta import read_fasta
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.inference.relax import RelaxConfig, relax_prediction
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import structure_to_protein

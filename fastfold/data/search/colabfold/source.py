@@ -7,12 +7,11 @@ same with all of its chains in one alignment.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fastfold.data.msa.find import AlignmentFile, find_alignments
+from fastfold.data.msa.find import alignment_files
 from fastfold.data.search.colabfold.join import join_complex
 from fastfold.data.search.colabfold.modes import ColabFoldModes, PairMode
 from fastfold.data.search.folder import check_place, publish
@@ -133,24 +132,6 @@ def search_colabfold(
     return SearchSummary(len(to_search) + len(to_pair) - len(failed), reused, tuple(without))
 
 
-def has_alignment(target: Target, out: Path) -> bool:
-    """Return True if a target has an alignment, its own or in the folder, from another source."""
-    if target.alignments is not None:
-        return True
-    ours = out / target.name / FILE
-    return any(path != ours for chain in (None, *target.chains) for path in _found(target, chain, out))
-
-
-def _found(target: Target, chain: Chain | None, out: Path) -> list[AlignmentFile]:
-    """Return the alignment files of a whole target, or of one of its chains."""
-    paths: list[AlignmentFile] = []
-    for name in dict.fromkeys((target.record, target.name)):
-        with contextlib.suppress(InputError):  # a folder without an alignment
-            found = find_alignments(out, name, chain=chain)
-            paths += found.unpaired + found.paired
-    return paths
-
-
 def _letters(target: Target) -> list[str]:
     """Return the chains of a target as given."""
     return [chain.letters or chain.sequence for chain in target.chains]
@@ -165,7 +146,7 @@ def _check(target: Target, out: Path) -> None:
     """Check, before a search, that its result can be written and will be used."""
     check_place(out / target.name, NAME)
     for chain in target.chains if target.is_complex else ():
-        for path in _found(target, chain, out):
+        for path in alignment_files(out, target, chain):
             raise OutputError(
                 f"{path}: an alignment of only chain {chain.id} of {target.name}, which would be used instead of "
                 "that of the whole complex; choose another folder for the alignments"

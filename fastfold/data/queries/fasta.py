@@ -1,0 +1,121 @@
+"""FASTA files as queries.
+
+A record is one target; ``:`` in its sequence joins the chains of a complex. Lines that begin with ``#`` are comments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fastfold.data.fasta import FastaRecord, split_records
+from fastfold.data.queries.records import QueryFile, Record, check_identifier, targets_of_records
+from fastfold.data.targets import Target, parse_sequence, unique_targets
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+
+MAX_FASTA_BYTES = 1 << 28
+
+_OTHER_MOLECULES = ("ccd", "smiles", "dna", "rna", "ligand", "glycan")
+"""Kinds of other molecules, in the second field of a header of Boltz and the first of Chai."""
+_PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
+_PIR_PROTEINS = ("P1", "F1")
+_ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
+
+
+_INDENTED = re.compile(r"^[ \t]+>", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
+
+
+def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
+    """Read the targets of one FASTA file, with unique names.
+
+    Args:
+        path: Path of the file; with suffix ``.gz`` it may be compressed.
+        complex_: Join all records to one complex, which has the file's name.
+
+    Raises:
+        InputError: A record is invalid; the first one, with its line.
+    """
+    errors: list[InputError] = []
+    file = QueryFile(path, read_text_bytes(path, limit=MAX_FASTA_BYTES))
+    targets = unique_targets(targets_of_records(parse_fasta(file), file, errors, complex_=complex_), errors)
+    if errors:
+        raise errors[0]
+    return targets
+
+
+def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
+    """Parse the records of a FASTA file.
+
+    Args:
+        file: The file.
+
+    Yields:
+        Each record, or its error.
+
+    Raises:
+        InputError: The file contains no record, or is an alignment.
+    """
+    # Surrogates keep bytes outside ASCII distinct until their line can be named.
+    text = _INDENTED.sub(">", file.data.decode("ascii", "surrogateescape"))
+    if quoted := _QUOTED.search(text):
+        line = len(split_lines(text[: quoted.start()]))
+        message = "a quotation mark precedes '>'; remove the quotation marks around the record"
+        raise InputError(message, path=file.path, line=line)
+    preamble, records = split_records(text)
+    stray = next((i for i, line in enumerate(preamble) if line.strip() and not line.startswith("#")), None)
+    first = next((i for i, line in enumerate(preamble) if line.strip()), None)
+    if first is not None and _ALIGNMENT.match(preamble[first]):
+        message = (
+            "this is an alignment, not FASTA; rename it to .a3m to fold its query, or put it into a folder of "
+            "alignments"
+        )
+        raise InputError(message, path=file.path, line=first + 1)
+    if stray is not None:
+        message = "text without a header; put a line such as '>my_protein' above the sequence"
+        yield InputError(message, path=file.path, line=stray + 1)
+    elif not records:
+        raise InputError("is empty; a FASTA file has a line '>name' and then the sequence", path=file.path)
+    for number, record in enumerate(records, 1):
+        try:
+            yield _parse_record(file, number, record)
+        except InputError as error:
+            yield error
+
+
+def _parse_record(file: QueryFile, number: int, record: FastaRecord) -> Record:
+    pir = _PIR.fullmatch(record.header)
+    words = (pir[2] if pir else record.header).split()
+    identifier = words[0] if words else f"{file.stem}_{number}"
+    check_identifier(identifier, file.path, record.line)
+    _check_protein(record, pir[1] if pir else None, identifier, file.path)
+    lines = ["" if line.startswith("#") else line for line in record.lines]
+    if pir and lines:
+        lines[0] = ""  # title line of PIR
+    sequences, warnings = parse_sequence(lines, path=file.path, record=identifier, first_line=record.line + 1)
+    if not words:
+        warnings.insert(
+            0, f"the header on line {record.line} lacks a name; the record is named {identifier!r}"
+        )
+    return Record(identifier, record.line, sequences, warnings)
+
+
+def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: PathLike) -> None:
+    fields = [field.strip().lower() for field in record.header.split("|")]
+    kind = fields[1] if len(fields) > 1 else ""
+    if kind.startswith("name="):
+        kind = fields[0]
+    if kind in _OTHER_MOLECULES:
+        found = kind
+    elif pir is not None and pir not in _PIR_PROTEINS:
+        found = f"PIR type {pir}"
+    else:
+        return
+    raise InputError(
+        f"expected a protein, found a record of another molecule ({found}); FastFold folds only proteins: remove the "
+        "record",
+        path=path,
+        line=record.line,
+        record=identifier,
+    )

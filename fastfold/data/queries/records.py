@@ -1,0 +1,134 @@
+"""Files of queries, their records, and the targets of these.
+
+Each format has a parser that returns the records of a file. Here they become targets, alike for all formats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastfold.data.targets import FoundTarget, Target, make_chains, safe_stem
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike
+
+if TYPE_CHECKING:
+    from fastfold.data.msa.msa import ChainMsas
+
+
+class QueryFile(NamedTuple):
+    """Content of a file of queries.
+
+    Attributes:
+        path: Path of the file.
+        data: Its content, unpacked.
+    """
+
+    path: PathLike
+    data: bytes
+
+    @property
+    def stem(self) -> str:
+        """Name of the file, for records without one."""
+        return file_stem(self.path)
+
+
+class Record(NamedTuple):
+    """Parsed record of a file of queries.
+
+    Attributes:
+        identifier: Name of the record.
+        line: Line in the file, from 1.
+        sequences: Its chains, upper case.
+        warnings: Changes of the input, one sentence each.
+        chain_records: Per chain, the name of its own record; None if they share one.
+        alignments: Per chain, the alignments of the input; None if it has none.
+    """
+
+    identifier: str
+    line: int
+    sequences: list[str]
+    warnings: list[str]
+    chain_records: Sequence[str] | None = None
+    alignments: Sequence[ChainMsas] | None = None
+
+
+def targets_of_records(
+    records: Iterable[Record | InputError],
+    file: QueryFile,
+    errors: list[InputError],
+    *,
+    complex_: bool = False,
+) -> list[FoundTarget]:
+    """Build the targets of a file's records.
+
+    Args:
+        records: Each record of the file, or its error.
+        file: The file.
+        errors: Receives the errors.
+        complex_: Join several records to one complex, which has the file's name; without a target if one is invalid.
+
+    Raises:
+        InputError: A record of a joined complex has alignments.
+    """
+    records = list(records)
+    errors += [record for record in records if isinstance(record, InputError)]
+    valid = [record for record in records if isinstance(record, Record)]
+    if complex_ and len(records) > 1:
+        valid = [_joined(valid, file)] if len(valid) == len(records) else []
+    return [FoundTarget(_target(record, file.path), file.path, record.line) for record in valid]
+
+
+def _joined(records: Sequence[Record], file: QueryFile) -> Record:
+    """Join the records of a file to one complex."""
+    for record in records:
+        if record.alignments is not None:
+            raise InputError(
+                "has alignments of its own, but all records are one complex; remove its a3mpath, or --complex",
+                path=file.path,
+                line=record.line,
+                record=record.identifier,
+            )
+    return Record(
+        file.stem,
+        records[0].line,
+        [sequence for record in records for sequence in record.sequences],
+        [f"record {record.identifier!r}: {doubt}" for record in records for doubt in record.warnings],
+        [r.identifier if len(r.sequences) == 1 else "" for r in records for _ in r.sequences],
+    )
+
+
+def _target(record: Record, path: PathLike) -> Target:
+    """Build the target of a record, whose name is not unique yet."""
+    return Target(
+        name=safe_stem(record.identifier),
+        chains=make_chains(record.sequences, record.chain_records),
+        source=os.fspath(path),
+        record=record.identifier,
+        warnings=tuple(record.warnings),
+        alignments=record.alignments,
+    )
+
+
+def file_stem(path: PathLike) -> str:
+    """Return the name of a file without its folder, its extension and ``.gz``."""
+    name = PurePath(path).name
+    if name.lower().endswith(".gz"):
+        name = name[:-3]
+    return PurePath(name).stem or "targets"
+
+
+def check_identifier(identifier: str, path: PathLike, line: int) -> None:
+    """Refuse a name outside ASCII; the description after it may be anything.
+
+    Raises:
+        InputError: The name is not ASCII.
+    """
+    if identifier.isascii():
+        return
+    shown = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    message = "the name is not ASCII; write it in plain letters (the description after it may be anything)"
+    record = shown.encode("ascii", "backslashreplace").decode()
+    raise InputError(message, path=path, line=line, record=record)
