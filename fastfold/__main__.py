@@ -1,8 +1,6 @@
 """``python -m fastfold``: the same as the ``fastfold`` command."""
 
-import sys
-
-from fastfold.cli import main
+from fastfold.cli import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -1,5 +1,5 @@
 """The ``fastfold`` command."""
 
-from fastfold.cli.command import main
+from fastfold.cli.command import console, main
 
-__all__ = ["main"]
+__all__ = ["console", "main"]

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
@@ -27,7 +28,7 @@ from fastfold.cli.commands.service.submit import add_submit_command
 from fastfold.cli.commands.train import add_data_command, add_train_command
 from fastfold.cli.commands.verify import add_environment_command, add_verify_command
 from fastfold.cli.options.hints import CommandParser
-from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
+from fastfold.cli.process import exit_with, open_standard_streams, prepare_environment, silence_stdout
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.progress import wrapped
@@ -51,6 +52,11 @@ examples:
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
+
+
+def console() -> NoReturn:
+    """Run the command line of this process and end it."""
+    exit_with(main)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

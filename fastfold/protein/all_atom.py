@@ -139,12 +139,7 @@ def atom37_to_torsion_angles(
 def chi_angles(aatype: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Compute side-chain dihedral angles in radians and their mask, both ``[*, N, 4]``.
 
-    In the multimer network's convention.
-
-    Args:
-        aatype: ``[*, N]`` residue types.
-        positions: ``[*, N, 37, 3]`` in Å.
-        mask: ``[*, N, 37]``.
+    In the multimer network's convention; arguments as of :func:`atom37_to_torsion_angles`.
     """
     a, b, c, d = _chi_atoms(aatype, positions).unbind(-2)
     v1, v2, v3 = a - b, b - c, d - c
@@ -169,14 +164,7 @@ def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -
     sin = torch.cat([torch.zeros_like(sin_cos[..., :1, 0]), sin_cos[..., 0]], -1)
     cos = torch.cat([torch.ones_like(sin_cos[..., :1, 1]), sin_cos[..., 1]], -1)
     zero, one = torch.zeros_like(sin), torch.ones_like(sin)
-    about_x = torch.stack(
-        [
-            torch.stack([one, zero, zero], -1),
-            torch.stack([zero, cos, -sin], -1),
-            torch.stack([zero, sin, cos], -1),
-        ],
-        -2,
-    )
+    about_x = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], -1).unflatten(-1, (3, 3))
     local = Rigid(default[..., :3, :3] @ about_x, default[..., :3, 3])
     # The default frames of chi2 to chi4 are relative to the previous group.
     groups = [local[..., i] for i in range(8)]

@@ -49,16 +49,13 @@ def _numbers(chain: ChainStructure) -> list[str]:
     """Return numbers of all residues; those without atoms continue a neighbour's number if it is unused."""
     numbers = list(chain.author_numbers)
     taken = set(numbers)
-    for i in range(1, len(numbers)):
-        if not numbers[i] and (match := re.match(r"-?\d+", numbers[i - 1])):
-            following = str(int(match[0]) + 1)
-            if following not in taken:
-                numbers[i] = following
-    for i in range(len(numbers) - 2, -1, -1):
-        if not numbers[i] and (match := re.match(r"-?\d+", numbers[i + 1])):
-            before = str(int(match[0]) - 1)
-            if before not in taken:
-                numbers[i] = before
+    last = len(numbers) - 1
+    for places, step in ((range(1, last + 1), 1), (range(last - 1, -1, -1), -1)):
+        for i in places:
+            if not numbers[i] and (match := re.match(r"-?\d+", numbers[i - step])):
+                number = str(int(match[0]) + step)
+                if number not in taken:
+                    numbers[i] = number
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""The ``Protein`` value object: the atoms of one structure as plain arrays.
+"""Value objects of one structure: ``Protein``, its atoms as plain arrays, and ``Hydrogens``, which atom37 lacks.
 
 All readers and writers of structure files use it. Residues of one chain are contiguous and chains are numbered from 0
 in the order of the arrays, so that a chain is a slice.
@@ -79,7 +79,6 @@ class Protein:
             raise ValueError("Protein.residue_index repeats a number within a chain")
 
     def __len__(self) -> int:
-        """Return the number of residues."""
         return len(self.aatype)
 
     @property
@@ -116,3 +115,38 @@ def check_writable(protein: Protein) -> None:
             f"{rc.resnames[protein.aatype[residue]]} {protein.residue_index[residue]} in {where}: "
             "the prediction failed and is not written; try --precision fp32 and check the weights"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Hydrogens:
+    """Hydrogens of a :class:`~fastfold.protein.protein.Protein`, ``H`` of them, in the order of its residues.
+
+    Attributes:
+        residues: ``[H]`` int32, index of each hydrogen's residue in the protein's arrays, not decreasing.
+        names: ``H`` atom names of the PDB, such as ``HA`` or ``HG21``.
+        positions: ``[H, 3]`` float32, in Å.
+
+    Raises:
+        ValueError: Shapes disagree, or the residues are out of order.
+    """
+
+    residues: np.ndarray
+    names: tuple[str, ...]
+    positions: np.ndarray
+
+    def __post_init__(self) -> None:
+        residues, positions = np.asarray(self.residues, np.int32), np.asarray(self.positions, np.float32)
+        names = tuple(self.names)
+        if residues.shape != (len(names),) or positions.shape != (len(names), 3):
+            raise ValueError(
+                f"Hydrogens have {len(names)} names, residues {list(residues.shape)} and positions "
+                f"{list(positions.shape)}"
+            )
+        if np.any(np.diff(residues) < 0):
+            raise ValueError("Hydrogens.residues must not decrease")
+        object.__setattr__(self, "residues", residues)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "positions", positions)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -37,7 +37,6 @@ class ChainStructure:
     residue_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of residues."""
         return len(self.sequence)
 
 

@@ -73,6 +73,26 @@ def test_help_is_there_within_half_a_second():
     assert min(seconds() for _ in range(5)) < 0.5
 
 
+def test_a_command_ends_with_its_code_and_exit_handlers_without_freeing_modules():
+    code = """
+import atexit
+from fastfold.cli.process import exit_with
+
+class Kept:
+    def __del__(self):
+        print("freed")
+
+def run():
+    atexit.register(print, "handled")
+    return 3
+
+kept = Kept()
+exit_with(run)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, ["handled"], "")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.labels import AuthorNames, author_names, residue_label
+from fastfold.protein.protein import Hydrogens
 from fastfold.protein.structure import ChainStructure, Structure
 from tests.helpers.peptides import helix
 

@@ -9,6 +9,7 @@ distances do not tell mirror images apart. At last residues move to a high expec
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,10 @@ _PEPTIDE = (("CA", "CA", 3.80), ("C", "N", 1.33), ("CA", "N", 2.43), ("C", "CA",
 _POINTS = {"N": 0, "CA": 1, "C": 2, "CB": 3}
 _POINTS_WITH_HAND = 3
 """Residues up to which a fold equals its mirror image."""
+_STARTS = 3
+"""Number of starts: the structure module's fold, and two mirror images."""
+_TOGETHER = 256
+"""Residues up to which all starts descend together; those of longer chains would need more memory."""
 _TURN = 0.2
 """Rate of rotations over that of moves, in 1/Å²: atoms are about 1.5 Å from the origin of their frame."""
 
@@ -79,7 +84,12 @@ def descend(
             )
         distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
         fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks)
-        ends = [fall.descend(start, config.steps, config.local_start) for start in starts]
+        together = len(starts) if len(affines) <= _TOGETHER else 1
+        group = fall.repeated(together)
+        ends: list[Tensor] = []
+        for begin in range(0, len(starts), together):
+            some = torch.cat(starts[begin : begin + together])
+            ends += group.descend(some, config.steps, config.local_start).chunk(together)
 
         def energy(end: Tensor) -> float:
             twist = strand_twist(end[present, 4:], residue_index[present])
@@ -92,7 +102,8 @@ def descend(
 
 def descent_bytes(rows: int, residues: int, bins: int) -> int:
     """Return the bytes that :func:`descend` takes for ``rows`` of the pair of ``residues``, without logits."""
-    return max(potential_bytes(rows, residues, bins), embedding_bytes(residues))
+    copies = _STARTS if residues <= _TOGETHER else 1
+    return max(potential_bytes(rows, residues, bins, copies=copies), embedding_bytes(residues))
 
 
 class _Fall:
@@ -124,6 +135,16 @@ class _Fall:
         points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
         self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
         self._local = _local_springs(points, residue_index, present, config.local, config.window)
+
+    def repeated(self, copies: int) -> _Fall:
+        """Return the fall of ``copies`` structures with the same potential, whose frames follow one another."""
+        if copies == 1:
+            return self
+        found = copy.copy(self)
+        found._shape = self._shape.repeat(copies, 1, 1)
+        found._distances = self._distances.repeated(copies)
+        found._bonds, found._local = self._bonds.repeated(copies), self._local.repeated(copies)
+        return found
 
     def energy(self, affines: Tensor) -> Tensor:
         """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""

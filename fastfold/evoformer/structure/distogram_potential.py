@@ -6,7 +6,7 @@ All forces act between two points, so their gradients are written out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Distances:
         reference: Logarithm of the mean distributions of the classes, ``[classes, bins]``.
         start: Middle of the first bin in Å.
         width: Width of a bin in Å.
+        copies: Number of structures with these pairs, whose points are numbered one after the other.
     """
 
     blocks: Sequence[PointPairs]
@@ -53,6 +54,7 @@ class Distances:
     reference: Tensor
     start: float
     width: float
+    copies: int = 1
 
     @classmethod
     def from_logits(
@@ -112,6 +114,11 @@ class Distances:
             float(bin_edges[0]) - width / 2,
             width,
         )
+
+    def repeated(self, copies: int) -> Distances:
+        """Return the same potential of each of ``copies`` structures, which shares the energies."""
+        blocks = [pairs.repeated(copies) for pairs in self.blocks]
+        return replace(self, blocks=blocks, copies=copies * self.copies)
 
     def add_expected_lddt(self, share: float, weight: float) -> None:
         """Replace the potential by ``share`` of it less ``weight`` times the expected lDDT of each pair, in place.
@@ -178,7 +185,8 @@ class Distances:
         inside = (position > 0.5) & (position < bins - 1.5)
         position = position.clamp(0.5, bins - 1.501)
         middle = (position + 0.5).floor()
-        flat = torch.arange(0, energy.numel(), bins, device=energy.device) + middle.long()
+        row = torch.arange(0, energy.numel(), bins, device=energy.device)
+        flat = (row + middle.long().view(self.copies, -1)).flatten()
         return (
             [energy.view(-1).index_select(0, flat + step) for step in (-1, 0, 1)],
             position - middle,
@@ -200,6 +208,10 @@ class Springs:
     length: Tensor
     weight: Tensor
 
+    def repeated(self, copies: int) -> Springs:
+        """Return the same springs in each of ``copies`` structures, whose points are numbered one after the other."""
+        return Springs(self.pairs.repeated(copies), self.length.repeat(copies), self.weight.repeat(copies))
+
     def total(self, points: Tensor) -> Tensor:
         """Return the sum of ``weight * (distance - length)²`` for ``points [P, 3]``, a scalar."""
         _, distance = self.pairs.offsets(points)
@@ -211,10 +223,18 @@ class Springs:
         return self.pairs.forces(2 * self.weight * (distance - self.length) / distance, offset)
 
 
-def potential_bytes(rows: int, residues: int, bins: int) -> int:
-    """Return the bytes of :class:`Distances` for ``rows`` of the pair of ``residues``, with those of its forces."""
+def potential_bytes(rows: int, residues: int, bins: int, *, copies: int = 1) -> int:
+    """Return the bytes of :class:`Distances` for ``rows`` of the pair of ``residues``, with those of its forces.
+
+    Args:
+        rows: Rows of this process.
+        residues: All residues.
+        bins: Bins of the distogram.
+        copies: Number of structures whose forces are computed together; more than 1 have numbers of their own.
+    """
     pairs = rows * residues // 2
-    return pairs * (4 * bins + _PAIR) + min(pairs, _BLOCK) * _PAIR_STEP
+    numbers = copies if copies == 1 else copies + 1
+    return pairs * (4 * bins + numbers * _PAIR) + copies * min(pairs, _BLOCK) * _PAIR_STEP
 
 
 def pair_blocks(first: Tensor, second: Tensor, points: int) -> list[PointPairs]:

@@ -9,7 +9,7 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,11 @@ def confidence_png(
     scores |= {name: f"{value:.2f}" for name, value in (("pTM", ptm), ("ipTM", iptm)) if value is not None}
     line = " · ".join(f"{name} {value}" for name, value in scores.items())
     width, panels = (7.4, [1]) if pae is None else (12.6, [3, 2])
-    with figure_in_style(width, 4.8, [part for part in (title, line) if part], panels) as (figure, axes):
+    lines = [part for part in (title, line) if part]
+    # Margins of their own, because searching for a layout takes a third of the time to draw, and a fold waits for it.
+    top = 0.2 + 0.16 * len(lines) + (0.18 if len(lengths) > 1 else 0.0)
+    margins = Margins(left=0.56, right=0.2 if pae is None else 0.4, bottom=0.7, top=top, between=0.95)
+    with figure_in_style(width, 4.8, lines, panels, margins=margins) as (figure, axes):
         _draw_plddt(axes[0], plddt, lengths, numbers)
         if pae is not None:
             _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers)
@@ -163,11 +167,55 @@ def scan_png(
         return to_png(figure)
 
 
+class Margins(NamedTuple):
+    """Space around the panels of a figure, in inches.
+
+    Attributes:
+        left: On the left.
+        right: On the right.
+        bottom: Below.
+        top: Above.
+        between: Between panels.
+    """
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+    between: float
+
+    def grid(self, width: float, height: float, panels: int) -> dict[str, float]:
+        """Return arguments of matplotlib's grid of ``panels`` in a row, for a figure of this size in inches."""
+        panel = (width - self.left - self.right - self.between * (panels - 1)) / panels
+        return {
+            "left": self.left / width,
+            "right": 1 - self.right / width,
+            "bottom": self.bottom / height,
+            "top": 1 - self.top / height,
+            "wspace": self.between / panel,
+        }
+
+
 @contextmanager
 def figure_in_style(
-    width: float, height: float, title: Sequence[str], panels: Sequence[int], *, rows: int = 1
+    width: float,
+    height: float,
+    title: Sequence[str],
+    panels: Sequence[int],
+    *,
+    rows: int = 1,
+    margins: Margins | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure in the style of all plots, and its axes from left to right, or from top to bottom."""
+    """Yield a figure in the style of all plots, and its axes from left to right, or from top to bottom.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        title: Lines above the panels.
+        panels: Relative widths of the panels of a row.
+        rows: Number of rows.
+        margins: Space around the panels of one row; None to fit it to what is drawn.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -186,16 +234,19 @@ def figure_in_style(
         "text.parse_math": False,
     }
     with matplotlib.rc_context(look):
-        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        layout = "constrained" if margins is None else None
+        grid = None if margins is None else margins.grid(width, height, len(panels))
+        figure = Figure(figsize=(width, height), dpi=150, layout=layout)
         FigureCanvasAgg(figure)
         figure.suptitle("\n".join(title), fontsize=10)
-        yield figure, figure.subplots(rows, len(panels), squeeze=False, width_ratios=panels).ravel()
+        axes = figure.subplots(rows, len(panels), squeeze=False, width_ratios=panels, gridspec_kw=grid)
+        yield figure, axes.ravel()
 
 
 def to_png(figure: Any) -> bytes:
     """Return a figure as PNG, the same bytes for the same figure and matplotlib version."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
+    figure.canvas.print_png(out, metadata={"Software": None})  # savefig draws twice
     return out.getvalue()
 
 
@@ -231,7 +282,7 @@ def _draw_pae(
     axis.set_ylabel("aligned residue")
     mark_chains(axis, lengths, numbers, colour="#d6604d", both=True)
     axis.set_xlabel("scored residue")
-    figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8)
+    figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8, fraction=0.1)
 
 
 def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str | None) -> None:

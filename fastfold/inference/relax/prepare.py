@@ -17,10 +17,9 @@ from pdbfixer import PDBFixer
 from fastfold.errors import InputError
 from fastfold.inference.relax.side_chains import add_missing_atoms
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import residue_b_factors
 from fastfold.protein.labels import AuthorNames, residue_label
-from fastfold.protein.protein import Protein, check_writable
+from fastfold.protein.protein import Hydrogens, Protein, check_writable
 
 _OXT = rc.atom_order["OXT"]
 _SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00           N\n"

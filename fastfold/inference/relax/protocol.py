@@ -16,10 +16,9 @@ from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.inference.relax.result import RelaxResult
 from fastfold.inference.relax.stereo import check_not_mirrored
 from fastfold.inference.relax.violations import Violation, violating_residues
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.protein import Protein
+from fastfold.protein.protein import Hydrogens, Protein
 from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 

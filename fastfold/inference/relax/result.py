@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastfold.inference.relax.violations import Violation
-from fastfold.protein.hydrogens import Hydrogens
-from fastfold.protein.protein import Protein
+from fastfold.protein.protein import Hydrogens, Protein
 
 
 @dataclass(frozen=True, eq=False)

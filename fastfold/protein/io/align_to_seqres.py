@@ -53,7 +53,6 @@ def place_in_sequence(
 
 
 def _fits(residues: Sequence[Conformer], places: Sequence[int], sequence: str) -> bool:
-    """Return True if the places increase within the sequence and lead to equal residues."""
     if places[0] < 0 or places[-1] >= len(sequence):
         return False
     if any(after <= before for before, after in itertools.pairwise(places)):
@@ -97,7 +96,6 @@ def _align(residues: Sequence[Conformer], sequence: str, first_place: int) -> li
 
 
 def _match(residue: Conformer, letters: np.ndarray) -> np.ndarray:
-    """Score one residue at each place."""
     score = np.where(letters == ord(residue.letter), _MATCH, _MISMATCH)
     score[letters == ord(UNKNOWN)] = _UNKNOWN
     return score if residue.letter != UNKNOWN else np.full(len(letters), _UNKNOWN)

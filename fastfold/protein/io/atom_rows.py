@@ -8,8 +8,7 @@ import numpy as np
 
 from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.hydrogens import Hydrogens
-from fastfold.protein.protein import Protein
+from fastfold.protein.protein import Hydrogens, Protein
 
 
 class AtomRow(NamedTuple):

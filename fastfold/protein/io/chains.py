@@ -47,7 +47,9 @@ def build_chain(
     placed = _place(record, residues, parents, warnings)
     if placed is None:
         sequence = "".join(residue.letter for residue in residues)
-        chain = _pack(record.chain_id, sequence, residues, range(len(residues)), _observed_index(residues))
+        stated = _stated_positions(residues)
+        index = residue_index_from_numbers(residues) if stated is None else np.array(stated, np.int32)
+        chain = _pack(record.chain_id, sequence, residues, range(len(residues)), index)
         _report_breaks(chain, warnings)
     else:
         letters, places = placed
@@ -106,7 +108,6 @@ def _report_types(
 
 
 def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
-    """Report neighbours by number that are too far apart for one chain."""
     carbons, nitrogens = (rc.atom_order[name] for name in ("C", "N"))
     apart = np.linalg.norm(chain.positions[1:, nitrogens] - chain.positions[:-1, carbons], axis=-1)
     known = chain.mask[1:, nitrogens] * chain.mask[:-1, carbons] > 0
@@ -160,12 +161,6 @@ def _agree(
             f"Chain {chain_id!r} was observed with residue types other than its sequence at {differing} places; "
             "the observed types are used."
         )
-
-
-def _observed_index(residues: Sequence[Conformer]) -> np.ndarray:
-    """Return residue indices for an unknown sequence: stated positions, or from the numbers."""
-    positions = _stated_positions(residues)
-    return residue_index_from_numbers(residues) if positions is None else np.array(positions, np.int32)
 
 
 def _stated_positions(residues: Sequence[Conformer]) -> list[int] | None:

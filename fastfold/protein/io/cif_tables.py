@@ -133,7 +133,6 @@ def _count_in_line(line: str) -> int:
 
 
 def _syntax_error(message: str, lines: Sequence[str], path: PathLike) -> InputError:
-    """Convert gemmi's message to an error with place and remedy."""
     match = _PROBLEM.match(message)
     line = int(match[1]) if match and match[1] else None
     problem = match[2] if match else message

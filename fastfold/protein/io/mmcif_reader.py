@@ -113,7 +113,6 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 
 
 def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: PathLike) -> None:
-    """Add the polymer atoms of the first model to their chains."""
     columns = {item: table.column(item) for item in _ATOM_ITEMS}
     numbered = any(columns["label_seq_id"])
     author_numbered = any(columns["auth_seq_id"])
@@ -218,7 +217,6 @@ def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
 
 
 def _parents(tables: Mapping[str, CifTable]) -> dict[str, str]:
-    """Return the standard residues of modified ones."""
     found = {}
     for category, name, parent in (
         ("_chem_comp", "id", "mon_nstd_parent_comp_id"),

@@ -15,10 +15,9 @@ import numpy as np
 
 from fastfold.errors import OutputError
 from fastfold.protein.citations import find_citations
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import atom_rows
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.protein import Protein, chain_name, check_writable
+from fastfold.protein.protein import Hydrogens, Protein, chain_name, check_writable
 
 
 def to_modelcif(
@@ -235,7 +234,6 @@ def _atoms(protein: Protein, hydrogens: Hydrogens | None, asym_units: list[Any])
 
 
 def _not_modelled(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
-    """Yield runs of residues without atoms, per chain."""
     from modelcif.model import NotModeledResidueRange
 
     has_atoms: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)
@@ -259,7 +257,6 @@ def _qa_metrics(
     from modelcif import qa_metric as qa
 
     def metric(label: str, mode: type, kind: type, text: str) -> Any:
-        """Create the class of a metric, by which the package identifies it and names it."""
         members = {"name": label, "description": text, "software": software}
         return type(label, (mode, kind), members)
 

@@ -140,8 +140,6 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 def _read_atom(
     line: str, chain: ChainRecord, long_names: frozenset[str], path: PathLike, line_number: int
 ) -> None:
-    """Add the atom of an ATOM or HETATM line to its residue."""
-
     def fail(message: str) -> InputError:
         return InputError(message, path=path, line=line_number)
 

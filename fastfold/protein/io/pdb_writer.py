@@ -15,10 +15,9 @@ import numpy as np
 
 from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import AtomRow, atom_rows
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.protein import PDB_CHAIN_IDS, Protein, check_writable
+from fastfold.protein.protein import PDB_CHAIN_IDS, Hydrogens, Protein, check_writable
 
 _MAX_SERIAL = 99_999
 _MAX_NUMBER, _MIN_NUMBER = 9_999, -999

@@ -110,7 +110,6 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
 
 
 def _of_protein(protein: Protein, name: str) -> Structure:
-    """Return a predicted structure as one that was read."""
     numbers = list(map(str, protein.residue_index.tolist()))
     chains = tuple(
         ChainStructure(
@@ -129,14 +128,7 @@ def _of_protein(protein: Protein, name: str) -> Structure:
 
 
 def read_user_structure(source: Any) -> Structure:
-    """Read a structure and log the reader's warnings.
-
-    Args:
-        source: See :func:`read_structure`.
-
-    Raises:
-        InputError: See :func:`read_structure`.
-    """
+    """Read a structure and log the reader's warnings; source and errors as of :func:`read_structure`."""
     structure = read_structure(source)
     for warning in structure.warnings:
         _log.warning("%s: %s", os.fspath(_place(source)), warning)
@@ -144,15 +136,7 @@ def read_user_structure(source: Any) -> Structure:
 
 
 def as_protein(source: Any) -> Protein:
-    """Return the atoms of a structure.
-
-    Args:
-        source: See :func:`read_structure`.
-
-    Raises:
-        ConfigError: See :func:`read_structure`.
-        InputError: See :func:`read_structure`.
-    """
+    """Return the atoms of a structure; source and errors as of :func:`read_structure`."""
     return named_protein(source)[0]
 
 
@@ -178,12 +162,7 @@ def structure_name(source: Any) -> str:
 def read_objects(sources: Iterable[Any]) -> tuple[Path | Structure, ...]:
     """Read the structures of a list that are objects, each with a name of its own; paths stay paths.
 
-    Args:
-        sources: See :func:`read_structure`.
-
-    Raises:
-        ConfigError: See :func:`read_structure`.
-        InputError: See :func:`read_structure`.
+    Sources and errors as of :func:`read_structure`.
     """
     found: list[Path | Structure] = []
     names: set[str] = set()
@@ -216,7 +195,6 @@ def _is_object(source: Any) -> bool:
 
 
 def _parse(text: str, path: PathLike) -> FileRecords:
-    """Parse a file in the format detected from its content."""
     if not text.strip():
         raise InputError("is empty; download or copy it again", path=path)
     if "\0" in text:

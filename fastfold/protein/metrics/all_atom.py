@@ -151,8 +151,8 @@ def chain_clashes(
     """Count atoms of different chains that stand too close.
 
     Args:
-        positions: atom37 ``[N, 37, 3]`` in Å.
-        mask: ``[N, 37]``, 1 where the atom is present.
+        positions: As of :func:`count_clashes`.
+        mask: As of :func:`count_clashes`.
         chain_index: ``[N]``: 0, ..., 0, 1, ..., 1, and so on, for ``C`` chains.
         tolerance: Overlap that is allowed, in Å.
         cutoff: Atoms nearer than this to an atom of another chain are counted, in Å.

@@ -84,14 +84,7 @@ def distogram_cross_entropy(
 ) -> dict[str, float]:
     """Return the mean cross-entropy of the true distances in nats per pair, for each of :data:`BANDS`.
 
-    Args:
-        logits: ``[N, N, bins]``, log-probabilities up to a constant of each pair.
-        edges: ``[bins - 1]`` in Å.
-        beta: ``[N, 3]`` in Å.
-        mask: ``[N]``.
-
-    Returns:
-        Means by the band's name; bands without pairs are left out.
+    Arguments as of :func:`score_distogram`; bands without pairs are left out.
     """
     i, j = _resolved_pairs(mask, min(low for low, _ in BANDS.values()))
     chosen = logits[i, j]  # [pairs, bins]
@@ -122,13 +115,7 @@ def contact_probabilities(
 def sum_contact_bins(
     probabilities: np.ndarray, edges: np.ndarray, distance: float = CONTACT_DISTANCE
 ) -> np.ndarray:
-    """Sum the bins ``[N, N]`` under a distance; see :func:`contact_probabilities`.
-
-    Args:
-        probabilities: ``[N, N, bins]``.
-        edges: ``[bins - 1]`` in Å.
-        distance: Largest distance of a contact, in Å.
-    """
+    """Sum the bins ``[N, N]`` under a distance of ``probabilities [N, N, bins]``; see :func:`contact_probabilities`."""
     below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
     return probabilities @ np.concatenate([[1.0], below, [0.0]]).astype(probabilities.dtype)  # [bins]
 
@@ -140,8 +127,8 @@ def contact_precision(
 
     Args:
         scores: ``[N, N]``, higher for more likely contacts.
-        beta: ``[N, 3]`` in Å.
-        mask: ``[N]``.
+        beta: As of :func:`score_distogram`.
+        mask: As of :func:`score_distogram`.
         min_separation: Minimum separation of counted pairs in the sequence.
 
     Returns:
@@ -203,7 +190,6 @@ def _resolved_pairs(mask: np.ndarray, min_separation: int) -> tuple[np.ndarray, 
 
 
 def _distances(points: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return distances ``[pairs]`` in Å."""
     return np.sqrt(np.square(points[i] - points[j]).sum(-1))
 
 

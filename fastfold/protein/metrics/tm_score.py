@@ -74,15 +74,8 @@ def gdt(
     with the cutoff as the selection radius. As in LGA the result is a lower bound of the true maximum. It is never
     under the result of the TM-score program, which skips the second search.
 
-    Args:
-        predicted: CA positions ``[N, 3]`` in Å.
-        reference: ``[N, 3]`` in Å.
-        mask: ``[N]``, 1 for residues of both structures.
-        cutoffs: Distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy).
-        reference_length: Number of residues of the whole reference; None for the number in the mask.
-
-    Returns:
-        A score in [0, 1].
+    Cutoffs are distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy). The
+    other arguments are those of :func:`tm_score`; the score is in [0, 1].
     """
     return sum(gdt_shares(predicted, reference, mask, cutoffs, reference_length)) / len(cutoffs)
 

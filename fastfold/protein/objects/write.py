@@ -40,7 +40,6 @@ class _Atoms:
 
     @property
     def elements(self) -> list[str]:
-        """Element of each atom."""
         return [name[0] for name in self.names]
 
     def labels(self) -> tuple[Any, ...]:
@@ -81,16 +80,9 @@ def to_biotite(source: Any) -> Any:
 
 
 def to_biopython(source: Any, name: str = "") -> Any:
-    """Return a ``Bio.PDB`` structure with pLDDT or B-factors as B-factors.
+    """Return a ``Bio.PDB`` structure called ``name`` with pLDDT or B-factors as B-factors.
 
-    Args:
-        source: See :func:`to_biotite`; a list becomes the models of the structure.
-        name: Its id.
-
-    Raises:
-        ConfigError: The structures of a list have different atoms.
-        InputError: A file is invalid.
-        OutputError: There are no atoms, or a value is not finite.
+    Source and errors as of :func:`to_biotite`; a list becomes the models of the structure.
     """
     from Bio.PDB.StructureBuilder import StructureBuilder
 
@@ -117,13 +109,7 @@ def to_biopython(source: Any, name: str = "") -> Any:
 def to_mdanalysis(source: Any) -> Any:
     """Return an MDAnalysis ``Universe`` with pLDDT or B-factors as ``tempfactors``.
 
-    Args:
-        source: See :func:`to_biotite`; a list becomes the frames of a trajectory.
-
-    Raises:
-        ConfigError: MDAnalysis is not installed, or the structures of a list have different atoms.
-        InputError: A file is invalid.
-        OutputError: There are no atoms, or a value is not finite.
+    Source and errors as of :func:`to_biotite`; a list becomes the frames of a trajectory.
     """
     require_package("MDAnalysis", "to_mdanalysis")
     from MDAnalysis import Universe
@@ -157,11 +143,6 @@ def to_mdanalysis(source: Any) -> Any:
 
 
 def _models(source: Any) -> list[_Atoms]:
-    """Return the atoms of one or several structures.
-
-    Raises:
-        ConfigError: The list is empty, or its structures have different atoms.
-    """
     sources = list(source) if isinstance(source, (list, tuple)) else [source]
     if not sources:
         raise ConfigError("expected at least one structure, found an empty list")
@@ -176,7 +157,6 @@ def _models(source: Any) -> list[_Atoms]:
 
 
 def _atoms(source: Any) -> _Atoms:
-    """Return the present atoms of a structure with their names."""
     protein, names = named_protein(source)
     check_writable(protein)
     present = protein.atom_mask > 0.5

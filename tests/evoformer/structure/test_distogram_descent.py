@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, of_sample, rows_of
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.structure import distogram_potential
+from fastfold.evoformer.structure import distogram_descent, distogram_potential
 from fastfold.evoformer.structure.distogram_descent import descend, descent_bytes
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes
 from fastfold.evoformer.structure.distogram_potential import Distances, Springs, pair_blocks
@@ -209,6 +209,15 @@ def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest
         torch.testing.assert_close(each, whole, rtol=0, atol=1e-3)
 
 
+def test_starts_descend_together_as_each_does_alone(monkeypatch: pytest.MonkeyPatch):
+    start, logits = bent(helix(LENGTH), 30), certain(beta(helix(LENGTH))) + torch.randn(LENGTH, LENGTH, 64)
+    config = CONFIG.copy_and_resolve_references()
+    config.steps, config.last_steps = 9, 3
+    together = run(start, logits, config=config)
+    monkeypatch.setattr(distogram_descent, "_TOGETHER", 0)
+    assert torch.equal(together, run(start, logits, config=config))
+
+
 def test_structures_with_gradients_are_those_of_the_structure_module():
     config = model_config("mini")
     model = AlphaFold(config).eval()
@@ -252,6 +261,7 @@ def test_one_sample_of_lazy_rows_is_one_sample_of_the_tensor():
 
 def test_the_planned_bytes_are_those_of_its_pairs():
     assert descent_bytes(1000, 1000, 64) - descent_bytes(1000, 1000, 63) == 4 * 500_000
+    assert descent_bytes(256, 256, 64) > descent_bytes(257, 257, 64)  # three starts at a time
     assert descent_bytes(100, 1000, 64) == embedding_bytes(1000)
 
 
@@ -264,6 +274,7 @@ def test_pairs_sum_forces_in_their_order():
     offset, distance = pairs.offsets(points)
     assert torch.equal(offset, points[first] - points[second])
     torch.testing.assert_close(distance, offset.norm(dim=-1).clamp(min=1e-3))
+    assert torch.equal(pairs.offsets(points.double())[0], points[first].double() - points[second].double())
     force = pull[:, None] * offset
     expected = torch.zeros(9, 3).index_add_(0, first, force).index_add_(0, second, -force)
     assert torch.equal(pairs.forces(pull, offset), expected)

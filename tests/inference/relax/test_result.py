@@ -13,7 +13,7 @@ from fastfold.inference.relax import RelaxConfig, RelaxResult
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.hydrogens import Hydrogens
+from fastfold.protein.protein import Hydrogens
 from tests.helpers.peptides import helix, twisted
 
 CLASH = Violation(1, "ALA 2 of chain A", ("clash", "bond"))

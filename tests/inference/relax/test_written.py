@@ -17,9 +17,8 @@ from fastfold.inference.output.results_folder import ResultsFolder, TargetResult
 from fastfold.inference.relax import written
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.result import RelaxResult
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.read import read_structure
-from fastfold.protein.protein import Protein
+from fastfold.protein.protein import Hydrogens, Protein
 from fastfold.protein.structure import structure_to_protein
 from tests.helpers.results import helix_prediction
 

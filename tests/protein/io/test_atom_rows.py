@@ -10,11 +10,11 @@ import pytest
 from Bio.PDB import MMCIFParser, PDBParser
 
 from fastfold.errors import OutputError
-from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import atom_rows, residue_b_factors
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.labels import AuthorNames
+from fastfold.protein.protein import Hydrogens
 from tests.helpers.peptides import helix
 
 HYDROGENS = Hydrogens(np.array([0, 1, 1]), ("HA", "HG21", "H"), np.arange(9.0).reshape(3, 3))

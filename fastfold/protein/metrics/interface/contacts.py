@@ -33,7 +33,6 @@ class InterfaceContacts:
     second: np.ndarray
 
     def __len__(self) -> int:
-        """Return the number of pairs of residues that touch."""
         return len(self.first)
 
     def turned(self) -> InterfaceContacts:
@@ -63,9 +62,7 @@ class InterfaceContacts:
     def pdockq(self, first: np.ndarray, second: np.ndarray) -> float:
         """Predict DockQ, 0 to 0.742, from the number of contacts and their pLDDT; 0 without contacts.
 
-        Args:
-            first: pLDDT of the first chain ``[n]``.
-            second: pLDDT of the second chain ``[m]``.
+        Arguments as of :meth:`interface_plddt`.
         """
         plddt = self.interface_plddt(first, second)
         if plddt is None:
@@ -75,10 +72,7 @@ class InterfaceContacts:
     def pdockq2(self, first: np.ndarray, second: np.ndarray, pae: np.ndarray) -> float:
         """Predict DockQ, 0 to 1.315, from pLDDT and aligned errors of the contacts; 0 without contacts.
 
-        Args:
-            first: pLDDT of the first chain ``[n]``.
-            second: pLDDT of the second chain ``[m]``.
-            pae: ``[n, m]`` in Å: errors of the second chain when aligned on the first.
+        Arguments as of :meth:`interface_plddt` and :meth:`interface_pae`.
         """
         plddt = self.interface_plddt(first, second)
         if plddt is None:

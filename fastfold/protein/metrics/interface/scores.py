@@ -16,6 +16,21 @@ from fastfold.protein.protein import chain_name
 DISTANCE_CUTOFF = 15.0
 """``near_pairs`` counts residues nearer than this, in Å: the ipSAE program's setting for AlphaFold 2."""
 
+_LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
+_MEAN = ("lis", "interface_pae")
+_SHARED = (
+    "ipsae_d0chn",
+    "ipsae_d0dom",
+    "iptm_d0chn",
+    "lis",
+    "n0res",
+    "n0chn",
+    "n0dom",
+    "d0res",
+    "d0chn",
+    "d0dom",
+)
+
 MAX_CLASHING_ATOMS = 100
 MAX_CLASHING_SHARE = 0.5
 """Chains with more clashing atoms clash, AlphaFold 3's rule (Abramson et al. 2024, supplement, section 5.9.2)."""
@@ -217,7 +232,7 @@ def _pair(
         "pdockq": contacts.pdockq(*plddt),
     }
     if arrays.pae is None:
-        return found | dict.fromkeys(_OF_PAE) | {"directions": None}
+        return found | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
     near = interface_contacts(*points, distance=math.nextafter(distance_cutoff, 0.0))
     directions = {}
     for one, other, touching, close, values in (
@@ -235,13 +250,7 @@ def _pair(
     return found | _both_ways(*directions.values()) | {"directions": directions}
 
 
-_LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
-_MEAN = ("lis", "interface_pae")
-_OF_PAE = (*_LARGER, *_MEAN)
-
-
 def _both_ways(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
-    """Return symmetric scores from those of both directions."""
     found: dict[str, Any] = {key: max(there[key], back[key]) for key in _LARGER}
     for key in _MEAN:
         found[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
@@ -249,18 +258,5 @@ def _both_ways(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(scores: DirectedScores) -> dict[str, Any]:
-    return {
-        "ipsae": scores.ipsae_d0res,
-        "ipsae_d0chn": scores.ipsae_d0chn,
-        "ipsae_d0dom": scores.ipsae_d0dom,
-        "iptm_d0chn": scores.iptm_d0chn,
-        "lis": scores.lis,
-        "n0res": scores.n0res,
-        "n0chn": scores.n0chn,
-        "n0dom": scores.n0dom,
-        "d0res": scores.d0res,
-        "d0chn": scores.d0chn,
-        "d0dom": scores.d0dom,
-        "pairs": scores.num_pairs,
-        "residues": [scores.aligned_residues, scores.scored_residues],
-    }
+    found = {"ipsae": scores.ipsae_d0res} | {name: getattr(scores, name) for name in _SHARED}
+    return found | {"pairs": scores.num_pairs, "residues": [scores.aligned_residues, scores.scored_residues]}
