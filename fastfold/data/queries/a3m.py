@@ -46,7 +46,7 @@ def parse_a3m_query(file: QueryFile) -> Record:
         sequences = [part.query for part in parts for _ in range(part.copies)]
         alignments = [msas for part in parts for msas in [part.msas] * part.copies]
     sequences, doubts = parse_sequence([":".join(sequences)], path=path, record=file.stem)
-    return Record(file.stem, 1, sequences, [*doubts, *warnings], alignments=tuple(alignments))
+    return Record(file.stem, 1, sequences, [*doubts, *warnings], alignments=tuple(alignments), is_named=False)
 
 
 def add_alignments(record: Record, path: PathLike, place: str) -> Record:

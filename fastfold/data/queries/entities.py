@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fastfold.data.queries.records import QueryFile, Record, check_identifier
+from fastfold.data.queries.records import QueryFile, Record
 from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
@@ -51,10 +51,10 @@ def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
                 "end in .fasta, tables in .csv",
                 path=file.path,
             )
-        name = str(job.get("name") or "").strip() or file.stem + (f"_{number}" if len(jobs) > 1 else "")
+        given = str(job.get("name") or "").strip()
+        name = given or file.stem + (f"_{number}" if len(jobs) > 1 else "")
         try:
-            check_identifier(name, file.path, 1)
-            yield _record(job, name, file.path)
+            yield _record(job, name, file.path)._replace(is_named=bool(given))
         except InputError as error:
             yield error
 

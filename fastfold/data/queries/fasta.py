@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from fastfold.data.fasta import FastaRecord, split_records
-from fastfold.data.queries.records import QueryFile, Record, check_identifier, targets_of_records
+from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, parse_sequence, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
@@ -88,7 +88,6 @@ def _parse_record(file: QueryFile, number: int, record: FastaRecord) -> Record:
     pir = _PIR.fullmatch(record.header)
     words = (pir[2] if pir else record.header).split()
     identifier = words[0] if words else f"{file.stem}_{number}"
-    check_identifier(identifier, file.path, record.line)
     _check_protein(record, pir[1] if pir else None, identifier, file.path)
     lines = ["" if line.startswith("#") else line for line in record.lines]
     if pir and lines:
@@ -98,7 +97,7 @@ def _parse_record(file: QueryFile, number: int, record: FastaRecord) -> Record:
         warnings.insert(
             0, f"the header on line {record.line} lacks a name; the record is named {identifier!r}"
         )
-    return Record(identifier, record.line, sequences, warnings)
+    return Record(identifier, record.line, sequences, warnings, is_named=bool(words))
 
 
 def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: PathLike) -> None:

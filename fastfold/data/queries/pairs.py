@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
 from fastfold.data.queries.partners import Partner, parse_partner
-from fastfold.data.queries.read import TABLE_ENDINGS, read_targets
+from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
 from fastfold.data.queries.table import table_delimiter, table_rows
 from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem, unique_targets
@@ -160,7 +160,7 @@ def baits_against_candidates(baits: Sequence[Partner], candidates: Sequence[Part
 
 def is_pair_table(path: PathLike) -> bool:
     """Return True if a file is a readable table with a column ``chain_1``."""
-    if not _is_table(path):
+    if file_ending(path) not in TABLE_ENDINGS:
         return False
     try:
         text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "replace")
@@ -308,7 +308,3 @@ def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int) -
     )
     target = Target(safe_stem(name), named, os.fspath(path), name, tuple(doubts))
     return FoundTarget(target, path, line)
-
-
-def _is_table(path: PathLike) -> bool:
-    return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1] in TABLE_ENDINGS

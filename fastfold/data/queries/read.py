@@ -107,10 +107,10 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
 
 def _is_query(file: Path) -> bool:
     endings = (*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS)
-    return not file.name.startswith(".") and _ending(file) in endings
+    return not file.name.startswith(".") and file_ending(file) in endings
 
 
-def _ending(path: PathLike) -> str:
+def file_ending(path: PathLike) -> str:
     """Return the suffix of a file's name in lower case, without ``.gz``."""
     return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1]
 
@@ -120,14 +120,14 @@ def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> lis
         file = QueryFile(STDIN_NAME, read_stdin_bytes(limit=MAX_A3M_BYTES))
         ending = _ending_of_content(file.data)
     else:
-        ending = _ending(path)
+        ending = file_ending(path)
         limit = MAX_A3M_BYTES if ending == A3M_ENDING else MAX_FASTA_BYTES
         file = QueryFile(path, read_text_bytes(path, limit=limit))
     records: Iterable[Record | InputError]
-    if ending == A3M_ENDING:
-        records = [parse_a3m_query(file)]
-    elif ending in TABLE_ENDINGS:
+    if ending in TABLE_ENDINGS:
         records = parse_table(file)
+    elif ending == A3M_ENDING:
+        records = [parse_a3m_query(file)]
     elif ending in ENTITY_ENDINGS:
         records, complex_ = parse_entities(file), False  # each of them is a whole complex
     else:

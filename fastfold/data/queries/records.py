@@ -45,6 +45,7 @@ class Record(NamedTuple):
         warnings: Changes of the input, one sentence each.
         chain_records: Per chain, the name of its own record; None if they share one.
         alignments: Per chain, the alignments of the input; None if it has none.
+        is_named: True if the file names the record; otherwise its identifier comes from the file's name.
     """
 
     identifier: str
@@ -53,6 +54,7 @@ class Record(NamedTuple):
     warnings: list[str]
     chain_records: Sequence[str] | None = None
     alignments: Sequence[ChainMsas] | None = None
+    is_named: bool = True
 
 
 def targets_of_records(
@@ -74,8 +76,16 @@ def targets_of_records(
         InputError: A record of a joined complex has alignments.
     """
     records = list(records)
-    errors += [record for record in records if isinstance(record, InputError)]
-    valid = [record for record in records if isinstance(record, Record)]
+    valid: list[Record] = []
+    for record in records:
+        try:
+            if isinstance(record, InputError):
+                raise record
+            if record.is_named:
+                check_identifier(record.identifier, file.path, record.line)
+            valid.append(record)
+        except InputError as error:
+            errors.append(error)
     if complex_ and len(records) > 1:
         valid = [_joined(valid, file)] if len(valid) == len(records) else []
     return [FoundTarget(_target(record, file.path), file.path, record.line) for record in valid]

@@ -9,7 +9,7 @@ import csv
 from collections.abc import Iterator, Sequence
 
 from fastfold.data.queries.a3m import add_alignments
-from fastfold.data.queries.records import QueryFile, Record, check_identifier
+from fastfold.data.queries.records import QueryFile, Record
 from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
@@ -85,7 +85,6 @@ def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cell
         )
     row = dict(zip(header, cells, strict=True))
     identifier = row["id"].strip()
-    check_identifier(identifier, file.path, line)
     name = identifier or f"{file.stem}_{number}"
     text = row["sequence"]
     if not text.strip():
@@ -96,6 +95,6 @@ def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cell
     sequences, warnings = parse_sequence(split_lines(text), path=file.path, record=name, first_line=line)
     if not identifier:
         warnings.insert(0, f"line {line} lacks an id; it is named {name!r}")
-    record = Record(name, line, sequences, warnings)
+    record = Record(name, line, sequences, warnings, is_named=bool(identifier))
     place = row.get(_ALIGNMENT, "").strip()
     return add_alignments(record, file.path, place) if place else record

@@ -274,3 +274,13 @@ def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
     writer.start()
     targets, errors = read_targets([tmp_path / "a.fasta"])
     assert ([target.name for target in targets], errors) == (["a"], [])
+
+
+def test_the_file_of_unnamed_records_may_have_any_name(tmp_path: Path) -> None:
+    """Names inside a file are ASCII; a record without one is named after the file, which the system named."""
+    fasta, table = tmp_path / "protéine.fasta", tmp_path / "façade.csv"
+    fasta.write_text(">\nMKV\n")
+    table.write_text("id,sequence\n,MKV\nproté,MKV\n")
+    targets, (error,) = read_targets([fasta, table])
+    assert [target.record for target in targets] == ["protéine_1", "façade_1"]
+    assert (error.line, "the name is not ASCII" in str(error)) == (3, True)
