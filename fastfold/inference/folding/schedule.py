@@ -115,7 +115,7 @@ class Schedule(Generic[K, Result]):
             answer = future.exception() or future.result()
 
     def _start(self, work: BackgroundWork) -> Future[Any]:
-        """Return the future result of work, which is done here if there is no background."""
+        """Return the future result of work, which is done here without a background."""
         if self._background is not None:
             return self._background.submit(work)
         done: Future[Any] = Future()
