@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
 from fastfold.inference.folding.predictor import TargetPredictor
-from fastfold.inference.folding.schedule import Awaited, Schedule
+from fastfold.inference.folding.schedule import Awaited, Schedule, Start
 from fastfold.inference.folding.target_lines import announce, conclusion, count_of
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.alphafold_folder import write_alphafold_folder
@@ -381,10 +382,14 @@ class TargetRunner:
             record = write_embedding(results, job.record, found, took, self.config, more=files)
         else:
             made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-            yield from self._write_coverage(prepared, results)
+            picture: Future[bytes] | None = None
             if self.config.plots:
-                files[".png"] = yield BackgroundWork(confidence_png, (), found.plot_arguments())
-            record = write_prediction(results, made, found, took, self.config, more=files)
+                picture = yield Start(BackgroundWork(confidence_png, (), found.plot_arguments()))
+            yield from self._write_coverage(prepared, results)
+            files = {**found.files(plots=False, output_format=results.parent.style), **files}
+            if picture is not None:
+                files[".png"] = yield picture
+            record = write_prediction(results, made, found, took, self.config, files=files)
         state.remove()
         return record
 

@@ -57,7 +57,7 @@ class PointPairs:
 
 
 def _wide_rows(points: Tensor) -> Tensor:
-    """Return points as numbers of 16 bytes ``[N]``, because they are selected faster than rows; float64 as it is."""
+    """Return points as numbers of 16 bytes ``[N]``, which are selected faster than rows; float64 stays ``[N, 3]``."""
     if points.dtype != torch.float32:
         return points
     return torch.nn.functional.pad(points, (0, 1)).view(torch.complex128).squeeze(-1)

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import BatchFolder, Request
 
 K = TypeVar("K", bound=Hashable)
 Result = TypeVar("Result")
-Awaited = Request | BackgroundWork
+
+
+class Start(NamedTuple):
+    """Work in the background that is started and not awaited; the answer is its future, to be awaited later.
+
+    Attributes:
+        work: The work.
+    """
+
+    work: BackgroundWork
+
+
+Awaited = Request | BackgroundWork | Start | Future[Any]
 Steps = Generator[Awaited, Any, Result]
 """Steps of a target, which wait for predictions and for work in the background."""
 
@@ -74,9 +86,7 @@ class Schedule(Generic[K, Result]):
 
     def _take_finished(self) -> Iterator[tuple[K, Result | Exception]]:
         for future in [future for future in self._futures if future.done()]:
-            error = future.exception()
-            answer = future.result() if error is None else error
-            yield from self._advance(self._futures.pop(future), answer)
+            yield from self._advance(self._futures.pop(future), future.exception() or future.result())
 
     def _advance(self, work: K, answer: Any) -> Iterator[tuple[K, Result | Exception]]:
         """Run a target until it waits or ends; ``answer`` is the awaited result, or an exception."""
@@ -95,10 +105,22 @@ class Schedule(Generic[K, Result]):
             if isinstance(awaited, Request):
                 self._requests[work] = awaited
                 return
-            if self._background is not None:
-                self._futures[self._background.submit(awaited)] = work
+            if isinstance(awaited, Start):
+                answer = self._start(awaited.work)
+                continue
+            future = self._start(awaited) if isinstance(awaited, BackgroundWork) else awaited
+            if not future.done():
+                self._futures[future] = work
                 return
-            try:
-                answer = awaited.run()
-            except Exception as error:
-                answer = error
+            answer = future.exception() or future.result()
+
+    def _start(self, work: BackgroundWork) -> Future[Any]:
+        """Return the future result of work, which is done here without a background."""
+        if self._background is not None:
+            return self._background.submit(work)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work.run())
+        except Exception as error:
+            done.set_exception(error)
+        return done

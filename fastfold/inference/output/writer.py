@@ -234,7 +234,7 @@ def write_prediction(
     scores: Mapping[str, Any],
     config: InferConfig,
     *,
-    more: Mapping[str, str | bytes],
+    files: Mapping[str, str | bytes],
 ) -> PredictionRecord:
     """Add a prediction with its files to a target's results, and rank them.
 
@@ -244,18 +244,16 @@ def write_prediction(
         prediction: The prediction.
         scores: Further listed scores: ``seconds`` and ``peak_memory``.
         config: Settings of the fold.
-        more: Further files by ending, with the plot.
+        files: Contents of its files by the ending of their names, without the settings.
 
     Raises:
         OutputError: The prediction cannot be written; earlier files are unchanged.
     """
-    output_format = results.parent.style
-    files = {**prediction.files(plots=False, output_format=output_format), **more}
-    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
+    settings = {"_config.json": lines_json(dict(record) | {"name": results.stem})}
     return results.add(
         record["input_hash"],
-        prediction.file_key(output_format),
-        files,
+        prediction.file_key(results.parent.style),
+        {**files, **settings},
         {**listed_scores(prediction), **scores},
         partial(ranking_scores, config.rank),
     )

@@ -26,7 +26,7 @@ from fastfold.inference.folding.background import (
     count_processes,
 )
 from fastfold.inference.folding.batch import Request
-from fastfold.inference.folding.schedule import Schedule
+from fastfold.inference.folding.schedule import Schedule, Start
 from fastfold.inference.output import plots
 from tests.helpers.command_line import CommandLine
 from tests.inference.folding.functions import die_once, fail, meet
@@ -142,6 +142,26 @@ def test_targets_end_while_others_wait_and_errors_belong_to_them() -> None:
     assert first == ("fast", "drawn")
     assert second[0] == "slow"
     assert isinstance(second[1], InputError)
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+def test_started_work_goes_on_while_its_target_does_other_things(is_inline: bool) -> None:
+    ready = threading.Event()
+
+    def meet(seconds: float) -> str:
+        return "met" if is_inline or ready.wait(seconds) else "waited in vain"
+
+    def steps() -> Any:
+        started = yield Start(BackgroundWork(meet, (9.0,), {}))
+        failing = yield Start(BackgroundWork(float, ("late",), {}))
+        ready.set()
+        found = yield started
+        with pytest.raises(ValueError, match="late"):
+            yield failing
+        return found
+
+    schedule: Schedule[str, str] = Schedule(None, None if is_inline else Inline(BackgroundWork.run))  # type: ignore[arg-type]
+    assert [*schedule.fold([("a", steps())]), *schedule.wait(1)] == [("a", "met")]
 
 
 def test_targets_of_several_groups_never_share_passes() -> None:
