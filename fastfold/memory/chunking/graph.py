@@ -58,6 +58,11 @@ class Layout:
         return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """Shape, dtype and device, without the strides."""
+        return self.shape, self.dtype, self.device
+
+    @property
     def nbytes(self) -> int:
         """Size of the elements in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
@@ -166,11 +171,8 @@ def export_graph(
 ) -> Graph:
     """Export a module.
 
-    Args:
-        module: Any module, in the mode in which it will run.
-        args: Example of the positional arguments.
-        kwargs: Example of the keyword arguments.
-        decompositions: Operators to decompose, with functions that replace them.
+    The module is in the mode in which it will run, the arguments are examples, and functions of ``decompositions``
+    replace operators.
 
     Raises:
         ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or

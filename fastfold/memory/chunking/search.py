@@ -72,9 +72,7 @@ class _Region:
 class Search:
     """Search for regions of one graph.
 
-    Args:
-        memory: Memory of the graph's values.
-        donate: True if inputs may be overwritten.
+    With ``donate`` inputs may be overwritten.
     """
 
     def __init__(self, memory: Memory, *, donate: bool) -> None:
