@@ -61,9 +61,7 @@ class Bounds:
 def bounded(default: Any = MISSING, **bounds: Any) -> Any:
     """Return a dataclass field with bounds.
 
-    Args:
-        default: Default of the setting.
-        **bounds: Attributes of :class:`Bounds`.
+    The bounds are attributes of :class:`Bounds`.
     """
     return field(default=default, metadata={_KEY: Bounds(**bounds)})
 
@@ -76,10 +74,7 @@ def share(default: float | None) -> Any:
 def check_bounds(group: str, schema: Any, values: Mapping[str, object]) -> None:
     """Check all settings of a group against their bounds.
 
-    Args:
-        group: Name of the group.
-        schema: A dataclass with :func:`bounded` fields.
-        values: Settings by name; unset ones (``???``) are not checked.
+    Unset settings (``???``) are not checked; the schema is a dataclass with :func:`bounded` fields.
 
     Raises:
         ConfigError: A setting is outside of its bounds.

@@ -49,7 +49,6 @@ class EntryReader:
     packed: RecordFile | None = None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
-        """Read the data of an entry: a chain, or a complex."""
         data = self._read(entry) if entry.record is None else self._packed(entry.record)
         if not entry.has_plddt:
             return data
@@ -187,12 +186,7 @@ def takes_templates(tree: Any) -> bool:
 
 
 def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
-    """Describe the source of templates in one line, after checking some entries for hits.
-
-    Args:
-        reader: Reader of entries.
-        entries: All training entries, at least one.
-    """
+    """Describe the source of templates in one line, after checking some entries for hits."""
     masks = "the template stack trains on masks"
     if reader.templates is None:
         return f"without templates: {masks}; to use hits, set data.template_mmcif_dir=DIR, a folder of mmCIF files"

@@ -28,14 +28,7 @@ def write_shards(
 ) -> dict[str, FileRecord]:
     """Write tensors into a folder (a collective); each process writes its slices of DTensors.
 
-    Args:
-        storage: Storage of the folder.
-        folder: Path of the folder.
-        tensors: Tensors by name; the same names on all processes.
-        group: The processes, or None for one.
-
-    Returns:
-        Records of the files that this process wrote.
+    All processes of the group give the same names; None is one process. Returns the records of this process's files.
 
     Raises:
         CheckpointException: A process could not write; raised on all.
