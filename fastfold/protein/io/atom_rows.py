@@ -36,10 +36,6 @@ def atom_rows(protein: Protein, hydrogens: Hydrogens | None = None) -> list[Atom
 
     A hydrogen has the B-factor of its residue's CA, or of the first atom if CA is missing.
 
-    Args:
-        protein: The structure.
-        hydrogens: Its hydrogens, if they are written.
-
     Raises:
         OutputError: The position of a hydrogen is not finite.
         ValueError: A hydrogen belongs to a missing residue or to one without atoms.
