@@ -22,13 +22,8 @@ from fastfold.parallel.comm.groups import Communication
 class Operation(NamedTuple):
     """One call of an operator.
 
-    Attributes:
-        name: The operator's name.
-        dtype: Dtype of its largest floating input, ``bfloat16`` or ``float32``.
-        flops: Floating-point operations of its matrix products.
-        traffic: Bytes that it reads and writes.
-        launches: Kernels that it starts.
-        exponentials: Exponentials of its softmax.
+    The dtype is that of its largest floating input, ``bfloat16`` or ``float32``. ``traffic`` is bytes, and
+    ``exponentials`` are those of its softmax.
     """
 
     name: str
@@ -41,12 +36,7 @@ class Operation(NamedTuple):
 
 @dataclass
 class Part:
-    """Work of one rank in one direction of one region.
-
-    Attributes:
-        operations: Number of calls of each operation.
-        sent: Its collectives, in order.
-    """
+    """Work of one rank in one direction of one region."""
 
     operations: Counter[Operation] = field(default_factory=Counter)
     sent: list[Communication] = field(default_factory=list)
