@@ -43,11 +43,8 @@ class Candidate:
 class Operator:
     """Operator that can run in several ways.
 
-    Attributes:
-        name: Name in plans and errors.
-        resident: Bytes held while it runs, with any candidate.
-        candidates: At least one.
-        unit: Unit of block sizes.
+    ``resident`` is bytes held while it runs, with any of its candidates; there is at least one. ``unit`` is that of block
+    sizes.
     """
 
     name: str
@@ -63,13 +60,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Chosen candidate of each operator.
-
-    Attributes:
-        operators: Planned operators.
-        chosen: Candidate of each operator, by its name.
-        budget: Budget in bytes.
-    """
+    """Chosen candidate of each operator."""
 
     operators: tuple[Operator, ...]
     chosen: Mapping[str, Candidate]
@@ -154,9 +145,7 @@ def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int 
 class BlockCost:
     """Cost of blocks, a line fitted to measurements.
 
-    Attributes:
-        work: Seconds of the operator itself, for any number of blocks.
-        per_block: Seconds that each block adds.
+    ``work`` is the seconds of the operator itself, for any number of blocks.
     """
 
     work: float

@@ -243,13 +243,8 @@ class OffloadedRows:
 class StreamedRows:
     """Tensor ``[c, N, N]``, written in parts of channels and rows and read in blocks of rows.
 
-    Args:
-        host: Buffers for the tensor.
-        channels: c.
-        blocks: Blocks of rows, in order.
-        columns: N.
-        staging: Two buffers on the device for one part each.
-        like: Tensor of the same dtype and device.
+    ``staging`` is two buffers on the device for one part each, and ``like`` a tensor of the same dtype and device.
+    ``blocks`` are in order.
     """
 
     def __init__(

@@ -19,9 +19,6 @@ class ChunkedModule(nn.Module):
 
     Inputs and outputs are those of the module. Its parameters are read at each call, so weights can be loaded later.
     With ``donate`` inputs may be overwritten.
-
-    Attributes:
-        plan: Summary of the chunks.
     """
 
     def __init__(self, module: nn.Module, program: Program, plan: ChunkPlan, *, donate: bool) -> None:

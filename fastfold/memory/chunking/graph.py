@@ -34,11 +34,7 @@ _RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
 
 @dataclass(frozen=True)
 class Ref:
-    """Reference to a value that an operation uses.
-
-    Attributes:
-        index: Number of the value.
-    """
+    """Reference to a value that an operation uses."""
 
     index: int
 
@@ -72,10 +68,8 @@ class Layout:
 class Source:
     """Value that exists before the first operation.
 
-    Attributes:
-        kind: ``parameter``, ``buffer``, ``constant`` or ``input``.
-        name: Name in the module; for an input, the argument's name.
-        position: Place among the inputs; -1 for other kinds.
+    Its kind is ``parameter``, ``buffer``, ``constant`` or ``input``. The position is the place among the inputs; -1 for
+    other kinds.
     """
 
     kind: str
@@ -87,11 +81,9 @@ class Source:
 class Operation:
     """Call of an operator.
 
-    Attributes:
-        index: Number of the value that it computes.
-        target: The operator, or ``operator.getitem`` for one of several results.
-        given: Arguments by name, with :class:`Ref` for values.
-        named: Names of keyword arguments.
+    ``index`` is the number of the value that it computes. The target is the operator, or ``operator.getitem`` for one
+    of several results. ``given`` has arguments by name, with :class:`Ref` for values, and ``named`` the names of
+    keyword arguments.
     """
 
     index: int

@@ -14,11 +14,8 @@ from fastfold.memory.chunking.steps import Loop, Step, computed_values, used_val
 class Flow:
     """Values that can be computed in chunks, up to one end value.
 
-    Attributes:
-        end: The end value.
-        length: Length of its chunked dimension.
-        dims: Chunked dimension of each value.
-        cuts: Parts of arguments for a chunk of each value.
+    ``length`` is that of the chunked dimension of ``end``. ``dims`` has that dimension of each value, and ``cuts`` the
+    parts of arguments for a chunk of each value.
     """
 
     end: int

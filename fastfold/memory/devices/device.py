@@ -44,12 +44,7 @@ class EarlyCopy:
 class Device(Tier):
     """Device with a budget, which chunks share with the tensors made by operators.
 
-    Args:
-        budget: Budget in bytes.
-        device: PyTorch's device.
-
-    Attributes:
-        received: Bytes of chunks copied from other tiers.
+    ``received`` is bytes of chunks copied from other tiers.
     """
 
     name = "device"

@@ -24,12 +24,7 @@ _WAITING_FILE = 1 << 26
 class Tier:
     """Tier of memory with flat buffers; this class uses the host's memory.
 
-    Args:
-        pinned: True to pin the memory, so that copies to a GPU are asynchronous.
-
-    Attributes:
-        used: Bytes of chunks in this tier.
-        peak: Largest value of ``used``.
+    Copies from pinned memory to a GPU are asynchronous. ``used`` is bytes of chunks, and ``peak`` its largest value.
     """
 
     name = "host"

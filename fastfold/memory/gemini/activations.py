@@ -74,10 +74,8 @@ class _Saved:
 class SavedTensors:
     """Manager of the tensors that autograd saves in one model.
 
-    Attributes:
-        sent: Bytes offloaded so far; the same number returns.
-        waited: Bytes that returned only at their use.
-        recomputed: Calls of blocks that were recomputed.
+    ``sent`` is bytes offloaded so far; the same number returns, and ``waited`` is the part that returned only at its use.
+    ``recomputed`` counts calls of blocks.
     """
 
     def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:

@@ -79,10 +79,7 @@ class Slot:
 class Chunk:
     """Parameters that move together.
 
-    Args:
-        index: Number of the chunk.
-        slots: Places of its parameters.
-        numel: Number of elements, including gaps and the unused end.
+    The number of elements includes gaps and the unused end.
 
     Attributes:
         state: Changed only by :meth:`become`, which makes the parameters plain while an operator uses them.

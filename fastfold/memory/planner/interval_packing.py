@@ -19,17 +19,16 @@ import numpy as np
 _WORK = 400_000
 # Largest number of intervals removed for one that is added.
 _DEPTH = 3
+# Restarts with some intervals removed at random, from a fixed seed.
+_RESTARTS = 16
 
 
 @dataclass(frozen=True)
 class ResidencyInterval:
     """Interval between two uses of a chunk.
 
-    Args:
-        chunk: Number of the chunk.
-        start: First access after the first use, counted over the whole period.
-        length: Accesses until the next use; the period is cyclic.
-        size: Bytes.
+    It starts at the first access after the first use, counted over the whole period, which is cyclic, and has the
+    length until the next use. The size is in bytes.
     """
 
     chunk: int
@@ -64,12 +63,9 @@ def residency_intervals(
 
 
 class IntervalPacking:
-    """Kept intervals, and the memory that remains free.
+    """Kept intervals, by their indices, and the memory that remains free.
 
     The room is the free bytes at each access of the period, next to the chunks in use.
-
-    Attributes:
-        kept: Indices of the kept intervals, changed by :meth:`improve`.
     """
 
     def __init__(
@@ -130,11 +126,8 @@ class IntervalPacking:
         """Bytes per period that need not be loaded."""
         return sum(self.intervals[index].size for index in self.kept)
 
-    def improve(self, rounds: int = 16) -> None:
-        """Exchange intervals until no tried exchange saves more bytes; deterministic.
-
-        ``rounds`` counts restarts with some intervals removed at random, from a fixed seed.
-        """
+    def improve(self) -> None:
+        """Exchange intervals until no tried exchange saves more bytes; deterministic."""
         order = [(x.length, -x.size, i) for i, x in enumerate(self.intervals)]
         shortest = [i for _, _, i in sorted(order)]
         largest = [i for _, _, i in sorted(order, key=lambda x: (x[1], x[0], x[2]))]
@@ -143,7 +136,7 @@ class IntervalPacking:
             return
         self._climb(shortest, largest)
         random = Random(0)
-        for _ in range(rounds):
+        for _ in range(_RESTARTS):
             if self._work > _WORK or len(self.kept) == len(self.intervals):
                 return
             before, saved = set(self.kept), self.saved
