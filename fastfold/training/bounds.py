@@ -18,12 +18,7 @@ _KEY = "bounds"
 class Bounds:
     """Allowed values of a setting; null too, if its type allows it.
 
-    Attributes:
-        least: Smallest allowed value.
-        above: Exclusive lower bound.
-        most: Largest allowed value.
-        below: Exclusive upper bound.
-        choices: All allowed values.
+    ``above`` and ``below`` are exclusive.
     """
 
     least: float | None = None

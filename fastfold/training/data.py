@@ -94,12 +94,7 @@ class EntryReader:
 class MakeSample:
     """Function that makes the sample of a draw; sent to the loader's workers.
 
-    Attributes:
-        reader: Reader of entries.
-        tree: Config tree of the network.
-        settings: Settings of the samples.
-        seed: Seed of the run.
-        distillation_rows: ``max_rows`` of the settings for predicted structures.
+    ``distillation_rows`` is ``max_rows`` of the settings for predicted structures.
     """
 
     reader: EntryReader

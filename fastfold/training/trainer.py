@@ -65,16 +65,9 @@ class Hooks:
 class Trainer:
     """Trainer of one network on the samples of a loader.
 
-    Args:
-        parallel: The network under the run's plan, on this process's device.
-        tree: Its configuration tree.
-        config: The run's configuration.
-        loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
-            :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
-        context: The run's processes.
-        checkpoints: Checkpoints of the run.
-        ema: The average of the network's weights.
-        hooks: Callbacks.
+    ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
+    :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
+    :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
     """
 
     def __init__(

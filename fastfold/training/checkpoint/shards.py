@@ -54,11 +54,7 @@ def read_shards(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None)
 
 
 class _HashedFiles(FileSystemBase):
-    """File system for ``torch.distributed.checkpoint`` that writes to a storage and hashes files.
-
-    Attributes:
-        written: Records of the written files by name.
-    """
+    """File system for ``torch.distributed.checkpoint`` that writes to a storage and hashes files."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

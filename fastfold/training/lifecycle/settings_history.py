@@ -29,10 +29,7 @@ _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
 class Change(NamedTuple):
     """A setting that differs from the last start.
 
-    Attributes:
-        name: Name of the setting.
-        before: Previous value, None if it was not set.
-        now: Current value.
+    ``before`` is None if it was not set.
     """
 
     name: str
