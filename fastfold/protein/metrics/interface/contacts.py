@@ -24,9 +24,7 @@ _PDOCKQ2_D0 = 10.0
 class InterfaceContacts:
     """Contacts of two chains of ``n`` and ``m`` residues.
 
-    Attributes:
-        first: ``[contacts]`` int, residues of the first chain.
-        second: ``[contacts]`` int, residues of the second chain.
+    Both arrays are the residues ``[contacts]`` int of a chain.
     """
 
     first: np.ndarray
