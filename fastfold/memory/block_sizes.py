@@ -43,8 +43,8 @@ class Candidate:
 class Operator:
     """Operator that can run in several ways.
 
-    ``resident`` is bytes held while it runs, with any of its candidates; there is at least one. ``unit`` is that of block
-    sizes.
+    ``resident`` is bytes held while it runs, with any of its candidates; there is at least one. ``unit`` is that of
+    block sizes.
     """
 
     name: str

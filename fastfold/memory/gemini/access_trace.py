@@ -64,14 +64,9 @@ def pass_key(
 class Trace:
     """Recorded cycle.
 
-    Args:
-        keys: Keys of its passes.
-        elements: Number of input elements of each pass.
-        starts: First access of each pass.
-        accesses: Chunks and other memory, in order.
-        before: Bytes of other tensors at the beginning of each access.
-        spans: Saved tensors of the forward pass, which can be offloaded.
-        kept: Spans that were not offloaded; they count as other memory.
+    Each pass has a key, a number of input elements and a first access. ``before`` is bytes of other tensors at the
+    beginning of each access. ``spans`` are saved tensors of the forward pass, which can be offloaded; those in ``kept``
+    were not, and count as other memory.
     """
 
     keys: tuple[PassKey, ...]

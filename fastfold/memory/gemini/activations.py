@@ -74,8 +74,8 @@ class _Saved:
 class SavedTensors:
     """Manager of the tensors that autograd saves in one model.
 
-    ``sent`` is bytes offloaded so far; the same number returns, and ``waited`` is the part that returned only at its use.
-    ``recomputed`` counts calls of blocks.
+    ``sent`` is bytes offloaded so far; the same number returns, and ``waited`` is the part that returned only at its
+    use. ``recomputed`` counts calls of blocks.
     """
 
     def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:

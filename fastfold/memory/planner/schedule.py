@@ -72,14 +72,9 @@ class Step:
 class Plan:
     """Residency at every access of an endlessly repeated schedule.
 
-    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats.
-
-    Args:
-        cycles: Per cycle, one :class:`Step` per access.
-        start: Index of the first repeating cycle.
-        budget: Budget in bytes.
-        sizes: Size of each chunk in bytes.
-        others: Bytes of other tensors at each access.
+    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats. There is one
+    :class:`Step` per access in a cycle. Budget and sizes of chunks are in bytes, as are the other tensors at each
+    access.
     """
 
     cycles: tuple[tuple[Step, ...], ...]
