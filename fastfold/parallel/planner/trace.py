@@ -51,13 +51,9 @@ class Part:
 class Region:
     """One submodule, or the model outside of all named ones.
 
-    Attributes:
-        forward: Its forward pass.
-        backward: Its backward pass.
-        entering: Bytes of its input tensors; activation checkpointing keeps only these.
-        kept: Other bytes that it keeps for its backward pass, without parameters and inputs.
-        parameters: Number of its parameters on this rank.
-        calls: Number of calls.
+    ``entering`` is bytes of its input tensors; activation checkpointing keeps only these. ``kept`` is other bytes that
+    it keeps for its backward pass, without parameters and inputs. ``parameters`` and ``calls`` are numbers, on this
+    rank.
     """
 
     forward: Part = field(default_factory=Part)

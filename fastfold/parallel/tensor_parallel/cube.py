@@ -25,8 +25,8 @@ from fastfold.parallel.comm.groups import Group
 class CubeLines(NamedTuple):
     """The lines of the cube that contain a rank.
 
-    Input and weight are gathered along theirs. Along that of the output, which splits the input's features, products are
-    summed.
+    Input and weight are gathered along theirs. Along that of the output, which splits the input's features, products
+    are summed.
     """
 
     input: Group
