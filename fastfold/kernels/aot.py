@@ -27,14 +27,7 @@ def all_variants() -> list[KernelVariant]:
 
 
 def build(variant: KernelVariant, architecture: int) -> Needs:
-    """Compile a kernel to machine code with the assembler in Triton's wheel.
-
-    Args:
-        variant: The kernel and its configuration.
-        architecture: Compute capability, such as 80, 90 or 100.
-
-    Returns:
-        Resources that the machine code needs.
+    """Compile a kernel for a compute capability, such as 80, with the assembler in Triton's wheel.
 
     Raises:
         ConfigError: The process runs Triton's interpreter, in which kernels are Python functions.

@@ -43,11 +43,8 @@ class Candidate:
 class Operator:
     """Operator that can run in several ways.
 
-    Attributes:
-        name: Name in plans and errors.
-        resident: Bytes held while it runs, with any candidate.
-        candidates: At least one.
-        unit: Unit of block sizes.
+    ``resident`` is bytes held while it runs, with any of its candidates; there is at least one. ``unit`` is that of
+    block sizes.
     """
 
     name: str
@@ -63,13 +60,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Chosen candidate of each operator.
-
-    Attributes:
-        operators: Planned operators.
-        chosen: Candidate of each operator, by its name.
-        budget: Budget in bytes.
-    """
+    """Chosen candidate of each operator."""
 
     operators: tuple[Operator, ...]
     chosen: Mapping[str, Candidate]
@@ -105,14 +96,10 @@ class BlockPlan:
 def choose_candidates(
     operators: Sequence[Operator], budget: int, *, host_budget: int | None = None
 ) -> BlockPlan:
-    """Choose the fastest candidate of each operator that fits the budget.
+    """Choose the fastest candidate of each operator that fits the budget of the device, and of these the smallest.
 
-    Among equally fast candidates, the one with the smallest memory is chosen.
-
-    Args:
-        operators: Operators with distinct names.
-        budget: Bytes on the device.
-        host_budget: Bytes of the host's memory for operators that offload; None for no limit.
+    Budgets are in bytes. Operators have distinct names. Those that offload share the bytes ``host_budget`` of the
+    host's memory, if limited.
 
     Raises:
         BudgetError: No candidate of an operator fits. Names the operator and the smallest budget that works.
@@ -149,10 +136,7 @@ def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | Non
 def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int = _MAX_LENGTH) -> int:
     """Return the largest length whose smallest budget is within a budget.
 
-    Args:
-        smallest: Smallest budget in bytes of a length; must not decrease with the length.
-        budget: Budget in bytes.
-        most: Largest length to try.
+    ``smallest`` returns the smallest budget in bytes of a length, and must not decrease with it.
     """
     return bisect.bisect_right(range(1, most + 1), budget, key=smallest)
 
@@ -161,9 +145,7 @@ def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int 
 class BlockCost:
     """Cost of blocks, a line fitted to measurements.
 
-    Attributes:
-        work: Seconds of the operator itself, for any number of blocks.
-        per_block: Seconds that each block adds.
+    ``work`` is the seconds of the operator itself, for any number of blocks.
     """
 
     work: float
@@ -196,14 +178,10 @@ def measure_blocks(
     synchronize: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BlockCost:
-    """Time an operator with several numbers of blocks.
+    """Time an operator with at least two distinct numbers of blocks.
 
-    Args:
-        run: Runs the operator with a number of blocks.
-        blocks: At least two distinct numbers.
-        repeats: Runs of each number, in turns. The fastest counts, because other processes only add time.
-        synchronize: Waits until the device has finished its work.
-        clock: Returns seconds.
+    Each number runs ``repeats`` times, in turns. The fastest counts, because other processes only add time.
+    ``synchronize`` waits until the device has finished its work, and ``clock`` returns seconds.
     """
     best = dict.fromkeys(blocks, float("inf"))
     run(blocks[0])

@@ -105,9 +105,7 @@ class HostBuffers:
     def split(self, sizes: Sequence[int], like: Tensor) -> list[tuple[HostBuffers, Tensor, int]]:
         """Allocate memory for consecutive pieces, first here, then in ``overflow``.
 
-        Args:
-            sizes: Number of elements of each piece.
-            like: See :meth:`buffer`.
+        Sizes are numbers of elements; ``like`` is that of :meth:`buffer`.
 
         Returns:
             For these buffers and the overflow, if used: the buffers, flat memory for the pieces, and their number.
@@ -159,8 +157,7 @@ class HostBuffers:
 def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
     """Return buffers in anonymous files on a disk (:class:`~fastfold.memory.devices.tiers.NvmeTier`).
 
-    Args:
-        folder: Folder on the disk; None for the system's folder of temporary files.
+    The system's folder of temporary files is the default.
     """
     tier = NvmeTier(folder)
     found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
@@ -246,13 +243,8 @@ class OffloadedRows:
 class StreamedRows:
     """Tensor ``[c, N, N]``, written in parts of channels and rows and read in blocks of rows.
 
-    Args:
-        host: Buffers for the tensor.
-        channels: c.
-        blocks: Blocks of rows, in order.
-        columns: N.
-        staging: Two buffers on the device for one part each.
-        like: Tensor of the same dtype and device.
+    ``staging`` is two buffers on the device for one part each, and ``like`` a tensor of the same dtype and device.
+    ``blocks`` are in order.
     """
 
     def __init__(
@@ -296,8 +288,7 @@ class StreamedRows:
     def read(self, buffers: tuple[Tensor, Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """Yield each block of rows with its content ``[c, rows, N]``, valid until the next iteration.
 
-        Args:
-            buffers: Two buffers on the device, each for a block.
+        Each of the two buffers on the device is for a block.
         """
         if not self.blocks:
             return

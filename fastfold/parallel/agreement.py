@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.sharded_norm import local
 from fastfold.utils.module_structure import differences, digest
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ _WAITED_STEPS = 2
 def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
     """Compare facts of all ranks over the store on which they met, before any collective.
 
-    Args:
-        what: Kind of the facts, for the store's keys.
-        own: This rank's facts.
-        problem: Beginning of the message.
+    ``what`` is their kind, for the store's keys; ``problem`` begins the message.
 
     Raises:
         ConfigError: They differ. Every rank raises.
@@ -56,12 +53,8 @@ def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
 def compare_inputs(module: nn.Module, group: Group) -> None:
     """Compare the inputs of a module over ranks that share its work, at every call in evaluation.
 
-    In training a comparison of gradients at the end of the step detects different inputs, without a wait at every
-    call.
-
-    Args:
-        module: Called with the same inputs on every rank.
-        group: The ranks.
+    In training a comparison of gradients at the end of the step detects different inputs, without a wait at every call.
+    The ranks of the group get the same inputs.
     """
     if group.size == 1 or group.backend == "fake":
         return
@@ -70,7 +63,7 @@ def compare_inputs(module: nn.Module, group: Group) -> None:
         if called.training:
             return
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        device = next((_local(p).device for p in called.parameters()), torch.device("cpu"))
+        device = next((local(p).device for p in called.parameters()), torch.device("cpu"))
         shapes = zlib.crc32(repr([tuple(x.shape) for x in tensors]).encode())
         with torch.no_grad():
             first = torch.tensor(float(shapes), dtype=torch.float64, device=device)
@@ -92,11 +85,8 @@ class StepAgreement:
     with the same parameters keep the same weights and buffers, also if a forward pass changes them in place. A
     gradient that is not finite on one rank is made so on all, because GradScaler decides on each rank.
 
-    Args:
-        module: This rank's part of the model.
-        mesh: The ranks.
-        cut: Names of parameters that tensor parallelism cuts.
-        shares: Groups over which the optimizer's gradients are cut.
+    The module is this rank's part of the model. ``cut`` names the parameters that tensor parallelism cuts, and
+    ``shares`` are the groups over which the optimizer's gradients are cut.
     """
 
     def __init__(
@@ -131,10 +121,7 @@ class StepAgreement:
 
     @torch.no_grad()
     def check(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """Compare this step (a collective).
-
-        Args:
-            gradients: The optimizer's gradients on this rank, by the parameters' names.
+        """Compare this step (a collective), with the optimizer's gradients by the parameters' names.
 
         Raises:
             ConfigError: The ranks have different gradients, weights, buffers or frozen parameters.
@@ -146,7 +133,7 @@ class StepAgreement:
         for is_apart, error in pending:
             if bool(is_apart):
                 raise error
-        present = {name: _real(_local(g)) for name, g in gradients.items() if g is not None}
+        present = {name: _real(local(g)) for name, g in gradients.items() if g is not None}
         self._spread_infinities(present)
         self._check_tensors()
         if self._same_samples is not None:
@@ -267,11 +254,7 @@ class StepAgreement:
             raise ConfigError(message)
 
     def _device(self) -> torch.device:
-        return next((_local(p).device for _, p in self._parameters()), torch.device("cpu"))
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
+        return next((local(p).device for _, p in self._parameters()), torch.device("cpu"))
 
 
 def _real(x: Tensor) -> Tensor:

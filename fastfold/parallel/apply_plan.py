@@ -158,7 +158,6 @@ def _automatic(
     stages: Split | None,
     gpu: str | None,
 ) -> Choice:
-    """Choose a plan by the cost model, and log why."""
     from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
     if plan != "auto":

@@ -17,12 +17,8 @@ from fastfold.utils.module_structure import tensors_in
 class BackwardReduction:
     """Averages gradients over the ranks when a backward pass through watched outputs ends.
 
-    Args:
-        gradients: The model's gradients.
-        share: Factor of each rank's gradient, one divided by the number of losses.
-
-    Attributes:
-        has_reduced: True if any backward pass has reduced gradients.
+    ``share``, one divided by the number of losses, multiplies each rank's gradient. ``has_reduced`` is True if any
+    backward pass has reduced gradients.
     """
 
     def __init__(self, gradients: Replicated | FullySharded, share: float) -> None:
@@ -41,11 +37,7 @@ class BackwardReduction:
 
     @torch.compiler.disable
     def watch(self, output: Any) -> None:
-        """Reduce gradients at the end of backward passes that begin at an output.
-
-        Args:
-            output: Result of the model, in any containers.
-        """
+        """Reduce gradients at the end of backward passes that begin at an output."""
         if torch._C._current_graph_task_id() != -1:  # a forward pass that checkpoint() runs again
             return
         if self._is_running:  # an exception ended the last backward pass

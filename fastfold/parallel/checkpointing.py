@@ -31,8 +31,7 @@ def checkpointable_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def checkpoint_blocks(model: nn.Module) -> None:
     """Keep only the inputs of a model's blocks for the backward pass, and recompute the rest.
 
-    Args:
-        model: Changed in place. Models of Hugging Face switch it on themselves, and their caches of keys off.
+    Models of Hugging Face switch it on themselves, and their caches of keys off.
     """
     foreign: Any = model
     if getattr(foreign, "supports_gradient_checkpointing", False):

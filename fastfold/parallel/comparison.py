@@ -22,9 +22,7 @@ _SMALL = 1e-2
 def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
     """Copy a module, or arguments whose tensors have an autograd history.
 
-    Args:
-        tree: Any object that :func:`copy.deepcopy` takes.
-        memo: Replacements of objects by their ids.
+    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
     """
     with _Detached():
         return copy.deepcopy(tree, memo)
@@ -56,10 +54,7 @@ class _Detached(TorchFunctionMode):
 def is_close(x: Tensor, y: Tensor, scale: float = 0.0) -> bool:
     """Return True if tensors are equal up to rounding of the narrower type that autocast may have used.
 
-    Args:
-        x: Expected.
-        y: Found.
-        scale: Size of other numbers; their rounding errors may be the whole of ``x``.
+    ``scale`` is the size of other numbers, whose rounding errors may be the whole of the expected ``x``.
     """
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
@@ -71,11 +66,7 @@ def is_close(x: Tensor, y: Tensor, scale: float = 0.0) -> bool:
 
 @contextmanager
 def without_small_weights(module: nn.Module) -> Iterator[None]:
-    """Replace weights near zero by random ones inside the context, so that none hides earlier layers.
-
-    Args:
-        module: Changed in place, and restored at the end of the context.
-    """
+    """Replace a module's weights near zero by random ones inside the context, so that none hides earlier layers."""
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[Tensor, Tensor | None]] = []
     with torch.no_grad():

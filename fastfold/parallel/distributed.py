@@ -38,11 +38,8 @@ class PartedError(RuntimeError):
 class Meeting:
     """Process groups of all processes, which can be ended and created again.
 
-    Args:
-        backend: Backend of tensors on the device.
-        device: This process's GPU; None for the host.
-        timeout: Maximum wait for each other, at the beginning and in every collective.
-        message_timeout: Maximum wait for a message on the host.
+    ``timeout`` is the maximum wait for each other, at the beginning and in every collective, and ``message_timeout``
+    that for a message on the host.
 
     Raises:
         ConfigError: The processes did not find each other.
@@ -55,7 +52,9 @@ class Meeting:
         self._timeout, self._message_timeout = timeout, message_timeout
         self._turn = 0
         store, self._rank, self._size = _retry(lambda: next(iter(dist.rendezvous("env://", timeout=timeout))))
-        self._store = dist.PrefixStore(_generation(), store)
+        # torchrun keeps one store when it starts processes again, and it still has the addresses of the dead ones.
+        generation = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = dist.PrefixStore(f"generation/{generation}", store)
         self.begin()
 
     def begin(self) -> None:
@@ -267,14 +266,6 @@ def init_distributed(
         # Also after an error, so that waiting processes notice.
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _generation() -> str:
-    """Return the prefix of all keys of this start of the processes.
-
-    torchrun keeps one store when it starts processes again, and the store still has the addresses of the dead ones.
-    """
-    return f"generation/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _retry(connect: Callable[[], T]) -> T:

@@ -93,15 +93,12 @@ class ParallelMesh:
                     self.device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
                 )
         self._groups: dict[str, Group] = {}
-        for name, dimensions in groups(plan).items():
-            self._add(name, tuple(dimension for dimension in dimensions if dimension in shape))
-
-    def _add(self, name: str, dimensions: tuple[str, ...]) -> None:
-        process_group = None
-        if self.device_mesh is not None and dimensions:
-            part = self.device_mesh[dimensions]
-            process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
-        self._groups[name] = Group(process_group, name, self.reporter)
+        for name, every in groups(plan).items():
+            dimensions, process_group = tuple(dimension for dimension in every if dimension in shape), None
+            if self.device_mesh is not None and dimensions:
+                part = self.device_mesh[dimensions]
+                process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
+            self._groups[name] = Group(process_group, name, self.reporter)
 
     def leave(self) -> None:
         """Drop the process groups, which have ended; the groups wait for :meth:`take`."""

@@ -19,13 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.backward_reduction import BackwardReduction
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.flat_pieces import Factory, on_pieces
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.optimizer import OWN_OPTIMIZERS, ParallelOptimizer, clip_norm
 from fastfold.parallel.data_parallel.sharded_norm import whole
-from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.stage_comparison import StageComparison
@@ -69,7 +68,6 @@ class Parallel(nn.Module):
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
         self._full_state = full_state
-        self._sharded_state = ShardedStateDict(full_state)
         self.sequence, self.explanation = sequence, explanation
         self.stage_comparison = stage_comparison
         self.training = module.training
@@ -192,22 +190,19 @@ class Parallel(nn.Module):
         """
         start = 0
         for group in self._batch_groups():
-            sizes = shard_sizes(count, group.size)
-            start += sum(sizes[: group.rank])
-            count = sizes[group.rank]
+            own = group.shard(count)
+            start, count = start + own.start, own.stop - own.start
         return slice(start, start + count)
 
     def loss_share(self, count: float) -> float:
         """Return the factor of a rank's mean loss that makes the sum over ranks the mean over the batch.
 
-        Args:
-            count: Number of samples or tokens in this rank's mean; may differ between ranks.
-
-        Returns:
-            ``count`` divided by its sum over all ranks whose losses count: those with other samples or another part of
-            the sequence, and those of a ``dap`` group, which each compute the loss of one protein.
+        It is ``count``, the number of samples or tokens in this rank's mean, divided by its sum over all ranks whose
+        losses count: those with other samples or another part of the sequence, and those of a ``dap`` group, which each
+        compute the loss of one protein.
         """
-        total = torch.tensor([float(count)], dtype=torch.float64, device=self._device())
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        total = torch.tensor([float(count)], dtype=torch.float64, device=device)
         for group in self._loss_groups():
             if group.size > 1:
                 total = async_ops.start_all_reduce(total, group).wait()
@@ -246,24 +241,17 @@ class Parallel(nn.Module):
         self.gradients.finish(self.gradients.take_sample())
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale the whole model's gradient down to a norm, after :meth:`reduce_gradients`.
+        """Scale the whole model's gradient down to ``max_norm``, after :meth:`reduce_gradients`.
 
         PyTorch's function of this name sees only this rank's part of the gradient, which is empty under ZeRO 2.
-
-        Args:
-            max_norm: Maximum norm of the whole gradient.
-
-        Returns:
-            Its norm before.
+        Returns the norm before.
         """
         return clip_norm(self.gradients, max_norm)
 
     def optimizer(self, factory: Factory) -> ParallelOptimizer:
-        """Create an optimizer of the plan.
+        """Create an optimizer of the plan, by a factory of the parameters by name, in their own shapes.
 
-        Args:
-            factory: Creates an optimizer from the parameters by name, in their own shapes. For example
-                ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
+        For example, the factory is ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
 
         Raises:
             ConfigError: The optimizer looks at whole parameters, as Adafactor and Muon do, and under ZeRO 1 and 2
@@ -378,8 +366,7 @@ class Parallel(nn.Module):
     def plain(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return plain tensors from ones laid out like the module's parameters (such as their average).
 
-        Args:
-            values: By the names of :attr:`module`.
+        Values are by the names of :attr:`module`.
         """
         found = {name: whole(x) for name, x in values.items()}
         return self._full_state.plain(found)
@@ -387,16 +374,14 @@ class Parallel(nn.Module):
     def sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's slices of this stage's plain tensors; see :meth:`sharded_state_dict`.
 
-        Args:
-            values: By the names of :attr:`module`.
+        Values are by the names of :attr:`module`.
         """
-        return self._sharded_state.cut(list(values), ({name: whole(x)} for name, x in values.items()))
+        return self._full_state.cut(list(values), ({name: whole(x)} for name, x in values.items()))
 
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors laid out like the module's parameters, from :meth:`plain` or :meth:`sharded`.
 
-        Args:
-            values: By the plain model's names.
+        Values are by the plain model's names.
         """
         found: dict[str, Tensor] = {}
         for names in self._full_state.joined_together(values):
@@ -406,11 +391,7 @@ class Parallel(nn.Module):
             found |= own
         return found
 
-    def _device(self) -> torch.device:
-        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
 
-
-@functools.cache
 def _is_raised_in(error: BaseException, package: str) -> bool:
     """Return True if a function of a package raised an error; hooks are not around the forward pass."""
     return any(
@@ -418,6 +399,7 @@ def _is_raised_in(error: BaseException, package: str) -> bool:
     )
 
 
+@functools.cache
 def _refuse_foreign_optimizers() -> None:
     """Make every optimizer's step refuse parameters under a plan that another optimizer has to step."""
     register_optimizer_step_pre_hook(_refuse_foreign_step)

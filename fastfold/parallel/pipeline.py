@@ -18,11 +18,11 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, FastFoldError, LostProcessError, first_line
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.groups import shard_sizes
+from fastfold.parallel.comm.groups import shard_slices
 from fastfold.parallel.parallel_model import Parallel
 
 SCHEDULES: dict[str, Any] = {
@@ -123,11 +123,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Inputs, everywhere: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
-        """Run forward passes only.
-
-        Returns:
-            The last stage's result of each microbatch on its rank, an empty list on the others.
-        """
+        """Run forward passes only; return the microbatches' results on the last stage's rank, else an empty list."""
         self._loss = None
         self._run("eval", inputs, everywhere, {})
         return [self._outputs[i] for i in sorted(self._outputs)]
@@ -174,8 +170,8 @@ class Pipeline:
         The first use fixes whether received tensors have gradients.
         """
         shapes = [
-            tuple((tuple(x.shape), x.dtype) for x in _tensors((args, kwargs)))
-            for args, kwargs in zip(self._feed.inputs, self._feed.everywhere, strict=True)
+            tuple((tuple(x.shape), x.dtype) for x in tree_leaves(given) if isinstance(x, Tensor))
+            for given in zip(self._feed.inputs, self._feed.everywhere, strict=True)
         ]
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
@@ -225,12 +221,4 @@ def split_blocks(blocks: Sequence[nn.Module], stages: int) -> list[list[nn.Modul
     """
     if len(blocks) < stages:
         raise ConfigError(f"{len(blocks)} blocks cannot be split into {stages} pipeline stages")
-    sizes = shard_sizes(len(blocks), stages)
-    ends = [sum(sizes[: i + 1]) for i in range(stages)]
-    return [list(blocks[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map_only(Tensor, found.append, tree)
-    return found
+    return [list(blocks[part]) for part in shard_slices(len(blocks), stages)]

@@ -101,11 +101,7 @@ class ParallelPlan:
         return {"dp_replicate": self.dp // self.dp_shard, "dp_shard": self.dp_shard}
 
     def crosses_machines(self, per_machine: int) -> bool:
-        """Return True if a group of ``tp`` or ``dap`` has ranks on several machines.
-
-        Args:
-            per_machine: Number of ranks of a machine.
-        """
+        """Return True if a group of ``tp`` or ``dap`` has ranks on several machines."""
         together = self.tp * self.dap
         return together > 1 and self.ranks > per_machine and per_machine % together != 0
 
@@ -188,12 +184,10 @@ class ParallelPlan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelPlan:
-        """Create a plan from a configuration.
+        """Create a plan from a configuration of the attributes' names; missing keys have their defaults.
 
-        Args:
-            values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``dap`` a
-                mapping ``{size, mode, rows}``, ``zero`` a mapping ``{stage}``. ``dp_replicate`` and ``dp_shard``
-                together set ``dp`` and stage 3. Missing keys have their defaults.
+        ``tp`` may be a mapping ``{size, mode, depth}``, ``dap`` a mapping ``{size, mode, rows}``, ``zero`` a mapping
+        ``{stage}``. ``dp_replicate`` and ``dp_shard`` together set ``dp`` and stage 3.
 
         Raises:
             ConfigError: A key is unknown, or the plan is impossible.

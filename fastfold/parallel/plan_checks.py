@@ -18,12 +18,7 @@ def check_plan(
 ) -> None:
     """Refuse a plan that does not match a model.
 
-    Args:
-        model: The model, not parallel yet.
-        plan: The plan.
-        stages: As of :func:`fastfold.parallel.parallelize`, or None.
-        sequence: As there.
-        dap: As there.
+    The model is not parallel yet; the other arguments are those of :func:`fastfold.parallel.parallelize`.
 
     Raises:
         ConfigError: An argument is missing, or the model does not support an axis; the message names it.
@@ -61,9 +56,7 @@ def check_plan(
 def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
     """Refuse a tied parameter that is cut in some of its places, which would untie it.
 
-    Args:
-        model: The model, not parallel yet.
-        shard_fns: Functions of the layers that are cut, by path.
+    ``shard_fns`` are the paths of the layers that are cut.
 
     Raises:
         ConfigError: A tied parameter is cut in part; the message names two of its places.

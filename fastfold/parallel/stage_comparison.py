@@ -41,10 +41,7 @@ _REMEDY = (
 class StageComparison:
     """One comparison of stages with the plain model, to be made before the first step.
 
-    Args:
-        model: The plain model; it is copied without data.
-        split: Returns the model's stages.
-        ranks: Number of ranks over which stages are spread.
+    The model is copied without data; its stages are spread over ``ranks``.
     """
 
     def __init__(self, model: nn.Module, split: Split, ranks: int) -> None:
@@ -55,11 +52,8 @@ class StageComparison:
     def compare(self, args: Sequence[Any], everywhere: Mapping[str, Any]) -> None:
         """Run model and stages once; later calls return at once.
 
-        A model that does not take the arguments of the stages is not compared.
-
-        Args:
-            args: Arguments of the first stage for a microbatch.
-            everywhere: Keyword arguments of every stage.
+        A model that does not take the arguments of the stages is not compared. The arguments are those of the first
+        stage for a microbatch, those named of every stage.
 
         Raises:
             ConfigError: A stage fails, returns no tensors, or the stages compute something else.
@@ -106,9 +100,7 @@ def _takes(model: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> b
 class _Fingerprints(TorchDispatchMode):
     """Fingerprint of every tensor by what made it.
 
-    Args:
-        names: Names of parameters and buffers by id.
-        inputs: Tensors that are given.
+    ``names`` are those of parameters and buffers by id.
     """
 
     def __init__(self, names: Mapping[int, str], inputs: Any) -> None:

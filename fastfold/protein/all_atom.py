@@ -152,10 +152,7 @@ def chi_angles(aatype: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor,
 def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -> Rigid:
     """Compute global frames of the eight rigid groups of each residue (supplement Algorithm 24).
 
-    Args:
-        aatype: ``[*, N]``.
-        backbone: Backbone frames ``[*, N]``, translations in Å.
-        sin_cos: ``[*, N, 7, 2]`` sine and cosine of the torsion angles.
+    The backbone frames are ``[*, N]`` with translations in Å, sines and cosines of the angles ``[*, N, 7, 2]``.
 
     Returns:
         Frames ``[*, N, 8]``.

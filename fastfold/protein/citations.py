@@ -12,16 +12,8 @@ from importlib import resources
 class Citation:
     """A paper.
 
-    Attributes:
-        key: Short name, for BibTeX too.
-        use: Use of its method in FastFold.
-        title: Title.
-        authors: Names such as ``Jumper, J.``, joined by semicolons.
-        journal: Journal or archive.
-        year: Year.
-        doi: Digital object identifier.
-        volume: Volume; empty without one.
-        pages: First and last page, or number of the article; empty without one.
+    The key is a short name, for BibTeX too. Authors are names such as ``Jumper, J.``, joined by semicolons. Volume and
+    pages, which may be the number of the article, are empty without one.
     """
 
     key: str

@@ -68,11 +68,7 @@ def default_names(protein: Protein) -> AuthorNames:
 
 
 def residue_ranges(numbers: np.ndarray) -> list[list[int]]:
-    """Return first and last number of each run of consecutive residue numbers.
-
-    Args:
-        numbers: ``[N]`` int, ascending; ``N`` is at least 1.
-    """
+    """Return first and last number of each run of consecutive numbers in ``[N]`` ascending ones; N is at least 1."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return [[int(part[0]), int(part[-1])] for part in np.split(numbers, breaks)]
 
@@ -103,10 +99,7 @@ def numbers_of_ranges(ranges: Any, length: int) -> np.ndarray:
 def residue_label(protein: Protein, residue: int, names: AuthorNames | None = None) -> str:
     """Return the name of a residue for messages: ``LYS 15 of chain A``.
 
-    Args:
-        protein: The structure.
-        residue: Index in its arrays.
-        names: Names of its chains and residues; None for A, B, ... and ``protein.residue_index``.
+    Without names, chains are A, B, ... and numbers those of ``protein.residue_index``.
     """
     chain = int(protein.chain_index[residue])
     if names is None:

@@ -18,12 +18,7 @@ _KEY = "bounds"
 class Bounds:
     """Allowed values of a setting; null too, if its type allows it.
 
-    Attributes:
-        least: Smallest allowed value.
-        above: Exclusive lower bound.
-        most: Largest allowed value.
-        below: Exclusive upper bound.
-        choices: All allowed values.
+    ``above`` and ``below`` are exclusive.
     """
 
     least: float | None = None
@@ -61,9 +56,7 @@ class Bounds:
 def bounded(default: Any = MISSING, **bounds: Any) -> Any:
     """Return a dataclass field with bounds.
 
-    Args:
-        default: Default of the setting.
-        **bounds: Attributes of :class:`Bounds`.
+    The bounds are attributes of :class:`Bounds`.
     """
     return field(default=default, metadata={_KEY: Bounds(**bounds)})
 
@@ -76,10 +69,7 @@ def share(default: float | None) -> Any:
 def check_bounds(group: str, schema: Any, values: Mapping[str, object]) -> None:
     """Check all settings of a group against their bounds.
 
-    Args:
-        group: Name of the group.
-        schema: A dataclass with :func:`bounded` fields.
-        values: Settings by name; unset ones (``???``) are not checked.
+    Unset settings (``???``) are not checked; the schema is a dataclass with :func:`bounded` fields.
 
     Raises:
         ConfigError: A setting is outside of its bounds.

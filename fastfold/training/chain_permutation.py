@@ -14,16 +14,11 @@ from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 def exchange_chains(
     predicted_ca: Tensor, batch: Mapping[str, Tensor], copies: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Exchange the labels of a sample's equal chains to fit the prediction (Evans et al. 2021, section 7.3).
+    """Return the batch with the labels of a sample's equal chains exchanged to fit the prediction best.
 
-    Args:
-        predicted_ca: ``[n, 3]`` in Å; detached from the graph.
-        batch: The sample's features of one iteration and its labels.
-        copies: Atoms of the sample's other copies
-            (:func:`fastfold.data.training.complex_sample.complex_sample`); may be empty.
-
-    Returns:
-        The batch, with the labels of the order of chains that fits best.
+    See Evans et al. 2021, section 7.3. ``predicted_ca [n, 3]`` in Å is detached from the graph. The batch has the
+    sample's features of one iteration and its labels; ``copies`` are the atoms of the sample's other copies
+    (:func:`fastfold.data.training.complex_sample.complex_sample`), and may be empty.
     """
     if not copies:
         return dict(batch)
@@ -45,11 +40,8 @@ def exchanged_atoms(
 ) -> dict[str, Tensor]:
     """Return ``all_atom_positions [n, 37, 3]`` (Å) and ``all_atom_mask [n, 37]`` of the chains that fit best.
 
-    Args:
-        predicted_ca: ``[n, 3]`` in Å; detached from the graph.
-        asym_id: ``[n]`` chain of each residue.
-        entity_id: ``[n]``, equal for chains of one sequence.
-        copies: As in :func:`exchange_chains`, not empty.
+    ``asym_id [n]`` is the chain of each residue, and ``entity_id [n]`` equal for chains of one sequence. For the others
+    see :func:`exchange_chains`; ``copies`` is not empty.
     """
     atoms = ("all_atom_positions", "all_atom_mask")
     whole = {name: copies[name] for name in (*atoms, "asym_id", "entity_id", "residue_index")}

@@ -82,8 +82,7 @@ _GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
 def compose_tree(overrides: Sequence[str]) -> DictConfig:
     """Compose the whole configuration; settings without a default may be missing (``???``).
 
-    Args:
-        overrides: As on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
+    Overrides are as on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
 
     Raises:
         ConfigError: A key, choice or value does not exist, has a wrong type or is out of range; the message names the
@@ -108,10 +107,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """Compose the complete and checked configuration of a run.
-
-    Args:
-        overrides: As :func:`compose_tree`.
+    """Compose the complete and checked configuration of a run from overrides of :func:`compose_tree`.
 
     Raises:
         ConfigError: As :func:`compose_tree`; or a setting is missing.
@@ -233,3 +229,37 @@ def _first_lines(error: BaseException) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     place = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     return f"{place}: {lines[0]}" if place else lines[0]
+
+
+def check_settings(config: TrainConfig, tree: ConfigDict) -> None:
+    """Check that the settings of a run go together.
+
+    Raises:
+        ConfigError: Two settings exclude each other; names them and what to set.
+    """
+    _check_weights(config)
+    _check_cluster_rows(tree)
+
+
+def _check_weights(config: TrainConfig) -> None:
+    """Check that weights are given where random ones would be trained by mistake."""
+    finetune = config.finetune
+    if config.model.weights is None and (finetune.from_weights or finetune.lora_rank):
+        remedy = "" if finetune.lora_rank else ", or finetune.from_weights=false to begin with random ones"
+        raise ConfigError(f"expected weights to fine-tune, found none: give model.weights=FILE{remedy}")
+    if finetune.lora_rank and config.optim.name == "muon":
+        raise ConfigError("finetune=lora trains adapters, which muon does not step: set optim=finetune")
+
+
+def _check_cluster_rows(tree: ConfigDict) -> None:
+    """Check that templates, which take rows of the clustered MSA, leave one for the query."""
+    if "data" not in tree:  # a multimer network, whose templates take no rows
+        return
+    data = tree.data
+    templates, rows = data.eval.max_templates, data.eval.max_msa_clusters
+    if data.common.reduce_msa_clusters_by_max_templates and rows <= templates:
+        raise ConfigError(
+            f"expected data.eval.max_msa_clusters above {templates}, because each of {templates} templates takes a row "
+            f"of the clustered MSA, found {rows}: set model.overrides.data.eval.max_msa_clusters={templates + 1} or "
+            "more"
+        )

@@ -49,7 +49,6 @@ class EntryReader:
     packed: RecordFile | None = None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
-        """Read the data of an entry: a chain, or a complex."""
         data = self._read(entry) if entry.record is None else self._packed(entry.record)
         if not entry.has_plddt:
             return data
@@ -95,12 +94,7 @@ class EntryReader:
 class MakeSample:
     """Function that makes the sample of a draw; sent to the loader's workers.
 
-    Attributes:
-        reader: Reader of entries.
-        tree: Config tree of the network.
-        settings: Settings of the samples.
-        seed: Seed of the run.
-        distillation_rows: ``max_rows`` of the settings for predicted structures.
+    ``distillation_rows`` is ``max_rows`` of the settings for predicted structures.
     """
 
     reader: EntryReader
@@ -187,12 +181,7 @@ def takes_templates(tree: Any) -> bool:
 
 
 def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
-    """Describe the source of templates in one line, after checking some entries for hits.
-
-    Args:
-        reader: Reader of entries.
-        entries: All training entries, at least one.
-    """
+    """Describe the source of templates in one line, after checking some entries for hits."""
     masks = "the template stack trains on masks"
     if reader.templates is None:
         return f"without templates: {masks}; to use hits, set data.template_mmcif_dir=DIR, a folder of mmCIF files"

@@ -7,7 +7,7 @@ the sum of base and adapter, and gradients flow to the adapter.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,15 +20,10 @@ from fastfold.utils.module_structure import exchange_modules, move_into
 
 
 class LowRank(nn.Module):
-    """Weight plus a product of rank ``r``: ``W + alpha / rank * B A``.
+    """Weight ``W [c_out, c_in]`` plus a product of rank ``r``: ``W + alpha / rank * B A``.
 
-    ``A [r, c_in]`` starts random and ``B [c_out, r]`` with zeros, so that the sum starts as ``W``. ``r`` is the
-    requested rank, or the smaller side of ``W`` if that is less.
-
-    Args:
-        weight: W ``[c_out, c_in]``; gives size, dtype and device.
-        rank: Requested rank.
-        alpha: Scale of the product, times ``rank``.
+    ``A [r, c_in]`` starts random and ``B [c_out, r]`` with zeros, so that the sum starts as ``W``, whose dtype and
+    device they have. ``r`` is the requested rank, or the smaller side of ``W`` if that is less.
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
@@ -79,7 +74,8 @@ def add_lora(
     for target in targets:
         found = {name: layer for name, layer in layers.items() if target and target in name}
         if not found:
-            raise ConfigError(_unknown("no linear layer's name contains", target, _parts(layers)))
+            parts = {part for name in layers for part in name.split(".") if not part.isdecimal()}
+            raise ConfigError(_unknown("no linear layer's name contains", target, parts))
         adapted |= {name: layer for name, layer in found.items() if layer.weight.requires_grad}
     if not adapted:
         raise ConfigError(
@@ -92,15 +88,10 @@ def add_lora(
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Replace each adapted weight by its sum, which gives a plain network with the original names.
+    """Replace each adapted weight by its sum in place, which gives a plain network with the original names.
 
-    Frozen parameters stay frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``.
-
-    Args:
-        model: Changed in place.
-
-    Returns:
-        The same network; a single layer is replaced.
+    Frozen parameters stay frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``. The result
+    is the same network, but a single layer is replaced.
     """
     adapted = {layer for _, layer in _adapters(model)}
     return exchange_modules(model, lambda part: _merged(part) if part in adapted else part)
@@ -120,15 +111,9 @@ def _merged(layer: Any) -> nn.Module:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Exclude parameters from training.
+    """Exclude parameters of a network from training, and return their names.
 
-    Args:
-        model: Any network; changed in place.
-        patterns: Shell patterns of parameter names, such as ``evoformer.*`` or ``*.norm.weight``; ``*`` also stands
-            for dots.
-
-    Returns:
-        Names of the parameters that the patterns match.
+    Patterns are shell patterns of names, such as ``evoformer.*`` or ``*.norm.weight``; ``*`` also matches dots.
 
     Raises:
         ConfigError: A pattern matches nothing, or nothing is left to train.
@@ -151,10 +136,6 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
             yield name, layer
-
-
-def _parts(names: Iterable[str]) -> set[str]:
-    return {part for name in names for part in name.split(".") if not part.isdecimal()}
 
 
 def _patterns(names: Collection[str]) -> set[str]:

@@ -31,11 +31,7 @@ class Placement:
     def step(self, ok: Tensor | None = None) -> Callable[[], None]:
         """Run the optimizer's step and clear the gradients.
 
-        Args:
-            ok: As in :meth:`fastfold.parallel.ParallelOptimizer.step`.
-
-        Returns:
-            As :meth:`fastfold.parallel.ParallelOptimizer.step`.
+        Argument and result are those of :meth:`fastfold.parallel.ParallelOptimizer.step`.
         """
         undo: Callable[[], None] = self._optimizer.step(ok=ok)
         self._optimizer.zero_grad()
@@ -45,11 +41,7 @@ class Placement:
 class Managed(Placement):
     """Placement by :class:`fastfold.memory.Gemini`, within a budget.
 
-    Args:
-        model: The network, on the host.
-        optimizer: Its optimizer, with or without states.
-        memory: Budget and policy.
-        context: The run's processes, which all make the same decisions.
+    The network is on the host; all processes make the same decisions.
     """
 
     def __init__(

@@ -49,9 +49,7 @@ def axes_of(parallel: ParallelConfig) -> ParallelPlan:
 def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
     """Return the checked plan of a run, before any communication.
 
-    Args:
-        parallel: Group ``parallel``; without ``dp`` data parallelism uses the remaining processes.
-        processes: Number of processes that torchrun started.
+    Without ``dp``, data parallelism uses the remaining of the processes that torchrun started.
 
     Raises:
         ConfigError: The plan is invalid, needs another number of processes, or is not for training.

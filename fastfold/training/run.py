@@ -25,7 +25,7 @@ from fastfold.parallel import DistributedContext, init_distributed, started_proc
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.checkpoint.manifest import Json
-from fastfold.training.compose import network_config, to_yaml
+from fastfold.training.compose import check_settings, network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
     EntryReader,
@@ -35,7 +35,6 @@ from fastfold.training.data import (
     make_loader,
     takes_templates,
 )
-from fastfold.training.lifecycle.checks import check_settings
 from fastfold.training.lifecycle.ownership import owned
 from fastfold.training.lifecycle.settings_history import (
     Change,
@@ -119,10 +118,6 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
             return _Run(config, tree, source, context, loggers).train()
 
 
-def _nothing(step: int, draws: list[tuple[int, str]]) -> None:
-    """Do nothing: another process of the same share records the consumed samples."""
-
-
 def _agree(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse configurations that differ between processes, because such processes would deadlock."""
     of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
@@ -136,15 +131,7 @@ def _agree(config: TrainConfig, context: DistributedContext) -> None:
 
 
 class _Run:
-    """Part of one process in a run.
-
-    Args:
-        config: The run's configuration.
-        tree: Config tree of the network.
-        source: The chains or complexes.
-        context: The run's processes.
-        loggers: Loggers in addition to those of the configuration.
-    """
+    """Part of one process in a run."""
 
     def __init__(
         self,
@@ -162,12 +149,11 @@ class _Run:
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
         self.progress = TrainingProgress(config.trainer.steps, quiet=not context.is_rank_zero)
-        self.loggers = LoggerGroup(
-            [*self._open_loggers(), *loggers] if context.is_rank_zero else [], self._say
-        )
+        self._say = self.progress.say
+        own = [*self._open_loggers(), *loggers] if context.is_rank_zero else []
+        self.loggers = LoggerGroup(own, self._say)
 
     def train(self) -> signal.Signals | None:
-        """Train, and write weights and report."""
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
@@ -182,7 +168,8 @@ class _Run:
         loader = make_loader(self.source, config.data, self.tree, config.trainer.seed, context, replay)
         hooks = Hooks(
             log=self._log,
-            consumed=_nothing if order is None else order.write,
+            # Another process of the same share records the consumed samples.
+            consumed=(lambda step, draws: None) if order is None else order.write,
             validate=self._validate,
             report=self._event,
         )
@@ -269,16 +256,11 @@ class _Run:
 
     # ---- hooks of the loop ---------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
-        self.progress.say(text)
-
     def _event(self, text: str) -> None:
-        """Print a message, and log it as an event."""
         self._say(text)
         self.loggers.event(self.trainer.progress.step, text)
 
     def _leave_report(self, error: TrainingStopped) -> None:
-        """Log the error that stopped the run, and write the report."""
         self.loggers.event(self.trainer.progress.step, str(error))
         if self.context.is_rank_zero:
             with suppress(FastFoldError):  # the error that stopped the run is the one to raise

@@ -48,13 +48,7 @@ class StepSamples:
     busy_s: float = 0.0
 
     def add(self, name: str, numbers: Mapping[str, Tensor], residues: int) -> None:
-        """Add a sample's numbers; the sample is bad unless ``loss`` and ``gradient_norm`` are finite.
-
-        Args:
-            name: Name of the sample.
-            numbers: Scalars by name.
-            residues: Length of the sample.
-        """
+        """Add a sample's numbers; the sample is bad unless ``loss`` and ``gradient_norm`` are finite."""
         self.names.append(name)
         self.residues += residues
         device = numbers["loss"].device
@@ -72,14 +66,8 @@ class StepSamples:
 class StepOutcome:
     """Numbers of a step from all processes; the constructor is a collective.
 
-    Args:
-        samples: This process's samples.
-        keys: Names of the means, the same on all processes.
-        context: The run's processes.
-        known: Numbers of the step that every process knows.
-
-    Attributes:
-        ok: Boolean scalar on the device, True if all samples of all processes were finite.
+    ``keys`` are names of the means, the same on all processes, and ``known`` numbers that every process knows. ``ok``
+    is a boolean scalar on the device, True if all samples of all processes were finite.
     """
 
     def __init__(
@@ -91,18 +79,7 @@ class StepOutcome:
     ) -> None:
         self.samples, self._keys, self._context, self._known = samples, list(keys), context, dict(known)
         device = context.device
-        own = torch.tensor(
-            [
-                0.0,
-                samples.signal,
-                samples.residues,
-                samples.waited_s,
-                samples.flops,
-                samples.counted,
-                samples.busy_s,
-            ],
-            dtype=torch.float64,
-        )
+        own = torch.tensor([0.0, *(getattr(samples, name) for name in _KNOWN[1:])], dtype=torch.float64)
         zero = torch.zeros((), dtype=torch.float64, device=device)
         means = [samples.means.get(key, zero).to(device) for key in self._keys]
         row = torch.cat([upload(own, device), torch.stack(means)]) if means else upload(own, device)
@@ -151,11 +128,8 @@ class StepOutcome:
 def straggling(busy: Sequence[float]) -> Numbers:
     """Return which process computes longest, and how much longer than the mean.
 
-    Args:
-        busy: Seconds of computing by process; empty results where one process is alone or a time is unknown.
-
-    Returns:
-        ``busy_s``, the mean; ``straggling``, the longest by the mean; and ``slowest_rank``.
+    ``busy`` has the seconds of computing by process. The results are ``busy_s``, the mean; ``straggling``, the longest
+    by the mean; and ``slowest_rank``. They are empty where one process is alone or a time is unknown.
     """
     if len(busy) < 2 or min(busy) <= 0:
         return {}
@@ -167,12 +141,12 @@ def straggling(busy: Sequence[float]) -> Numbers:
 class BusyTimer:
     """Time of this process's computation in a step, without a wait for the device.
 
-    Args:
-        device: Where the process computes.
+    Attributes:
+        seconds: Seconds of the last step that has finished; 0 before.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._seconds = device, 0.0
+        self._device, self.seconds = device, 0.0
         self._marks: list[Any] = []
 
     def start(self) -> None:
@@ -180,19 +154,14 @@ class BusyTimer:
         if len(self._marks) == 2:
             first, last = self._marks
             if self._device.type != "cuda":
-                self._seconds = last - first
+                self.seconds = last - first
             elif last.query():
-                self._seconds = first.elapsed_time(last) / 1e3
+                self.seconds = first.elapsed_time(last) / 1e3
         self._marks = [self._mark()]
 
     def stop(self) -> None:
         """End the computation of a step's samples."""
         self._marks = [*self._marks[:1], self._mark()]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the last step that has finished; 0 before."""
-        return self._seconds
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":
@@ -246,12 +215,7 @@ class PendingStep:
         progress.bad_in_a_row = 0
 
     def rollback(self, progress: Progress, names: Iterable[str]) -> None:
-        """Count the step as skipped, and revert its counters; the device has skipped it already.
-
-        Args:
-            progress: Progress of the run.
-            names: Names of the samples that were not finite.
-        """
+        """Count the step as skipped for its bad samples, and revert its counters; the device skipped it already."""
         self.revert_counters()
         progress.skipped += 1
         progress.bad_in_a_row += 1

@@ -65,16 +65,9 @@ class Hooks:
 class Trainer:
     """Trainer of one network on the samples of a loader.
 
-    Args:
-        parallel: The network under the run's plan, on this process's device.
-        tree: Its configuration tree.
-        config: The run's configuration.
-        loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
-            :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
-        context: The run's processes.
-        checkpoints: Checkpoints of the run.
-        ema: The average of the network's weights.
-        hooks: Callbacks.
+    ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
+    :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
+    :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
     """
 
     def __init__(
@@ -172,17 +165,19 @@ class Trainer:
     def _step(self, started: float) -> None:
         """Run one optimisation step over this process's samples; :meth:`_finish_pending` reads its outcome."""
         progress, batch = self.progress, self.config.optim.batch_size
-        step, recycles = progress.step, self._recycles(progress.step)
+        step, trainer = progress.step, self.config.trainer
+        recycles = num_recycles(trainer.seed, step, self.config.data.max_recycles)
+        tree = self.tree if step >= trainer.aligned_error_after else self._early_tree
         samples = StepSamples(batch, signal=self._interrupts.received or 0)
         waited = self.loader.waited_s
         self._busy.start()
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
             self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
-            torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
+            torch.manual_seed(sample_seed(trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
             with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
-                numbers = self._sample(draw.sample, recycles, self._loss_tree(step))
+                numbers = self._sample(draw.sample, recycles, tree)
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
             samples.add(draw.id, numbers, residues)
@@ -209,13 +204,6 @@ class Trainer:
         else:
             with self.placement.params_on_host():
                 self._gradients.discard()
-
-    def _loss_tree(self, step: int) -> Any:
-        """Return the config tree with the weights of the heads at a step."""
-        return self.tree if step >= self.config.trainer.aligned_error_after else self._early_tree
-
-    def _recycles(self, step: int) -> int:
-        return num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
 
     def _update(self, outcome: StepOutcome, ok: Tensor | None) -> Callable[[], None]:
         """Step optimizer and average unless ``ok`` is false on the device; return a function that reverts counters."""
@@ -252,8 +240,11 @@ class Trainer:
         numbers |= flop_rates(numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size)
         self.progress.seconds += seconds
         trainer = self.config.trainer
-        if pending.step % trainer.log_every == 0 or pending.step == trainer.steps:
-            self._log(pending, numbers)
+        is_logged = pending.step % trainer.log_every == 0 or pending.step == trainer.steps
+        if is_logged and self.context.is_rank_zero:
+            progress = self.progress
+            rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
+            self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
 
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: Any) -> dict[str, Tensor]:
         """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
@@ -296,12 +287,6 @@ class Trainer:
                 "samples named"
             )
 
-    def _log(self, pending: PendingStep, numbers: Numbers) -> None:
-        if self.context.is_rank_zero:
-            progress = self.progress
-            rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
-            self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
-
     # ---- state -----------------------------------------------------------------------------------------
 
     def save(self) -> None:
@@ -313,14 +298,9 @@ class Trainer:
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
     def restore(self, resume: str, *, check: Callable[[Json], None] = lambda state: None) -> str | None:
-        """Restore the state of a checkpoint, if there is one.
+        """Restore the state of the checkpoint that ``resume`` means, if there is one; return its folder or URL.
 
-        Args:
-            resume: As ``trainer.resume``.
-            check: Called with a checkpoint's state before its tensors are read.
-
-        Returns:
-            Folder or URL of the checkpoint, or None.
+        ``check`` is called with its state before its tensors are read.
 
         Raises:
             ConfigError: The named checkpoint is damaged, or belongs to another network.
@@ -354,8 +334,6 @@ class Trainer:
         return tensors
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the tensors of :meth:`_tensors`."""
-
         def below(kind: str) -> dict[str, Tensor]:
             return {name[len(kind) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{kind}.")}
 

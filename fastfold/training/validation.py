@@ -179,11 +179,8 @@ def _score_complex(
 class _Fold:
     """Parts of a prediction that are compared.
 
-    Attributes:
-        positions: atom37, ``[N, 37, 3]`` in Å, on the CPU.
-        atom_mask: ``[N, 37]``, on the CPU.
-        lddt: Predicted lDDT ``[N]``, 0 to 1, on the CPU.
-        distogram: Output of the head, or None.
+    ``positions [N, 37, 3]`` in Å, ``atom_mask [N, 37]`` and predicted lDDT ``[N]``, 0 to 1, are on the CPU.
+    ``distogram`` is the output of the head.
     """
 
     positions: Tensor

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from fastfold.errors import ConfigError, OutputError
-from fastfold.training.checkpoint.storage import FolderStorage
+from fastfold.training.checkpoint.storage import Storage
 from fastfold.training.lifecycle.ownership import OWNER
 from fastfold.training.logging.loggers import read_json_lines
 from tests.training.test_train import here
@@ -66,16 +66,16 @@ def test_a_run_whose_last_checkpoint_fails_says_so_in_the_end(
 ) -> None:
     """Its weights are there, but it is not finished: the same command does the last steps again."""
     out = tmp_path / "run"
-    create = FolderStorage.create
+    create = Storage.create
 
-    def full(storage: FolderStorage, path: str) -> AbstractContextManager[BinaryIO]:
+    def full(storage: Storage, path: str) -> AbstractContextManager[BinaryIO]:
         if "step_00000003" in path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return create(storage, path)
 
     steps = ["trainer.steps=3", "trainer.checkpoint_every=1", *ONCE[1:]]
     with monkeypatch.context() as patched:
-        patched.setattr(FolderStorage, "create", full)
+        patched.setattr(Storage, "create", full)
         with pytest.raises(OutputError, match=r"No space left on device.*step_00000002\. Fix it and run"):
             here(data_folder, out, *steps)
     assert (out / "mini.safetensors").is_file()

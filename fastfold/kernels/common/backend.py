@@ -147,9 +147,7 @@ _refused: dict[torch.device, str] = {}
 def leave_to_pytorch(device: torch.device, reason: str) -> None:
     """Choose PyTorch for all later tensors of a device whose GPU is too small for a kernel.
 
-    Args:
-        device: Device with its index.
-        reason: Reason that an explicit request for Triton is refused with.
+    The reason is that with which an explicit request for Triton is refused.
     """
     _refused[device] = reason
 

@@ -40,9 +40,7 @@ class Addition(NamedTuple):
 def is_requested(x: Tensor, backend: str | None) -> bool:
     """Return True if a triangle operator on ``x`` uses cuEquivariance.
 
-    Args:
-        x: Input of the operator, any shape.
-        backend: Argument of the operator, as for :func:`~fastfold.kernels.common.backend.choose_backend`.
+    ``x`` has any shape; ``backend`` is as for :func:`~fastfold.kernels.common.backend.choose_backend`.
 
     Raises:
         ConfigError: The package is not installed, ``x`` is not on an NVIDIA GPU, or its dtype is not supported.
@@ -65,15 +63,7 @@ def is_requested(x: Tensor, backend: str | None) -> bool:
 def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: Any, heads: int) -> Tensor:
     """Compute the update of :func:`fastfold.kernels.gated_attention` with a pair bias.
 
-    Args:
-        x: ``[*, R, N, c]``.
-        bias: ``[*, H, N, N]``.
-        mask: ``[*, R, N]``, or None.
-        parameters: :class:`~fastfold.kernels.ops.gated_attention.eager.GatedAttentionParams`.
-        heads: H.
-
-    Returns:
-        ``[*, R, N, c]``.
+    Shapes are those of the operator, for ``x [*, R, N, c]``.
     """
     w = parameters
     rows, length = x.shape[-3:-1]
@@ -99,14 +89,7 @@ def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: An
 def triangle_multiplication(z: Tensor, mask: Tensor, parameters: Any, outgoing: bool) -> Tensor:
     """Compute the update of :func:`fastfold.kernels.triangle_multiplication`.
 
-    Args:
-        z: ``[*, N, N, c_z]``.
-        mask: ``[*, N, N]``.
-        parameters: :class:`~fastfold.kernels.ops.triangle_multiplication.params.TriangleParams`.
-        outgoing: True for the outgoing contraction, False for the incoming one.
-
-    Returns:
-        ``[*, N, N, c_z]``.
+    Shapes are those of the operator, for ``z [*, N, N, c_z]``.
     """
     w = parameters
 

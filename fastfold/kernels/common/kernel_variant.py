@@ -77,10 +77,8 @@ class KernelVariant:
 class Needs:
     """GPU resources that a compiled kernel needs.
 
-    Attributes:
-        registers: Registers per thread.
-        shared: Bytes of shared memory per program.
-        spills: Bytes per thread that do not fit into registers.
+    They are registers per thread, bytes of shared memory per program, and bytes per thread that do not fit into
+    registers.
     """
 
     registers: int
@@ -93,11 +91,9 @@ def recorded_variants(
 ) -> list[KernelVariant]:
     """Record the launches of a function in every arithmetic and size, for each class of chips.
 
-    Args:
-        launch: Called with a function that makes tensors, and a size. A kernel that it launches twice counts once.
-        size_name: Name of the size in the names of the variants.
-        sizes: All sizes that configurations ship for.
-        suffix: Suffix of the size in these names.
+    ``launch`` gets a function that makes tensors, and a size. A kernel that it launches twice counts once. The sizes
+    are all that configurations ship for, and ``size_name`` and ``suffix`` stand around them in the names of the
+    variants.
     """
     found: dict[str, KernelVariant] = {}
     for (arithmetic, dtype, setting, precision), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):

@@ -44,9 +44,9 @@ def batched(x: Tensor, axes: int = 4) -> Tensor:
     return x.reshape(math.prod(batch), *x.shape[len(batch) :])
 
 
-def batch_elements(x: Tensor, axes: int = 3) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of all elements before the last ``axes`` of ``x``; none if ``x`` is empty."""
-    return itertools.product(*map(range, x.shape[:-axes] if x.numel() else (0,)))
+def batch_elements(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """Yield the indices of all elements before the last three axes of ``x``; none if ``x`` is empty."""
+    return itertools.product(*map(range, x.shape[:-3] if x.numel() else (0,)))
 
 
 def part(x: MaybeTensor, index: tuple[int | slice, ...]) -> MaybeTensor:
@@ -98,12 +98,10 @@ class Rows:
 
 
 def rows_of(*tensors: Tensor, channels_apart: tuple[int, ...] = ()) -> Rows:
-    """Arrange tensors ``[*, c_t]`` with equal leading axes as rows.
+    """Arrange tensors ``[*, c_t]`` with equal leading axes and any strides as rows.
 
-    Args:
-        tensors: Tensors with any strides. A tensor is copied if its channels are not adjacent, or if more than three
-            axes remain after merging.
-        channels_apart: Positions of tensors whose channels may have any stride.
+    A tensor is copied if more than three axes remain after merging, or if its channels are not adjacent and its
+    position is not in ``channels_apart``.
     """
     tensors = tuple(
         t if i in channels_apart or t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()

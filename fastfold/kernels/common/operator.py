@@ -50,17 +50,9 @@ def define_operator(
     fake: Callable[..., Any],
     cost: CostOf = no_products,
 ) -> Operator:
-    """Register ``fastfold::name``, and with a ``backward`` its gradients by ``fastfold::name_backward``.
+    """Register ``fastfold::name`` with the cost of a call, and with a ``backward`` also ``fastfold::name_backward``.
 
-    Args:
-        name: Name in the namespace ``fastfold``.
-        forward: Computes the result.
-        backward: Backward pass, or None.
-        fake: Returns an uninitialised result.
-        cost: Cost of a call.
-
-    Returns:
-        The operator, to be called.
+    ``fake`` returns an uninitialised result of ``forward``.
     """
     operator = torch.library.custom_op(f"fastfold::{name}", forward, mutates_args=())
     operator.register_fake(fake)
@@ -88,12 +80,7 @@ def define_operator(
 
 @dataclass(frozen=True)
 class Operator:
-    """Operator that runs without PyTorch's dispatcher where :func:`runs_directly` allows it.
-
-    Attributes:
-        forward: Computes the result.
-        registered: Operator of PyTorch.
-    """
+    """Operator that runs without PyTorch's dispatcher where :func:`runs_directly` allows it."""
 
     forward: Callable[..., Any]
     registered: Any

@@ -65,12 +65,7 @@ def cast_grads(
 ) -> list[Tensor]:
     """Return gradients in the dtypes of their inputs; empty tensors replace gradients that are not needed.
 
-    Each has its own memory, as results of an operator must.
-
-    Args:
-        grads: Gradients in any floating dtype; None only if not needed.
-        inputs: Tensors that the gradients belong to.
-        needs: True for each input that needs its gradient.
+    Gradients that are needed have any floating dtype. Each result has its own memory, as results of an operator must.
     """
     return [
         x.new_empty(0) if g is None or not need else _ensure_own_storage(g.to(x.dtype))

@@ -26,10 +26,6 @@ class Scratch:
 
     An operator makes its own and drops it when it returns. A scratch that is passed to successive calls keeps its
     buffers for all of them.
-
-    Args:
-        device: Device of the buffers.
-        dtype: Dtype of the buffers.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -138,15 +134,10 @@ def block_positions(channels: int) -> int:
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors with equal leading axes into blocks of at most ``size`` positions.
+    """Yield blocks ``[n, c_t]`` of at most ``size`` positions of tensors ``[*, c_t]`` with equal leading axes.
 
-    Args:
-        size: Positions per block.
-        tensors: ``[*, c_t]`` each, with equal leading axes and any strides.
-
-    Yields:
-        Views ``[n, c_t]`` of the tensors, in row-major order of the positions. Nothing is copied: leading axes that
-        cannot be merged without a copy are walked by index, the outermost first.
+    Strides may be any. The positions are in row-major order. Nothing is copied: leading axes that cannot be merged
+    without a copy are walked by index, the outermost first.
     """
     if all(map(_is_mergeable, tensors)):
         flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]

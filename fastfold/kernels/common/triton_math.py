@@ -87,9 +87,7 @@ def sigmoid(x):
 def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
     """Return the ``input_precision`` of products: exact for float32, unless PyTorch's setting allows tf32.
 
-    Args:
-        x: Operand of the products.
-        config: Configuration of a kernel with entries for ``tf32x3``; None for a kernel without.
+    A kernel with entries for ``tf32x3`` gives its configuration. ``x`` is an operand of the products.
     """
     if x.dtype != torch.float32:
         return "ieee"

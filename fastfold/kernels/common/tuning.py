@@ -110,9 +110,6 @@ def float32_products(device: torch.device) -> str:
     kernels with an entry for it in the table use it. ``ieee``, fused multiply-adds of float32, is for all other chips,
     or if :data:`FLOAT32_VARIABLE` says so.
 
-    Args:
-        device: Device of the kernels.
-
     Raises:
         ConfigError: The variable has another value, or asks a GPU without TF32 for ``tf32x3``.
     """
@@ -131,11 +128,8 @@ def float32_products(device: torch.device) -> str:
 def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
     """Return the configuration of a kernel from the table.
 
-    Args:
-        kernel: Kernel's name in the table.
-        key: Properties that the best configuration depends on, such as dtype and head channels: ``bf16_32``. A missing
-            key takes the entry without ``_tf32x3`` at its end, or else the kernel's entry ``any``.
-        device: Device of the kernel.
+    The key has the properties that the best configuration depends on, such as dtype and head channels: ``bf16_32``. A
+    missing key takes the entry without ``_tf32x3`` at its end, or else the kernel's entry ``any``.
 
     Raises:
         KeyError: The table has no entry for the kernel at all.
@@ -164,14 +158,10 @@ _RECORDING: ContextVar[_Recording | None] = ContextVar("recording", default=None
 
 @contextmanager
 def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
-    """Use the configurations of a class of chips on every device, in this thread.
+    """Use the configurations of a class of :data:`CHIPS` on every device, in this thread.
 
-    Args:
-        chip: Key of :data:`CHIPS`.
-        float32: Result of :func:`float32_products`; None for the default of the class.
-
-    Yields:
-        For each kernel, the class of the entry that was last found: this one, or ``any``.
+    ``float32`` is a result of :func:`float32_products`, by default that of the class. Yields, for each kernel, the
+    class of the entry that was last found: this one, or ``any``.
     """
     recording = _Recording(chip, float32)
     token = _RECORDING.set(recording)

@@ -28,11 +28,7 @@ def forward_positions(channels: int, positions: int) -> int:
     """Return the number of positions per block of a forward pass, which sums nothing over positions.
 
     Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks
-    for each thread.
-
-    Args:
-        channels: Channels of the widest buffer.
-        positions: Number of positions in all blocks.
+    for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks.
     """
     lanes = min(MAX_LANES, torch.get_num_threads())
     return max(
@@ -49,17 +45,9 @@ def for_blocks(
 ) -> None:
     """Call ``work(scratch, *block)`` for each block; on a CPU with several threads, for several blocks at once.
 
-    The number of threads is :func:`torch.get_num_threads`. The result of a block does not depend on its thread; blocks
-    must write to separate places. No gradients are recorded.
-
-    Args:
-        work: Called with buffers that no other call uses meanwhile.
-        blocks: Arguments of each call; the next ones are taken when a thread is free.
-        scratch: Buffers on the device of the blocks; other threads' buffers are kept in it too.
-        lanes: Maximum number of concurrent blocks.
-
-    Raises:
-        Exception: Any exception of ``work`` or ``blocks``; no block is started after it.
+    The number of threads is :func:`torch.get_num_threads`, and at most ``lanes``. Each has its own buffers, which are
+    kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
+    No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
     threads = torch.get_num_threads()
     alone = scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False)

@@ -41,14 +41,9 @@ def mean_of(positions: Tensor) -> Tensor:
 def centred(
     x: Tensor, norm: Norm, eps: float, weight: Tensor, bias: Tensor | None
 ) -> tuple[Norm, Tensor | None]:
-    """Move the mean of the normalised positions from a product's data into its bias.
+    """Move the mean of the positions ``x [*, c]``, normalised by ``norm``, from the data of a product into its bias.
 
-    Args:
-        x: ``[*, c]`` before the normalisation, in any dtype.
-        norm: Scale and shift ``[c]``.
-        eps: Epsilon of the normalisation.
-        weight: ``[N, c]``, weight of the product.
-        bias: ``[N]``, or None.
+    The product's weight is ``[N, c]``, and its bias ``[N]`` or None.
 
     Returns:
         Scale, shift and bias to use instead; unchanged if products with weights are in their own dtype.

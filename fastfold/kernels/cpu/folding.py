@@ -35,10 +35,7 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     in the dtype of the data, so it must beat reduced products by their gain. It is never done in float16: sums of
     products are scaled to fit into it, but folded weights are not.
 
-    Args:
-        like: Tensor of the dtype and device of both sides.
-        right_mask: ``[*, S, J]``.
-        weight: ``[c_z, c * c]``.
+    The mask is ``[*, S, J]`` and the weight ``[c_z, c * c]``; ``like`` has the dtype and device of both sides.
     """
     sequences, columns = right_mask.shape[-2:]
     c_z, c = len(weight), math.isqrt(weight.shape[-1])

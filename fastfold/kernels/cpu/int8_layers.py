@@ -25,11 +25,7 @@ def adds_int8_exactly() -> bool:
 class Int8Weight(nn.Module):
     """Matrix ``[N, K]`` in words of 8 bits, with a scale for each of its N rows.
 
-    Layers that share a matrix share this module.
-
-    Args:
-        weight: ``[N, K]`` of any floating dtype, finite.
-        words: 1, or 2 for steps of a 32nd of their size.
+    Layers that share a matrix share this module. Two words have steps of a 32nd of their size.
     """
 
     words: Tensor
@@ -54,9 +50,8 @@ class Int8Weight(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8Weight:
         scale = self.scale
         super()._apply(fn, recurse)
-        if (
-            self.scale.dtype != torch.float32
-        ):  # the model was cast: scales in 16 bits would change all weights
+        # If the model was cast, scales in 16 bits would change all weights.
+        if self.scale.dtype != torch.float32:
             self.scale = scale.to(self.words.device)
         return self
 
@@ -75,12 +70,7 @@ class _Int8Layer(nn.Module):
 
 
 class Int8Linear(_Int8Layer):
-    """Linear layer ``[*, K] -> [*, N]`` that rounds its input to 8 bits, with a step for each position.
-
-    Args:
-        stored: Its weight, in one word.
-        bias: ``[N]``, or None.
-    """
+    """Linear layer ``[*, K] -> [*, N]`` that rounds its input to 8 bits, with a step for each position."""
 
     def __init__(self, stored: Int8Weight, bias: Tensor | None) -> None:
         super().__init__(stored)
@@ -133,11 +123,7 @@ class StoredLinear(Int8Linear):
 
 
 class Int8Embedding(_Int8Layer):
-    """Embedding ``[*] -> [*, K]`` of rows that are stored in 8 bits.
-
-    Args:
-        stored: Its rows, in one word.
-    """
+    """Embedding ``[*] -> [*, K]`` of rows that are stored in one word of 8 bits."""
 
     def __init__(self, stored: Int8Weight) -> None:
         super().__init__(stored)
@@ -158,8 +144,7 @@ def _check_use(x: Tensor) -> None:
 def refusal(layer: Any) -> str:
     """Return the reason why a layer cannot be stored in 8 bits; empty if it can.
 
-    Args:
-        layer: An :class:`torch.nn.Linear`, an :class:`torch.nn.Embedding`, or a ``Conv1D`` of transformers.
+    It may be an :class:`torch.nn.Linear`, an :class:`torch.nn.Embedding`, or a ``Conv1D`` of transformers.
     """
     weight = layer.weight
     if not isinstance(weight, nn.Parameter):

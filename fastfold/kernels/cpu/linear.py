@@ -209,12 +209,9 @@ class Linear:
 
 
 def join_words(x: Tensor, outputs: int, dim: int) -> Tensor:
-    """Combine the words of each output in place; inverse of :func:`split_into_words` in steps of the last word.
+    """Combine the words of each output along ``dim`` in place, or their sums; inverse of :func:`split_into_words`.
 
-    Args:
-        x: Words or their sums; of size ``outputs``, or twice that for two words, along ``dim``.
-        outputs: Number of outputs.
-        dim: Axis of the outputs.
+    The result is in steps of the last word. There are as many words as ``outputs``, or twice as many.
     """
     if x.shape[dim] == outputs:
         return x
@@ -247,16 +244,11 @@ def _round_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
 
 
 def _is_column_major(x: Tensor) -> bool:
-    """Return True if a matrix is column-major."""
     return x.stride(0) == 1 != x.stride(1)
 
 
 def split_into_words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split a weight into words of 8 bits, all first words before all second ones.
-
-    Args:
-        weight: ``[N, K]``, float32.
-        count: 1 or 2.
+    """Split a float32 weight ``[N, K]`` into one or two words of 8 bits, all first words before all second ones.
 
     Returns:
         Words, int8 ``[count * N, K]``, and the scales ``[N]`` of the last words.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -27,30 +27,28 @@ def exact_products(device: torch.device) -> Iterator[None]:
     without them multiply exactly, which is tested once. On other processors, and if the caller has changed the setting,
     nothing changes. The setting is the process's.
 
-    Args:
-        device: Device of the products; on a GPU see
-            :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
+    For GPUs see :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
     if device.type == "cuda":
         with exact_on_gpu():
             yield
-        return
-    if device.type != "cpu" or not multiplied_by_onednn():
-        yield
-        return
-    with _by_onednn():
+    elif device.type == "cpu" and multiplied_by_onednn():
+        with _by_onednn(True):
+            yield
+    else:
         yield
 
 
 @contextmanager
-def _by_onednn() -> Iterator[None]:
-    torch.set_float32_matmul_precision("medium")
-    token = _ONEDNN_MULTIPLIES.set(True)
+def _by_onednn(chosen: bool) -> Iterator[None]:
+    settings = {True: "medium", False: "highest"}
+    torch.set_float32_matmul_precision(settings[chosen])
+    token = _ONEDNN_MULTIPLIES.set(chosen)
     try:
         yield
     finally:
         _ONEDNN_MULTIPLIES.reset(token)
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(settings[not chosen])
 
 
 @contextmanager
@@ -60,16 +58,8 @@ def small_products() -> Iterator[None]:
     For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than MKL
     takes to compute it.
     """
-    if not _ONEDNN_MULTIPLIES.get():
+    with _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext():
         yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    token = _ONEDNN_MULTIPLIES.set(False)
-    try:
-        yield
-    finally:
-        _ONEDNN_MULTIPLIES.reset(token)
-        torch.set_float32_matmul_precision("medium")
 
 
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
@@ -92,10 +82,8 @@ def onednn_multiplies() -> bool:
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute ``x Wᵀ + b`` by oneDNN, whatever the process's setting; other threads may change it.
 
-    Args:
-        x: ``[n, K]``, in float32, or in bfloat16 if :func:`multiplies_bfloat16`.
-        weight: ``[N, K]``, of the same dtype, or the result of :func:`pack_weight`.
-        bias: ``[N]``, in float32, or None.
+    ``x [n, K]`` and the weight ``[N, K]``, or the result of :func:`pack_weight`, are in float32, or in bfloat16 if
+    :func:`multiplies_bfloat16`. The bias ``[N]`` is in float32.
     """
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
@@ -106,9 +94,7 @@ def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
     The product is the same bit for bit. Without this, every call packs the weight again.
 
-    Args:
-        weight: ``[N, K]``, as :func:`onednn_linear` takes it.
-        rows: Number of rows of most calls.
+    The weight is ``[N, K]``; most calls have ``rows`` rows.
     """
     found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return found
@@ -155,7 +141,7 @@ def _is_exact() -> bool:
     for rows, inner, columns in ((512, 256, 128), (37, 100, 129), (1, 64, 64)):
         a = torch.randn(rows, inner, generator=generator)
         b = torch.randn(inner, columns, generator=generator)
-        with _by_onednn():
+        with _by_onednn(True):
             found = a @ b
         linear = onednn_linear(a, b.t().contiguous())
         exact = a.double() @ b.double()

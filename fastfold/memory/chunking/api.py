@@ -127,7 +127,8 @@ def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
     sources: list[Any] = []
     for number, source in enumerate(graph.sources):
         layout = graph.layouts[number]
-        value = without_contents(layout) if isinstance(layout, Layout) else _constant(graph, source.position)
+        constant = graph.inputs[source.position] if source.position >= 0 else None
+        value = without_contents(layout) if isinstance(layout, Layout) else constant
         if isinstance(value, Tensor):
             if source.kind == "input":
                 device.hold(value)
@@ -137,7 +138,3 @@ def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
     with device.running(), torch.no_grad():
         Program(graph, steps).run(sources, sample=True)
     return device.mark()
-
-
-def _constant(graph: Graph, position: int) -> Any:
-    return graph.inputs[position] if position >= 0 else None

@@ -18,15 +18,7 @@ class ChunkedModule(nn.Module):
     """Chunked form of a module, returned by :func:`fastfold.memory.autochunk`.
 
     Inputs and outputs are those of the module. Its parameters are read at each call, so weights can be loaded later.
-
-    Args:
-        module: Original module.
-        program: Its operations in chunks, in order.
-        plan: Summary of the chunks.
-        donate: True if inputs may be overwritten.
-
-    Attributes:
-        plan: Summary of the chunks.
+    With ``donate`` inputs may be overwritten.
     """
 
     def __init__(self, module: nn.Module, program: Program, plan: ChunkPlan, *, donate: bool) -> None:
@@ -41,10 +33,8 @@ class ChunkedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's result, equal within rounding.
 
-        Args:
-            args: Positional arguments like the example's: equal shapes, dtypes and devices, and equal values of
-                arguments that are not tensors.
-            kwargs: Keyword arguments, in the same way.
+        The arguments are like the example's: equal shapes, dtypes and devices, and equal values of those that are not
+        tensors.
 
         Raises:
             ConfigError: Gradients are recorded, the module's mode, dtype or device has changed, or the arguments differ
@@ -86,8 +76,7 @@ class ChunkedModule(nn.Module):
                 f"{name}: expected a tensor, as in the example of autochunk, found {type(value).__name__}"
             )
         found = Layout.of(value)
-        same = (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
-        if not same or (self._donate and found != expected):
+        if found.kind != expected.kind or (self._donate and found != expected):
             raise ConfigError(
                 f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, "
                 f"and was {list(expected.shape)} {expected.dtype} on {expected.device} with strides "
@@ -121,17 +110,12 @@ class ChunkedModule(nn.Module):
                 "the mode of the module, train() or eval(), has changed since autochunk was called: call it again"
             )
         for number, source in enumerate(graph.sources):
-            if source.kind in ("parameter", "buffer") and sources[number] is not None:
-                found, expected = Layout.of(sources[number]), graph.layout(number)
-                if (found.shape, found.dtype, found.device) != (
-                    expected.shape,
-                    expected.dtype,
-                    expected.device,
-                ):
-                    raise ConfigError(
-                        f"the shape, dtype or device of {source.name} has changed since autochunk was called: call it "
-                        "again"
-                    )
+            if source.kind not in ("parameter", "buffer") or sources[number] is None:
+                continue
+            if Layout.of(sources[number]).kind != graph.layout(number).kind:
+                raise ConfigError(
+                    f"the shape, dtype or device of {source.name} has changed since autochunk was called: call it again"
+                )
         memories = [
             value.untyped_storage().data_ptr()
             for value in inputs

@@ -75,10 +75,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
     """Return the parts of arguments for a part of a result along ``dim``; None without a rule.
 
-    Args:
-        graph: Graph of the operation.
-        operation: The operation.
-        dim: Dimension of the result, counted from 0. For several results, of each of them.
+    The dimension is counted from 0; for several results it is that of each of them.
     """
     call = Call(graph, operation)
     if operation.name == "getitem":
@@ -128,7 +125,6 @@ rule("zeros_like", "ones_like", "full_like")(elementwise)
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod")
 def _along_one(call: Call, dim: int) -> Cut | None:
-    """Apply the rule of operators whose values depend on each other along one dimension."""
     return None if place(call["dim"], len(call.out)) == dim else Cut({("self",): dim})
 
 
@@ -151,23 +147,10 @@ def _batch_norm(call: Call, dim: int) -> Cut | None:
 
 
 @rule(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "prod",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "var",
-    "std",
-    "max",
-    "min",
+    *("sum", "mean", "amax", "amin", "prod", "any", "all", "max", "min"),
+    *("argmax", "argmin", "logsumexp", "var", "std"),
 )
 def _reduction(call: Call, dim: int) -> Cut | None:
-    """Apply the rule of reductions: dimensions that are not summed."""
     given = call["dim"]
     if given is None or given == []:
         return None

@@ -34,11 +34,7 @@ _RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
 
 @dataclass(frozen=True)
 class Ref:
-    """Reference to a value that an operation uses.
-
-    Attributes:
-        index: Number of the value.
-    """
+    """Reference to a value that an operation uses."""
 
     index: int
 
@@ -58,6 +54,11 @@ class Layout:
         return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """Shape, dtype and device, without the strides."""
+        return self.shape, self.dtype, self.device
+
+    @property
     def nbytes(self) -> int:
         """Size of the elements in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
@@ -67,10 +68,8 @@ class Layout:
 class Source:
     """Value that exists before the first operation.
 
-    Attributes:
-        kind: ``parameter``, ``buffer``, ``constant`` or ``input``.
-        name: Name in the module; for an input, the argument's name.
-        position: Place among the inputs; -1 for other kinds.
+    Its kind is ``parameter``, ``buffer``, ``constant`` or ``input``. The position is the place among the inputs; -1 for
+    other kinds.
     """
 
     kind: str
@@ -82,11 +81,9 @@ class Source:
 class Operation:
     """Call of an operator.
 
-    Attributes:
-        index: Number of the value that it computes.
-        target: The operator, or ``operator.getitem`` for one of several results.
-        given: Arguments by name, with :class:`Ref` for values.
-        named: Names of keyword arguments.
+    ``index`` is the number of the value that it computes. The target is the operator, or ``operator.getitem`` for one
+    of several results. ``given`` has arguments by name, with :class:`Ref` for values, and ``named`` the names of
+    keyword arguments.
     """
 
     index: int
@@ -166,11 +163,8 @@ def export_graph(
 ) -> Graph:
     """Export a module.
 
-    Args:
-        module: Any module, in the mode in which it will run.
-        args: Example of the positional arguments.
-        kwargs: Example of the keyword arguments.
-        decompositions: Operators to decompose, with functions that replace them.
+    The module is in the mode in which it will run, the arguments are examples, and functions of ``decompositions``
+    replace operators.
 
     Raises:
         ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or

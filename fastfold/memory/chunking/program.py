@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,7 @@ from fastfold.memory.chunking.steps import Loop, Step, computed_values, on_meta,
 
 
 class Program:
-    """Executable steps of a graph.
-
-    Args:
-        graph: Graph of the module.
-        steps: All of its steps, in order.
-    """
+    """Executable steps of a graph."""
 
     def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
         self.graph, self.steps = graph, tuple(steps)
@@ -37,16 +32,16 @@ class Program:
     def run(self, sources: Sequence[Any], *, sample: bool = False) -> list[Any]:
         """Compute the flat results without recording gradients.
 
-        Args:
-            sources: First values of the graph.
-            sample: The values are on the device ``meta``. Of each loop, only the first two chunks and the last one run,
-                to measure their memory.
+        ``sources`` are the first values of the graph. With ``sample`` they are on the device ``meta``. Of each loop,
+        only the first two chunks and the last one run, to measure their memory.
         """
         values: dict[int, Any] = dict(enumerate(sources))
         for number, step in enumerate(self.steps):
             if isinstance(step, int):
                 operation = self.graph.operation(step)
-                values[step] = _call(operation, _filled(operation, values), sample)
+                given = _arguments(operation, lambda _, x: values[x.index] if isinstance(x, Ref) else x)
+                values[step] = _call(operation, given, sample)
+                del given
             else:
                 self._loop(step, values, self._inner[number], sample)
             for value in self._leaving[number]:
@@ -106,20 +101,14 @@ class Program:
             item = operation.given["item"]
             return {item: found[item].narrow(dim, start, length)}
 
-        return {
-            name: [part((name, i), item) for i, item in enumerate(value)]
-            if isinstance(value, list | tuple)
-            else part((name,), value)
-            for name, value in operation.given.items()
-        }
+        return _arguments(operation, part)
 
 
-def _filled(operation: Operation, values: Mapping[int, Any]) -> dict[str, Any]:
-    def filled(value: Any) -> Any:
-        return values[value.index] if isinstance(value, Ref) else value
-
+def _arguments(operation: Operation, fill: Callable[[Path, Any], Any]) -> dict[str, Any]:
     return {
-        name: [filled(item) for item in value] if isinstance(value, list | tuple) else filled(value)
+        name: [fill((name, i), item) for i, item in enumerate(value)]
+        if isinstance(value, list | tuple)
+        else fill((name,), value)
         for name, value in operation.given.items()
     }
 
@@ -138,14 +127,10 @@ def _inner_leaving(graph: Graph, loop: Loop) -> dict[int, list[int]]:
     """Return the values of a chunk that are not used after each operation."""
     last: dict[int, int] = {}
     for member in loop.members:
-        last |= dict.fromkeys(_members(graph, member, loop.inside), member)
+        last |= {value: member for value in graph.operation(member).inputs if value in loop.inside}
         last[member] = member
     found: dict[int, list[int]] = {}
     for value, member in last.items():
         if value not in loop.reuse:
             found.setdefault(member, []).append(value)
     return found
-
-
-def _members(graph: Graph, member: int, inside: frozenset[int]) -> Iterable[int]:
-    return (index for _, index in graph.operation(member).values() if index in inside)

@@ -14,11 +14,8 @@ from fastfold.memory.chunking.steps import Loop, Step, computed_values, used_val
 class Flow:
     """Values that can be computed in chunks, up to one end value.
 
-    Attributes:
-        end: The end value.
-        length: Length of its chunked dimension.
-        dims: Chunked dimension of each value.
-        cuts: Parts of arguments for a chunk of each value.
+    ``length`` is that of the chunked dimension of ``end``. ``dims`` has that dimension of each value, and ``cuts`` the
+    parts of arguments for a chunk of each value.
     """
 
     end: int
@@ -54,14 +51,8 @@ def dissolved(steps: Sequence[Step]) -> list[int]:
 def flow_back(graph: Graph, cuts: Cuts, span: Sequence[Step], end: int, dim: int) -> Flow | None:
     """Follow a dimension of a value back as far as possible.
 
-    A value needed along two dimensions, or as a whole, is computed before the loop, and so are its inputs.
-
-    Args:
-        graph: Graph of the module.
-        cuts: Rules of its operations.
-        span: Steps that may take part; loops do not.
-        end: Chunked value of one of the steps.
-        dim: Dimension of the end value.
+    A value needed along two dimensions, or as a whole, is computed before the loop, and so are its inputs. Steps of
+    ``span`` may take part, but loops do not; ``end`` is the chunked value of one of them.
     """
     layout = graph.layouts[end]
     if not isinstance(layout, Layout):
@@ -87,11 +78,7 @@ def flow_back(graph: Graph, cuts: Cuts, span: Sequence[Step], end: int, dim: int
 def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[int]) -> list[Step]:
     """Convert the part of consecutive steps that belongs to a flow to a loop.
 
-    Args:
-        graph: Graph of the module.
-        span: Consecutive steps.
-        flow: Values that can be computed in chunks.
-        needed: Values that later steps or the caller use.
+    The steps of ``span`` are consecutive; later steps or the caller use the values ``needed``.
 
     Returns:
         Steps that the loop uses, the loop, and the remaining steps. A value that is also needed as a whole is computed

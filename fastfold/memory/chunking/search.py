@@ -35,9 +35,7 @@ _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "sca
 class Chosen:
     """Result of a search.
 
-    Attributes:
-        profile: Memory of the steps.
-        target: Bytes that they should fit.
+    ``target`` is the bytes that they should fit.
     """
 
     profile: Profile
@@ -56,11 +54,8 @@ _Rank = tuple[int, float, int]
 class _Region:
     """Context of a region.
 
-    Attributes:
-        start: Live values before it.
-        needed: Values that are used after it.
-        target: Bytes that it should fit.
-        once: Work of its operations without repetition.
+    ``start`` has the live values before it, and ``needed`` those used after it. ``once`` is the work of its operations
+    without repetition.
     """
 
     start: State
@@ -72,9 +67,7 @@ class _Region:
 class Search:
     """Search for regions of one graph.
 
-    Args:
-        memory: Memory of the graph's values.
-        donate: True if inputs may be overwritten.
+    With ``donate`` inputs may be overwritten.
     """
 
     def __init__(self, memory: Memory, *, donate: bool) -> None:

@@ -228,13 +228,8 @@ def profile(
 ) -> Profile:
     """Count the live bytes at each step, without parameters and buffers.
 
-    Args:
-        memory: Memory of the graph's values.
-        steps: All steps in order, or some consecutive ones.
-        donate: True if inputs may be overwritten.
-        start: State before the first step; None for the inputs.
-        needed: Values used after the last step; None for the results.
-        states: True to record the state before each step.
+    The steps are all in order, or some consecutive ones between a state and values that are ``needed`` afterwards. With
+    ``donate`` inputs may be overwritten, and with ``states`` the state before each step is recorded.
     """
     graph, sources = memory.graph, len(memory.graph.sources)
     start = State.first(memory) if start is None else start

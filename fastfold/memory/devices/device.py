@@ -17,11 +17,7 @@ from fastfold.memory.planner.schedule import BudgetError
 class DeviceFull(RuntimeError):
     """Allocation that exceeds the device's budget.
 
-    Args:
-        wanted: Bytes of the allocation.
-        used: Bytes in use.
-        budget: Budget of the device in bytes.
-        what: Name of the allocation in the message.
+    Sizes are in bytes; ``what`` is the name of the allocation in the message.
     """
 
     def __init__(self, wanted: int, used: int, budget: int, what: str) -> None:
@@ -48,12 +44,7 @@ class EarlyCopy:
 class Device(Tier):
     """Device with a budget, which chunks share with the tensors made by operators.
 
-    Args:
-        budget: Budget in bytes.
-        device: PyTorch's device.
-
-    Attributes:
-        received: Bytes of chunks copied from other tiers.
+    ``received`` is bytes of chunks copied from other tiers.
     """
 
     name = "device"
@@ -113,11 +104,7 @@ class Device(Tier):
     def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copy a tensor to its place on the host; the copy is complete after :meth:`settle`.
 
-        Args:
-            tensor: Tensor on this device, not used here again.
-            target: Tensor of its shape and dtype on the host.
-            to: Tier of ``target``.
-            add: True to add to ``target``.
+        ``target`` has its shape and dtype and is in the tier ``to``. The tensor is not used here again.
         """
         with self.host_work(), torch.no_grad():
             self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None, to=to)
@@ -198,12 +185,7 @@ class Device(Tier):
 
 
 class CudaDevice(Device):
-    """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload.
-
-    Args:
-        budget: Bytes for chunks and activations together.
-        device: For example ``cuda:0``.
-    """
+    """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload."""
 
     def __init__(self, budget: int, device: torch.device) -> None:
         super().__init__(budget, device)

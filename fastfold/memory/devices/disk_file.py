@@ -31,10 +31,7 @@ _PIECE = 1 << 22
 def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap, int]:
     """Create an anonymous file of zeros, map it into memory, and reserve its blocks on the disk.
 
-    Args:
-        folder: Folder on the disk.
-        nbytes: Size in bytes.
-        keep: True to keep the file open.
+    ``keep`` keeps the file open.
 
     Returns:
         The map, and the file's descriptor; -1 if the file was closed.
@@ -75,9 +72,7 @@ class DiskFile:
 
     The file is removed with this object, and when the process ends in any way.
 
-    Args:
-        folder: Folder on the disk.
-        nbytes: Size in bytes, the sum of all parts rounded up to multiples of :data:`PAGE`.
+    The size in bytes is the sum of all parts rounded up to multiples of :data:`PAGE`.
 
     Raises:
         OutputError: The disk is full.
@@ -117,9 +112,7 @@ class DiskFile:
     def write(self, start: int, source: Tensor) -> None:
         """Write flat memory to a part without reading whole pages first; thread-safe.
 
-        Args:
-            start: Offset in bytes.
-            source: Contiguous tensor on the host.
+        ``start`` is an offset in bytes, the source a contiguous tensor on the host.
         """
         data = source.reshape(-1).view(torch.uint8).numpy().data
         if not self._coherent:

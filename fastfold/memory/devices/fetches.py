@@ -66,12 +66,7 @@ class Fetches:
     ) -> None:
         """Add a queued copy.
 
-        Args:
-            target: Final place on the host.
-            staged: Staging buffer; None if the copy goes to ``target`` directly.
-            add: True to add to ``target``.
-            event: Event at the end of the copy; None if it has ended.
-            to: Tier of ``target``.
+        A copy without ``staged`` goes to ``target`` directly; one without ``event`` has ended.
         """
         self._queue.append(_Fetch(event, staged, target, add, to))
         self._waiting += self._queue[-1].waiting

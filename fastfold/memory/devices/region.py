@@ -10,11 +10,7 @@ from torch.utils.weak import TensorWeakRef
 
 
 class Region:
-    """Block of host memory whose parts are used independently.
-
-    Args:
-        memory: Flat tensor of bytes.
-    """
+    """Block of host memory, a flat tensor of bytes, whose parts are used independently."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory

@@ -132,7 +132,6 @@ class SimulatedDevice(Device):
         return tensor
 
     def _place(self, key: int, size: int) -> None:
-        """Change the size of a tensor in the allocator."""
         if self.allocator is None:
             return
         before = self._blocks.pop(key, None)

@@ -24,12 +24,7 @@ _WAITING_FILE = 1 << 26
 class Tier:
     """Tier of memory with flat buffers; this class uses the host's memory.
 
-    Args:
-        pinned: True to pin the memory, so that copies to a GPU are asynchronous.
-
-    Attributes:
-        used: Bytes of chunks in this tier.
-        peak: Largest value of ``used``.
+    Copies from pinned memory to a GPU are asynchronous. ``used`` is bytes of chunks, and ``peak`` its largest value.
     """
 
     name = "host"
@@ -91,8 +86,7 @@ class Tier:
 class NvmeTier(Tier):
     """Anonymous memory-mapped files, which are removed even if the process is killed.
 
-    Args:
-        folder: Folder on the disk; None for the system's folder of temporary files.
+    They are in the system's folder of temporary files by default.
     """
 
     name = "nvme"
@@ -107,9 +101,8 @@ class NvmeTier(Tier):
     def preallocate(self, nbytes: int) -> None:
         """Reserve one file for the buffers of :meth:`allocate_kept`.
 
-        Args:
-            nbytes: Sum of their sizes in bytes, each rounded up to a multiple of
-                :data:`~fastfold.memory.devices.disk_file.PAGE`.
+        ``nbytes`` is the sum of their sizes, each rounded up to a multiple of
+        :data:`~fastfold.memory.devices.disk_file.PAGE`.
 
         Raises:
             OutputError: The disk is full.

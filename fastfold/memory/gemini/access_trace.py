@@ -50,14 +50,7 @@ class PassKey:
 def pass_key(
     name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[PassKey, int]:
-    """Return the key of a call, and the number of elements of its inputs.
-
-    Args:
-        name: Name of the module in the model.
-        module: Called module.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Return the key of a call, and the number of elements of its inputs."""
     leaves = tree_leaves((args, sorted(kwargs.items())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     shapes = tuple(tuple(1 << (n - 1).bit_length() if n else 0 for n in t.shape) for t in tensors)
@@ -71,14 +64,9 @@ def pass_key(
 class Trace:
     """Recorded cycle.
 
-    Args:
-        keys: Keys of its passes.
-        elements: Number of input elements of each pass.
-        starts: First access of each pass.
-        accesses: Chunks and other memory, in order.
-        before: Bytes of other tensors at the beginning of each access.
-        spans: Saved tensors of the forward pass, which can be offloaded.
-        kept: Spans that were not offloaded; they count as other memory.
+    Each pass has a key, a number of input elements and a first access. ``before`` is bytes of other tensors at the
+    beginning of each access. ``spans`` are saved tensors of the forward pass, which can be offloaded; those in ``kept``
+    were not, and count as other memory.
     """
 
     keys: tuple[PassKey, ...]
@@ -180,10 +168,9 @@ class TraceBook:
         return None
 
     def keep(self, trace: Trace) -> Trace:
-        """Store a cycle as the latest, with the largest memory ever recorded at each access.
+        """Store a cycle as the latest, with the largest memory ever recorded at each access, and return it.
 
-        Returns:
-            The stored cycle; the earlier object if nothing has changed.
+        If nothing has changed, the earlier object stays.
         """
         if any(key.opaque for key in trace.keys):
             return trace
@@ -197,7 +184,10 @@ class TraceBook:
             )
             elements = tuple(map(max, known.elements, trace.elements))
             before = tuple(map(max, known.before, trace.before))
-            spans = {key: _larger(span, known.spans.get(key)) for key, span in trace.spans.items()}
+            spans = {
+                key: replace(span, size=max(span.size, known.spans.get(key, span).size))
+                for key, span in trace.spans.items()
+            }
             trace = replace(trace, elements=elements, accesses=accesses, before=before, spans=spans)
             if trace == known:
                 trace = known
@@ -207,7 +197,3 @@ class TraceBook:
 
 def _chunks(trace: Trace) -> list[frozenset[Chunk]]:
     return [access.chunks for access in trace.accesses]
-
-
-def _larger(span: Span, other: Span | None) -> Span:
-    return span if other is None or other.size <= span.size else replace(span, size=other.size)

@@ -46,14 +46,9 @@ class Ledger(Protocol):
 
 
 class _Saved:
-    """Tensor saved by autograd, on the device or as a host copy.
+    """Tensor saved by autograd, on the device or as a host copy; one without a key in the step is never moved.
 
     It is detached from its graph, because the graph refers to its saved tensors: a cycle would keep both alive.
-
-    Args:
-        tensor: Saved tensor.
-        key: Key in the step; None for a tensor that is never moved.
-        host_copy: Copy on the host, if the tensor is offloaded.
     """
 
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
@@ -79,15 +74,8 @@ class _Saved:
 class SavedTensors:
     """Manager of the tensors that autograd saves in one model.
 
-    Args:
-        device: Device of the model.
-        host: Tier of offloaded tensors.
-        ledger: Planner.
-
-    Attributes:
-        sent: Bytes offloaded so far; the same number returns.
-        waited: Bytes that returned only at their use.
-        recomputed: Calls of blocks that were recomputed.
+    ``sent`` is bytes offloaded so far; the same number returns, and ``waited`` is the part that returned only at its
+    use. ``recomputed`` counts calls of blocks.
     """
 
     def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:
@@ -140,11 +128,7 @@ class SavedTensors:
     def manage(self, blocks: Iterable[nn.Module]) -> Callable[[], None]:
         """Recompute modules in the backward pass where their saved tensors do not stay.
 
-        Args:
-            blocks: Modules whose forward pass is deterministic for equal random numbers.
-
-        Returns:
-            Function that undoes it.
+        Their forward pass is deterministic for equal random numbers. The result is a function that undoes it.
         """
         wrapped = list(dict.fromkeys(blocks))
         before = [block.__dict__.get("forward") for block in wrapped]

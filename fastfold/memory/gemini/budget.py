@@ -44,11 +44,7 @@ def kept_bytes(
 ) -> int:
     """Return the bytes of parameters, gradients and optimizer states.
 
-    Args:
-        own: Chunks whose optimizer states are in this process.
-        chunks: All chunks.
-        optimizer: Optimizer; None for inference.
-        multiple: Alignment of each tensor in bytes.
+    Optimizer states of the chunks ``own`` are in this process; each tensor is aligned to ``multiple`` bytes.
     """
 
     def rounded(nbytes: int) -> int:
@@ -64,9 +60,7 @@ def kept_bytes(
 def check_host(kept: int, chunks: Sequence[Chunk]) -> None:
     """Refuse a model that exceeds the host's free memory, including limits of control groups.
 
-    Args:
-        kept: Bytes of parameters, gradients and optimizer states.
-        chunks: Parameters; those on the host already need no further memory.
+    Kept are the bytes of parameters, gradients and optimizer states; chunks on the host already need no further memory.
 
     Raises:
         BudgetError: The memory is insufficient; names the bytes needed.

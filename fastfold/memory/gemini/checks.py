@@ -30,10 +30,6 @@ class NotCopied:
 def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
     """Refuse a model that cannot be managed.
 
-    Args:
-        model: Model that is not managed yet.
-        optimizer: Optimizer of its parameters, if it is trained.
-
     Raises:
         ConfigError: A parameter is managed already or has a hook that would see an incomplete gradient; a module has
             sparse gradients; the optimizer has other parameters, or does not treat each parameter alone.

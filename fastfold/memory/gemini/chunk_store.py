@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class ChunkStore:
         self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
         self._away.append([self._blank(slot) for slot in chunk.slots])
         self._place(chunk, self._here if self.fixed else self._away)
-        chunk.manage(self.fixed, self._copy_of, self._add_gradient)
+        chunk.manage(self.fixed, self._copy_of, partial(self._store_gradient, chunk))
 
     @staticmethod
     def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
@@ -218,9 +219,6 @@ class ChunkStore:
             return slot.view(self._copies[chunk.index]).clone()
         return slot.view(self._host_copies[chunk.index]).to(self.device.device, copy=True)
 
-    def _add_gradient(self, slot: Slot, gradient: Tensor) -> None:
-        self._store_gradient(self.place_of(slot.parameter)[0], slot, gradient)
-
     def _store_gradient(self, chunk: Chunk, slot: Slot, gradient: Tensor) -> None:
         add = slot.name in chunk.arrived
         with self.device.host_work(), torch.no_grad():
@@ -263,10 +261,7 @@ class ChunkStore:
 
     @contextmanager
     def params_on_host(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
-        """Make parameters and their gradients plain tensors on the host inside; they may be changed.
-
-        Args:
-            chunks: Chunks of these parameters; None for all.
+        """Make parameters of some or all chunks, and their gradients, plain on the host inside; they may be changed.
 
         Raises:
             ConfigError: The optimizer has begun to step some of them.

@@ -57,13 +57,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 @dataclass
 class Slot:
-    """Place of a parameter in its chunk.
-
-    Args:
-        name: First name of the parameter in the model.
-        parameter: The parameter.
-        offset: First element within the chunk.
-    """
+    """Place of a parameter, with its first name in the model, in its chunk; ``offset`` is its first element there."""
 
     name: str
     parameter: nn.Parameter
@@ -85,10 +79,7 @@ class Slot:
 class Chunk:
     """Parameters that move together.
 
-    Args:
-        index: Number of the chunk.
-        slots: Places of its parameters.
-        numel: Number of elements, including gaps and the unused end.
+    The number of elements includes gaps and the unused end.
 
     Attributes:
         state: Changed only by :meth:`become`, which makes the parameters plain while an operator uses them.
@@ -106,12 +97,9 @@ class Chunk:
     def manage(
         self, readable: bool, read: Callable[[Slot], Tensor], add_gradient: Callable[[Slot, Tensor], None]
     ) -> None:
-        """Refuse reads of the parameters while no operator uses them.
+        """Refuse reads of the parameters, or of ``readable`` ones' gradients, while no operator uses them.
 
-        Args:
-            readable: True if the values can always be read, and only the gradients cannot.
-            read: Returns a copy of a parameter on the device.
-            add_gradient: Adds a gradient on the device to the one on the host.
+        For the functions see :class:`fastfold.memory.gemini.managed_parameter.Place`.
         """
         self._places = [
             Place(
@@ -119,16 +107,13 @@ class Chunk:
                 slot.shape,
                 slot.stride,
                 readable,
-                has_gradient=partial(self._has_arrived, slot.name),
+                has_gradient=partial(self.arrived.__contains__, slot.name),
                 read=partial(read, slot),
                 add_gradient=partial(add_gradient, slot),
             )
             for slot in self.slots
         ]
         self.expose(False)
-
-    def _has_arrived(self, name: str) -> bool:
-        return name in self.arrived
 
     def unmanage(self) -> None:
         """Make the parameters plain permanently."""
@@ -176,14 +161,10 @@ def round_up(numel: int, dtype: torch.dtype) -> int:
 
 
 def search_chunk_size(units: Sequence[int], largest: int | None = None) -> int:
-    """Find the chunk size with the least waste when unsplit units are packed in order.
+    """Find the chunk size with the least waste when unsplit units are packed in the order of use.
 
-    Args:
-        units: Sizes in any unit, in the order of use.
-        largest: Upper end of the search, at least the largest unit; default four times the largest unit.
-
-    Returns:
-        Size with the least waste over all chunks; among equals the smallest, which moves the fewest bytes.
+    The search ends at ``largest``, at least the largest unit and by default four times of it. Among equals it chooses
+    the smallest size, which moves the fewest bytes.
     """
     lowest = max(units)
     highest = max(lowest, largest if largest is not None else 4 * lowest)
@@ -210,14 +191,9 @@ def waste(units: Sequence[int], size: int) -> int:
 
 
 def build_chunks(model: nn.Module, largest: int | None = None) -> list[Chunk]:
-    """Pack all parameters of a model; each belongs to the first module that has it.
+    """Pack all parameters of a model, also shared ones, once each; each belongs to the first module that has it.
 
-    Args:
-        model: Any module.
-        largest: Upper end of the search for the chunk size, in bytes.
-
-    Returns:
-        Chunks numbered from 0. Every parameter, also a shared one, is in exactly one.
+    The chunks are numbered from 0. ``largest`` is the upper end of the search for their size, in bytes.
     """
     groups: dict[tuple[torch.dtype, bool, bool], list[list[tuple[str, nn.Parameter]]]] = {}
     seen: set[nn.Parameter] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,9 @@ T = TypeVar("T")
 class Ranks:
     """Processes of a managed model.
 
-    Args:
-        group: Group over which gradients are averaged; None for one process, or if other code averages.
-        statistics: Group whose ranks make equal plans; None for ``group``.
-        shard: True if each rank steps its share of the chunks and keeps only their optimizer states (ZeRO stage 1).
+    Gradients are averaged over ``group``, unless other code does, and ranks of ``statistics`` (by default the same)
+    make equal plans. With ``shard`` each steps its share of the chunks and keeps only their optimizer states (ZeRO
+    stage 1).
     """
 
     def __init__(
@@ -134,7 +133,13 @@ class Ranks:
         """Gather the optimizer's states of all chunks on every rank, to write them (a collective)."""
         for chunk in chunks if self.shard else ():
             own = [optimizer.state.get(slot.parameter, {}) for slot in chunk.slots]
-            sent = [[_plain(states) for states in own]]
+            # Tensors of their own, which do not share memory with a chunk.
+            sent = [
+                [
+                    {k: x.detach().clone() if isinstance(x, Tensor) else x for k, x in one.items()}
+                    for one in own
+                ]
+            ]
             dist.broadcast_object_list(sent, self._owner(chunk), group=self.group)
             if not self.owns(chunk):
                 for slot, states in zip(chunk.slots, sent[0], strict=True):
@@ -153,13 +158,7 @@ class Ranks:
         return dist.get_global_rank(self.group, chunk.index % self.size)
 
 
-def _plain(states: dict[str, Any]) -> dict[str, Any]:
-    """Return states whose tensors do not share memory with a chunk."""
-    return {key: x.detach().clone() if isinstance(x, Tensor) else x for key, x in states.items()}
-
-
 def _gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Gather one small object from every rank, in rank order."""
     found: list[T] = [value] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found

@@ -221,7 +221,6 @@ class Residency:
             self._step = _Cycle()
 
     def _call_off(self) -> None:
-        """Cancel the early returns that were not used."""
         self._step.due.clear()
         self.store.device.call_off()
 
@@ -245,11 +244,7 @@ class Residency:
                 self.book.keep(trace)
 
     def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
-        """Begin an operator and keep its chunks on the device until they are released.
-
-        Args:
-            chunks: Chunks of the operator.
-            release: Chunks of operators that have ended.
+        """Begin an operator, keep its chunks until they are released, and release those of ended ones.
 
         Raises:
             ConfigError: Parameters are plain tensors on the host.

@@ -60,14 +60,9 @@ _STRIDES = {Tensor.stride, Tensor.is_contiguous}
 class Place:
     """Properties of a managed parameter.
 
-    Args:
-        name: Name in the model.
-        shape: Shape.
-        stride: Strides when it is plain.
-        readable: True if its values can always be read.
-        has_gradient: Returns True if it has a gradient on the host.
-        read: Returns a copy on the device.
-        add_gradient: Adds a gradient on the device to the one on the host.
+    The stride is that of the plain parameter. ``readable`` says that its values can always be read. The functions tell
+    if there is a gradient on the host, return a copy on the device, and add a gradient on the device to the one on the
+    host.
     """
 
     name: str

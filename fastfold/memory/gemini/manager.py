@@ -122,9 +122,6 @@ class Gemini:
 
         With a group, the mean gradient is clipped, and all ranks call this together.
 
-        Args:
-            max_norm: Largest norm of all gradients together.
-
         Returns:
             Norm before scaling, ``[]``.
 

@@ -35,11 +35,7 @@ class _Call:
 class ModuleHooks(NotCopied):
     """Hooks on every module with parameters; each call loads its chunks and releases them.
 
-    Args:
-        model: Managed model.
-        store: Its chunks.
-        residency: Controller of chunk residency.
-        saved: Manager of saved tensors; None to leave them to autograd.
+    Without ``saved``, saved tensors are left to autograd.
     """
 
     def __init__(

@@ -14,12 +14,8 @@ def choose_kept(
 ) -> frozenset[SpanKey]:
     """Choose the saved tensors that stay, in competition with the chunks.
 
-    Args:
-        trace: One cycle, in which all of them were offloaded.
-        sizes: Size of each chunk in bytes.
-        budget: Bytes on the device.
-        early: True to leave room for early returns (:func:`reserve`).
-        volatile: Chunks whose device copy is invalid at the end of a cycle.
+    All were offloaded in the recorded cycle. ``early`` leaves room for early returns (:func:`reserve`). Device copies
+    of ``volatile`` chunks are invalid at the end of a cycle.
     """
     kept = _choose(trace, sizes, budget, volatile)
     room = reserve(trace, kept, trace.accesses, sizes, budget) if early else 0
@@ -37,12 +33,7 @@ def reserve(
 
     Offloading one more tensor costs less than waiting for all of them.
 
-    Args:
-        trace: One cycle.
-        kept: Tensors that stay.
-        accesses: Accesses of the cycle, including the kept tensors.
-        sizes: Size of each chunk in bytes.
-        budget: Bytes on the device.
+    The accesses include the tensors that stay; sizes and budget are in bytes.
 
     Returns:
         Size in bytes of the largest offloaded tensor for which every operator has room.

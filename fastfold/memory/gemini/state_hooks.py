@@ -14,13 +14,10 @@ from fastfold.memory.gemini.checks import NotCopied
 
 
 class StateHooks(NotCopied):
-    """Hooks that move parameters to the host while a state dict is made or loaded.
+    """Hooks of all modules that move parameters to the host while a state dict is made or loaded.
 
-    Args:
-        model: Managed model; all of its modules get hooks.
-        optimizer: Its optimizer; None for inference.
-        on_host: Returns a context in which parameters are plain tensors on the host.
-        loaded: Called after the optimizer has loaded a state dict; None for inference.
+    ``on_host`` returns a context in which parameters are plain tensors on the host. ``loaded`` is called after the
+    optimizer has loaded a state dict.
     """
 
     def __init__(

@@ -68,13 +68,8 @@ def early_returns(
 ) -> dict[int, list[K]]:
     """Choose the accesses at which offloaded tensors begin to return before their use.
 
-    Args:
-        cycle: Steps of the chunks, one per access.
-        trace: Accesses of one cycle, including these tensors at their uses.
-        spans: Offloaded tensors, with the accesses between which they are away.
-        sizes: Size of each chunk in bytes.
-        budget: Bytes on the device.
-        lookahead: Largest number of accesses by which a return may precede its use.
+    ``spans`` has the accesses between which they are away; the trace includes them at their uses. A return precedes its
+    use by at most ``lookahead`` accesses.
 
     Returns:
         Tensors to return per access, in the order of their uses. No access exceeds the budget, even if a tensor counts

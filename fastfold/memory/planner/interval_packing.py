@@ -19,17 +19,16 @@ import numpy as np
 _WORK = 400_000
 # Largest number of intervals removed for one that is added.
 _DEPTH = 3
+# Restarts with some intervals removed at random, from a fixed seed.
+_RESTARTS = 16
 
 
 @dataclass(frozen=True)
 class ResidencyInterval:
     """Interval between two uses of a chunk.
 
-    Args:
-        chunk: Number of the chunk.
-        start: First access after the first use, counted over the whole period.
-        length: Accesses until the next use; the period is cyclic.
-        size: Bytes.
+    It starts at the first access after the first use, counted over the whole period, which is cyclic, and has the
+    length until the next use. The size is in bytes.
     """
 
     chunk: int
@@ -41,16 +40,10 @@ class ResidencyInterval:
 def residency_intervals(
     uses: Sequence[Collection[int]], sizes: Mapping[int, int], cycles: int, volatile: Collection[int]
 ) -> list[ResidencyInterval]:
-    """Return every interval between two uses of an endlessly repeated schedule.
+    """Return every interval between two uses of an endlessly repeated schedule, of one period of ``cycles`` cycles.
 
-    Args:
-        uses: Chunks used at each access of one cycle.
-        sizes: Size of each chunk in bytes.
-        cycles: Number of cycles in a period.
-        volatile: Chunks that do not stay from one cycle to the next.
-
-    Returns:
-        Intervals of one period. Uses at adjacent accesses have none between them.
+    ``uses`` are the chunks at each access of one cycle. Uses at adjacent accesses have none between them, and
+    ``volatile`` chunks none from one cycle to the next.
     """
     length = len(uses)
     period = cycles * length
@@ -70,15 +63,9 @@ def residency_intervals(
 
 
 class IntervalPacking:
-    """Kept intervals, and the memory that remains free.
+    """Kept intervals, by their indices, and the memory that remains free.
 
-    Args:
-        room: Free bytes at each access of the period, next to the chunks in use.
-        intervals: All intervals.
-        kept: Indices of the intervals kept at first.
-
-    Attributes:
-        kept: Indices of the kept intervals, changed by :meth:`improve`.
+    The room is the free bytes at each access of the period, next to the chunks in use.
     """
 
     def __init__(
@@ -139,24 +126,17 @@ class IntervalPacking:
         """Bytes per period that need not be loaded."""
         return sum(self.intervals[index].size for index in self.kept)
 
-    def improve(self, rounds: int = 16) -> None:
-        """Exchange intervals until no tried exchange saves more bytes; deterministic.
-
-        Args:
-            rounds: Restarts with some intervals removed at random, from a fixed seed.
-        """
-        shortest = sorted(
-            range(len(self.intervals)), key=lambda i: (self.intervals[i].length, -self.intervals[i].size, i)
-        )
-        largest = sorted(
-            range(len(self.intervals)), key=lambda i: (-self.intervals[i].size, self.intervals[i].length, i)
-        )
+    def improve(self) -> None:
+        """Exchange intervals until no tried exchange saves more bytes; deterministic."""
+        order = [(x.length, -x.size, i) for i, x in enumerate(self.intervals)]
+        shortest = [i for _, _, i in sorted(order)]
+        largest = [i for _, _, i in sorted(order, key=lambda x: (x[1], x[0], x[2]))]
         self.fill(shortest)
         if len(self.kept) == len(self.intervals):
             return
         self._climb(shortest, largest)
         random = Random(0)
-        for _ in range(rounds):
+        for _ in range(_RESTARTS):
             if self._work > _WORK or len(self.kept) == len(self.intervals):
                 return
             before, saved = set(self.kept), self.saved
@@ -209,7 +189,8 @@ class IntervalPacking:
         if depth == 0:
             return None
         candidates = sorted(
-            (i for i in self._cover[where] if self.intervals[i].size < worth), key=self._price
+            (i for i in self._cover[where] if self.intervals[i].size < worth),
+            key=lambda i: (self.intervals[i].size, -self.intervals[i].length, i),
         )
         for index in candidates:
             self._remove(index)
@@ -218,9 +199,6 @@ class IntervalPacking:
                 return [index, *more]
             self._add(index)
         return None
-
-    def _price(self, index: int) -> tuple[int, int, int]:
-        return self.intervals[index].size, -self.intervals[index].length, index
 
     def _release(self, index: int, orders: Sequence[Mapping[int, int]]) -> bool:
         """Remove one interval if others that then fit save more."""

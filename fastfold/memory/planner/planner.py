@@ -7,7 +7,8 @@ improve them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from fastfold.memory.planner.early import start_early
 from fastfold.memory.planner.interval_packing import IntervalPacking, ResidencyInterval, residency_intervals
@@ -73,7 +74,7 @@ def plan(
     count = max(1, len(staying) // max(1, len(trace)))
     while len(cycles) < 2 * count:
         first = len(cycles) % count * len(trace)
-        steps = _follow(trace, staying[first : first + len(trace)], resident)
+        steps = _simulate(trace, resident, partial(_idle, staying[first : first + len(trace)]))
         cycles.append(steps)
         resident = (steps[-1].resident if steps else resident) - volatile
     planned = [start_early(cycle, trace, sizes, budget, lookahead) for cycle in cycles]
@@ -88,24 +89,15 @@ def choose_spans(
     *,
     volatile: frozenset[Chunk] = frozenset(),
 ) -> frozenset[int]:
-    """Choose the spans that stay on the device, in competition with the chunks.
+    """Choose the spans that stay on the device, in competition with the chunks, by their indices.
 
     Spans are packed like chunks between two uses: short intervals come first, and exchanges improve the result. Between
-    forward and backward pass this keeps the last layers' saved tensors and parameters.
-
-    Args:
-        trace: One cycle, measured with all spans offloaded.
-        sizes: Size of each chunk in bytes.
-        budget: Bytes on the device.
-        spans: Tensors that may stay.
-        volatile: Chunks whose device copy is invalid at the end of a cycle.
-
-    Returns:
-        Indices of the spans that stay; empty if the budget cannot hold the trace without them.
+    forward and backward pass this keeps the last layers' saved tensors and parameters. The trace is one cycle, measured
+    with all spans offloaded; none stays if the budget cannot hold it. For ``volatile`` see :func:`plan`.
     """
     if smallest_budget(trace, sizes) > budget:
         return frozenset()
-    room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
+    room = _room(trace, sizes, budget)
     intervals = residency_intervals([access.chunks for access in trace], sizes, 1, volatile)
     first = len(intervals)
     intervals += [
@@ -126,6 +118,29 @@ def with_spans(trace: Sequence[Access], spans: Sequence[Span]) -> tuple[Access, 
     return tuple(Access(access.chunks, other) for access, other in zip(trace, others, strict=True))
 
 
+def _room(trace: Sequence[Access], sizes: Mapping[Chunk, int], budget: int) -> list[int]:
+    return [budget - smallest_budget([access], sizes) for access in trace]
+
+
+def _idle(staying: Sequence[frozenset[Chunk]], position: int, here: frozenset[Chunk]) -> frozenset[Chunk]:
+    return here - staying[position]
+
+
+def _simulate(
+    trace: Sequence[Access],
+    resident: frozenset[Chunk],
+    evicted: Callable[[int, frozenset[Chunk]], Iterable[Chunk]],
+) -> tuple[Step, ...]:
+    """Simulate one cycle: before each access, chosen chunks are evicted and missing ones loaded."""
+    steps = []
+    for position, access in enumerate(trace):
+        evict = tuple(sorted(set(evicted(position, resident)) - access.chunks))
+        load = tuple(sorted(access.chunks - resident))
+        resident = (resident - set(evict)) | access.chunks
+        steps.append(Step(evict, load, (), resident))
+    return tuple(steps)
+
+
 def _pack(
     trace: Sequence[Access],
     sizes: Mapping[Chunk, int],
@@ -135,7 +150,7 @@ def _pack(
 ) -> IntervalPacking:
     """Return the best packing of intervals found, over the cycles until a repetition."""
     uses = [access.chunks for access in trace]
-    room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
+    room = _room(trace, sizes, budget)
     repeating = _farthest_next_use(trace, sizes, budget, volatile, resident)
     intervals = residency_intervals(uses, sizes, len(repeating), volatile)
     here = [step.resident for cycle in repeating for step in cycle]
@@ -158,19 +173,6 @@ def _pack(
     return best
 
 
-def _follow(
-    trace: Sequence[Access], staying: Sequence[frozenset[Chunk]], resident: frozenset[Chunk]
-) -> tuple[Step, ...]:
-    """Simulate one cycle in which only the chosen chunks stay."""
-    steps = []
-    for access, stay in zip(trace, staying, strict=True):
-        evict = tuple(sorted(resident - access.chunks - stay))
-        load = tuple(sorted(access.chunks - resident))
-        resident = (resident - set(evict)) | access.chunks
-        steps.append(Step(evict, load, (), resident))
-    return tuple(steps)
-
-
 def _farthest_next_use(
     trace: Sequence[Access],
     sizes: Mapping[Chunk, int],
@@ -180,32 +182,20 @@ def _farthest_next_use(
 ) -> Sequence[tuple[Step, ...]]:
     """Return the cycles that farthest next use repeats."""
     next_use = NextUse(trace, volatile)
+
+    def evicted(position: int, here: frozenset[Chunk]) -> tuple[Chunk, ...]:
+        access = trace[position]
+        return choose_evictions(here, access.chunks, budget - access.other, sizes, next_use, position)
+
     limit = max(2, min(_CYCLES, _ACCESSES // max(1, len(trace))))
     cycles: list[tuple[Step, ...]] = []
     starts = [resident]
     while len(cycles) < limit and (len(starts) < 3 or starts[-1] not in starts[1:-1]):
-        steps = _cycle(trace, sizes, budget, next_use, starts[-1])
+        steps = _simulate(trace, starts[-1], evicted)
         cycles.append(steps)
         starts.append((steps[-1].resident if steps else starts[-1]) - volatile)
     start, end = _period(cycles, starts, sizes)
     return cycles[start:end]
-
-
-def _cycle(
-    trace: Sequence[Access],
-    sizes: Mapping[Chunk, int],
-    budget: int,
-    next_use: NextUse,
-    resident: frozenset[Chunk],
-) -> tuple[Step, ...]:
-    """Simulate one cycle from a start: load chunks when needed, evict when memory is short."""
-    steps = []
-    for position, access in enumerate(trace):
-        evict = choose_evictions(resident, access.chunks, budget - access.other, sizes, next_use, position)
-        load = tuple(sorted(access.chunks - resident))
-        resident = (resident - set(evict)) | access.chunks
-        steps.append(Step(evict, load, (), resident))
-    return tuple(steps)
 
 
 def _period(

@@ -20,9 +20,7 @@ _NEVER = 1 << 60
 class BudgetError(ConfigError):
     """Budget that is smaller than the needs of one operator.
 
-    Args:
-        message: Description of the operator, and of a sufficient budget.
-        smallest: Smallest sufficient budget in bytes, as far as known.
+    ``smallest`` is the smallest sufficient budget in bytes, as far as known.
     """
 
     def __init__(self, message: str, smallest: int) -> None:
@@ -32,12 +30,7 @@ class BudgetError(ConfigError):
 
 @dataclass(frozen=True)
 class Access:
-    """Access of one operator.
-
-    Args:
-        chunks: Chunks that must be on the device.
-        other: Bytes of other tensors on the device (activations, workspaces).
-    """
+    """Chunks that an operator needs on the device, and bytes of other tensors there (activations, workspaces)."""
 
     chunks: frozenset[Chunk]
     other: int = 0
@@ -79,14 +72,9 @@ class Step:
 class Plan:
     """Residency at every access of an endlessly repeated schedule.
 
-    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats.
-
-    Args:
-        cycles: Per cycle, one :class:`Step` per access.
-        start: Index of the first repeating cycle.
-        budget: Budget in bytes.
-        sizes: Size of each chunk in bytes.
-        others: Bytes of other tensors at each access.
+    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats. There is one
+    :class:`Step` per access in a cycle. Budget and sizes of chunks are in bytes, as are the other tensors at each
+    access.
     """
 
     cycles: tuple[tuple[Step, ...], ...]
@@ -129,9 +117,7 @@ class Plan:
 class NextUse:
     """Distance to the next access of a chunk, in an endlessly repeated schedule.
 
-    Args:
-        trace: One cycle of the schedule.
-        volatile: Chunks whose device copy is invalid after a cycle, because the optimizer has changed them.
+    The device copies of ``volatile`` chunks are invalid after a cycle, because the optimizer has changed them.
     """
 
     def __init__(self, trace: Sequence[Access], volatile: frozenset[Chunk] = frozenset()) -> None:
@@ -166,13 +152,7 @@ def choose_evictions(
 ) -> tuple[Chunk, ...]:
     """Choose the fewest chunks to evict so that ``needed`` fits, farthest next use first.
 
-    Args:
-        resident: Chunks on the device.
-        needed: Chunks that must be on the device; never evicted.
-        room: Bytes for chunks.
-        sizes: Size of each chunk in bytes.
-        next_use: Next use in the schedule.
-        position: Access that needs the chunks.
+    The access at ``position`` needs the chunks, which are never evicted; ``room`` is the bytes for chunks.
     """
     excess = sum(map(sizes.__getitem__, resident | needed)) - room
     evicted: list[Chunk] = []

@@ -121,11 +121,8 @@ class ShardedEvoformerBlock(EvoformerBlock):
     ) -> tuple[Tensor, Tensor]:
         """Return the updated shards, cut as the inputs.
 
-        Args:
-            msa: ``[*, s, N, c_m]``, or ``[*, S, n, c_m]`` if the outer product is first.
-            pair: ``[*, N, n, c_z]``.
-            msa_mask: ``[*, S, N]``, whole.
-            pair_mask: ``[*, N, N]``, whole.
+        These are ``msa [*, s, N, c_m]``, or ``[*, S, n, c_m]`` if the outer product is first, and ``pair [*, N, n,
+        c_z]``. The masks ``[*, S, N]`` and ``[*, N, N]`` are whole.
         """
         policy = self.msa_transition.policy
         memory = msa if works_in_place(policy) else None
@@ -213,11 +210,9 @@ class AxialEvoformerStack(EvoformerStack):
         return msa, moving.wait()
 
     def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        """Start moving rows of the pair to the layout of the blocks."""
         return reshard_pair(self.shards, pair, -2, policy=policy)
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        """Start moving the pair from the blocks' layout to rows."""
         return reshard_pair(self.shards, pair, -3, policy=policy)
 
 

@@ -61,12 +61,8 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
     ) -> Tensor:
         """Return the updated ``msa``, with gradients.
 
-        Args:
-            msa: ``[*, s, N, c_m]``.
-            msa_mask: ``[*, s, N]``.
-            bias: Gathered, ``[*, H, N, N]``.
-            again: Gathers the bias again in the backward pass; None keeps it.
-            begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
+        The bias ``[*, H, N, N]`` is gathered; ``again`` gathers it again in the backward pass, None keeps it. ``begun``
+        is the result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
         """
         dropout = self.dropout(msa)
         return attention_regathered(
@@ -105,13 +101,8 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     ) -> Tensor:
         """Return the updated shard of the pair, with gradients.
 
-        Args:
-            pair: As for :meth:`forward`.
-            pair_mask: Its shard of the mask.
-            bias: Gathered, ``[*, H, N, N]``, as read along the pair's rows.
-            again: Gathers the bias again in the backward pass; None keeps it.
-            begun: Result of :func:`~fastfold.parallel.alphafold.regather.begin_attention` on the rows, if it was
-                called.
+        ``pair_mask`` is its shard of the mask. The bias is as read along the pair's rows; the other arguments are those
+        of :meth:`AxialMSARowAttention.attend`.
         """
         dropout = self.dropout(pair)
         if self.starting:
@@ -170,13 +161,9 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
     ) -> Tensor:
         """Return the updated pair, with gradients.
 
-        Args:
-            sides: Both projections of this rank's residues, ``[*, S, n, c]``.
-            whole: The left projection of all residues; with ``rows`` the right one.
-            pair: ``[*, N, n, c_z]``; with ``rows`` ``[*, n, N, c_z]``.
-            msa_mask: ``[*, S, N]``.
-            again: Gathers ``whole`` again in the backward pass; None keeps it.
-            rows: True if the pair is cut along its rows, False along its columns.
+        The sides are both projections ``[*, S, n, c]`` of this rank's residues. ``whole``, the left projection of all
+        residues, is gathered ``again`` in the backward pass, or kept. The pair is ``[*, N, n, c_z]``. With ``rows`` the
+        right projection is whole, and the pair ``[*, n, N, c_z]``.
         """
         own_mask = self.shards.take(msa_mask, -1)
         left, right = (sides[0], whole) if rows else (whole, sides[1])
@@ -237,10 +224,8 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     def forward(self, pair: Tensor, pair_mask: Tensor, *, columns: bool | None = None) -> Tensor:
         """Return the updated shard of the pair.
 
-        Args:
-            pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
-            pair_mask: The same shard of the mask, without channels.
-            columns: False if the pair has outgoing edges and is ``[*, n, N, c_z]``, at any cost in communication.
+        The pair is ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones, or always without
+        ``columns``, at any cost in communication.
         """
         cut_columns = self.outgoing if columns is None else columns
         length = pair.shape[-3 if cut_columns else -2]
@@ -260,12 +245,8 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     def by_terms(self, pair: Tensor, pair_mask: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
         """Return the updated pair with gradients, cut along its rows.
 
-        See :mod:`fastfold.parallel.alphafold.triangle_terms`.
-
-        Args:
-            pair: As for :meth:`forward`.
-            pair_mask: As for :meth:`forward`.
-            meanwhile: First work of the backward pass while the product's gradient is sent, or None.
+        See :mod:`fastfold.parallel.alphafold.triangle_terms`. Arguments as of :meth:`forward`; ``meanwhile`` is the
+        first work of the backward pass while the product's gradient is sent, or None.
         """
         length = pair.shape[-3 if self.outgoing else -2]
         row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])

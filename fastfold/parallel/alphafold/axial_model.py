@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
-from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle, RunPass
+from fastfold.evoformer.model import AlphaFold, Features, FeatureSource
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
@@ -60,28 +60,10 @@ class AxialAlphaFold(AlphaFold):
     shards: AxialShards
 
     def forward(
-        self,
-        features: FeatureSource,
-        num_recycles: int | None = None,
-        *,
-        num_ensemble: int = 1,
-        recycle_tolerance: float | None = None,
-        on_cycle: OnCycle | None = None,
-        state: KeptState | None = None,
-        run_pass: RunPass | None = None,
-        stop_after_block: int | None = None,
+        self, features: FeatureSource, num_recycles: int | None = None, **options: Any
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
-        result = super().forward(
-            features,
-            num_recycles,
-            num_ensemble=num_ensemble,
-            recycle_tolerance=recycle_tolerance,
-            on_cycle=on_cycle,
-            state=state,
-            run_pass=run_pass,
-            stop_after_block=stop_after_block,
-        )
+        result = super().forward(features, num_recycles, **options)
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):
             if name not in result:
@@ -172,9 +154,8 @@ class AxialAlphaFold(AlphaFold):
             "number of sequences": features["msa_feat"].shape[-3],
             "number of extra sequences": features["extra_msa"].shape[-2],
         }
-        if (
-            self.shards.group.backend != "fake"
-        ):  # a fake group has no other ranks whose generators could differ
+        # A fake group has no other ranks whose generators could differ.
+        if self.shards.group.backend != "fake":
             numbers["features (checksum)"] = checksum(features)
             if self.training:
                 on_gpu = device.type == "cuda"

@@ -13,10 +13,7 @@ from fastfold.utils.module_structure import M, exchange_modules, move_into
 def convert_modules(model: M, variants: Mapping[type[nn.Module], type[nn.Module]], **attributes: object) -> M:
     """Replace every module of a class in ``variants`` by its parallel variant, which takes over its attributes.
 
-    Args:
-        model: The network or a part of it.
-        variants: Classes, and the subclasses that replace them.
-        attributes: Attributes that each variant gets.
+    Each variant gets the other arguments as attributes.
 
     Returns:
         The model, or its variant.
@@ -58,10 +55,8 @@ def _refuse_to_compile(*_: object, **__: object) -> None:
 def silent_parts(module: nn.Module) -> list[nn.Module]:
     """Return the module, or those of its children that send no messages, for ``torch.compile``.
 
-    ``torch.compile`` cannot trace a collective that overlaps with computation.
-
-    Args:
-        module: A block of a network, before or after :func:`convert_modules`.
+    ``torch.compile`` cannot trace a collective that overlaps with computation. The module is a block of a network,
+    before or after :func:`convert_modules`.
     """
 
     def sends(part: nn.Module) -> bool:

@@ -64,9 +64,8 @@ def axial_parallel(model: M, mesh: ParallelMesh) -> M:
     ``backward`` of the same loss on every rank, a parameter's gradient is the mean over the group: that of DDP and
     FSDP over ``mesh.group("replicas")``, or an all-reduce over ``mesh.group("dap")``.
 
-    Args:
-        model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules; use only the result afterwards.
-        mesh: The ranks; a DAP group of one rank changes nothing.
+    The model is an :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules; use only the result afterwards.
+    A DAP group of one rank changes nothing.
 
     Returns:
         The sharded network, which takes over the parameters and hooks of ``model``.

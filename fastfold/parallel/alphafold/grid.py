@@ -89,7 +89,6 @@ def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]
 
 
 def _rows(grid: Grid, length: int) -> list[Box]:
-    """Return each rank's rows of a pair of ``length`` residues."""
     return [(part, slice(0, length)) for part in grid.whole_slices(length)]
 
 

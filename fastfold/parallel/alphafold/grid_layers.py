@@ -47,10 +47,7 @@ class GridLayout:
     def rings(self, shape: tuple[int, int, int], heads: int, *, turned: bool) -> bool:
         """Return True if attention within the rows of ``[A, L, c]`` uses a ring.
 
-        Args:
-            shape: Shape of the whole tensor.
-            heads: Heads of the bias.
-            turned: True for rows of the transposed tensor.
+        ``turned`` is True for rows of the transposed tensor; the shape is that of the whole tensor.
         """
         if self.attention != "auto":
             return self.attention == "ring"
@@ -62,12 +59,7 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     """Count elements that a rank sends in both passes of attention within rows, by method.
 
     This is the maximum over ranks: a rank on the diagonal keeps a part of its block of the bias when it is transposed,
-    and sends less.
-
-    Args:
-        shape: Shape of the whole tensor ``[A, L, c]``, cut over the grid's rows and columns.
-        heads: Heads of the bias.
-        grid: The ranks.
+    and sends less. The shape is that of the whole tensor ``[A, L, c]``, which is cut over the grid's rows and columns.
     """
     rows, length, channels = shape
     ranks, others = grid.whole.size, grid.columns - 1
@@ -106,14 +98,8 @@ def _ring(
 ) -> Tensor:
     """Compute ``block + dropout * attention(norm(block))`` in rows cut over the grid's columns.
 
-    Args:
-        norm: Layer norm of the branch.
-        attention: Its attention.
-        block: ``[*, rows, columns, c]``.
-        mask: ``[*, A, L]``, whole.
-        bias: This rank's block ``[*, H, rows, columns]`` of ``[*, H, L, L]``.
-        dropout: Factors for the block, or None.
-        grid: The ranks.
+    The block is ``[*, rows, columns, c]``, the whole mask ``[*, A, L]``, and the bias this rank's block ``[*, H, rows,
+    columns]`` of ``[*, H, L, L]``.
     """
     length = mask.shape[-1]
     split = (attention.heads, -1)
@@ -201,10 +187,7 @@ class GridOuterProductMean(OuterProductMean):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Return the updated block ``pair [*, rows, columns, c_z]``.
 
-        Args:
-            msa: ``[*, S, n, c_m]``, this rank's residues.
-            pair: The block.
-            msa_mask: ``[*, S, N]``, whole.
+        ``msa [*, S, n, c_m]`` has this rank's residues, ``msa_mask [*, S, N]`` is whole.
         """
         grid, length = self.layout.grid, msa_mask.shape[-1]
         left, right = recomputed(self.sides, msa)

@@ -155,14 +155,7 @@ def outer_product_regathered(
 ) -> Tensor:
     """Compute :func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
 
-    Args:
-        left: ``[*, S, I, c]``.
-        right: ``[*, S, J, c]``.
-        pair: ``[*, I, J, c_z]``.
-        masks: Masks of both sides: ``[*, S, I]`` and ``[*, S, J]``.
-        weight: ``[c_z, c * c]``.
-        bias: ``[c_z]``.
-        again: For the gathered side, a function that gathers it again; None for the side that is kept.
+    ``masks`` are those of both sides, and ``again`` has a function that gathers the side again, and None for the other.
     """
     out: Tensor = _OuterProduct.apply(left, right, pair, masks, again, weight, bias)
     return out
@@ -238,17 +231,10 @@ def attention_regathered(
     again: Regather | None = None,
     begun: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Compute ``x + dropout * attention(norm(x))``, with a gathered bias.
+    """Compute ``x + dropout * attention(norm(x))`` along N of ``x [*, R, N, c]``, with a gathered bias.
 
-    Args:
-        norm: Layer norm of the branch.
-        attention: Its attention.
-        x: ``[*, R, N, c]``; attention is along N.
-        bias: ``[*, H, N, N]``, gathered, or None.
-        mask: ``[*, R, N]``, 0 for masked keys.
-        dropout: Factors that broadcast against ``x``, or None.
-        again: Gathers the bias again in the backward pass; None keeps it.
-        begun: Result of :func:`begin_attention`, or empty.
+    The bias is ``[*, H, N, N]``, and the mask is ``[*, R, N]``. ``again`` gathers the bias again in the backward pass;
+    None keeps it. ``begun`` is the result of :func:`begin_attention`, or empty.
     """
     how = again, list(begun), _options(attention, x)
     out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention).present())
@@ -258,10 +244,8 @@ def attention_regathered(
 def begins_backward(out: Tensor) -> Callable[[], None]:
     """Return the part of an operator's backward pass that needs no gradient.
 
-    Call it within a backward pass that reaches the operator.
-
-    Args:
-        out: Result of :func:`attention_regathered`, or of another operator whose context has a ``begin``.
+    Call it within a backward pass that reaches the operator. ``out`` is the result of :func:`attention_regathered`, or
+    of another operator whose context has a ``begin``.
     """
     node: Any = out.grad_fn
     return (lambda: None) if node is None else lambda: node.begin(node)

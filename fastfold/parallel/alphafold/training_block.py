@@ -64,10 +64,7 @@ MAX_SUMMING_RANKS = 8
 class TrainingBlock:
     """One pass of a block.
 
-    Args:
-        block: An :class:`~fastfold.parallel.alphafold.axial_blocks.AxialEvoformerBlock`.
-        msa_mask: ``[*, S, N]``, whole.
-        pair_mask: ``[*, N, N]``, whole.
+    ``msa_mask [*, S, N]`` and ``pair_mask [*, N, N]`` are whole.
     """
 
     def __init__(self, block: Any, msa_mask: Tensor, pair_mask: Tensor) -> None:
@@ -205,9 +202,8 @@ class TrainingBlock:
     def _update_pair(self, pair: Tensor, begin: Begin | None) -> Tensor:
         """Return the updated columns.
 
-        Args:
-            pair: Cut along its columns, or along its rows where triangle products use whole channels.
-            begin: Work of the backward pass while it waits for the first product's gradient, or None.
+        The pair is cut along its columns, or along its rows where triangle products use whole channels. The backward
+        pass runs ``begin`` while it waits for the first product's gradient.
         """
         cut = -3 if self._contraction == "channels" else -2
         for step in self._block.edge_steps():

@@ -28,14 +28,10 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
     def multiplied(
         self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int, dropout: Tensor | None
     ) -> Tensor:
-        """Return ``pair`` plus its update; the product is offloaded as the policy says.
+        """Return ``pair [*, rows, columns, c_z]``, any part of the pair, plus its update.
 
-        Args:
-            pair: ``[*, rows, columns, c_z]``, any part of the pair.
-            mask: ``[*, rows, columns]``, the same part.
-            contract: Function of the left and the right factor.
-            ranks: See :meth:`product`.
-            dropout: Factors for this part of the pair, the same in all of its rows, or None.
+        The product is offloaded as the policy says. ``contract`` is a function of the left and the right factor. The
+        dropout's factors are the same in all rows.
         """
         host = self.policy.contraction.host
         if host is None or torch.is_grad_enabled():
@@ -73,7 +69,6 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         )
 
     def _step(self, ranks: int) -> int:
-        """Return the number of channels that are contracted at a time without gradients."""
         channels = len(self.projection.weight) // 2
         return min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
 
@@ -81,13 +76,8 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         """Return the contracted edges of both gated projections, ``[*, c, rows, columns]``.
 
         Without gradients ``policy.contraction.channels`` channels are contracted at a time, a quarter of them by
-        default. So only factors of these channels exist at once.
-
-        Args:
-            pair: ``[*, rows, columns, c_z]``, any part of the pair.
-            mask: ``[*, rows, columns]``, the same part.
-            contract: Function of the left and the right factor.
-            ranks: Number of ranks; at least as many channels are contracted at a time.
+        default, and at least as many as there are ranks. So only factors of these channels exist at once. Arguments
+        as of :meth:`multiplied`.
         """
         channels = len(self.projection.weight) // 2
         if torch.is_grad_enabled():
@@ -119,13 +109,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         return x.unflatten(0, (2, -1))[:, channels].flatten(0, 1)
 
     def updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
-        """Return ``pair`` plus its update.
-
-        Args:
-            pair: ``[*, rows, columns, c_z]``.
-            product: The contracted edges ``[*, c, rows, columns]``.
-            dropout: Factors for this part of the pair, or None.
-        """
+        """Return ``pair [*, rows, columns, c_z]`` plus its update from the product ``[*, c, rows, columns]``."""
 
         def add_update(block: Block) -> Tensor:
             return kernels.triangle_update(

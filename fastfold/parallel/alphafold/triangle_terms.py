@@ -144,14 +144,10 @@ class _Multiplication(Function):
 def multiplication_of_terms(
     pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
 ) -> Tensor:
-    """Return ``pair`` plus its update by a triangle multiplication, cut along its rows.
+    """Return ``pair`` plus its update by :func:`fastfold.kernels.triangle_multiplication`, cut along its rows.
 
-    Args:
-        pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
-        mask: The same part of the mask, without channels.
-        dropout: Factors for the rows ``[*, 1, N, c_z]``, or None.
-        parameters: Parameters of :func:`fastfold.kernels.triangle_multiplication`.
-        how: Options of the multiplication.
+    The pair and its mask are ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones; the factors
+    of the dropout are for the rows ``[*, 1, N, c_z]``.
 
     Returns:
         ``[*, n, N, c_z]``.

@@ -53,17 +53,7 @@ def alphafold_workload(
         ConfigError: The model or the precision is unknown, or a size is too small.
     """
     config = model_config(model) if isinstance(model, str) else model
-    for name, value, least in (
-        ("residues", residues, 1),
-        ("msa", msa, 1),
-        ("extra_msa", extra_msa, 1),
-        ("samples", samples, 1),
-        ("recycles", recycles, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{name}: expected at least {least}, found {value}")
-    if precision not in ("bf16", "fp32"):
-        raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
+    _check(precision, recycles, residues=residues, msa=msa, extra_msa=extra_msa, samples=samples)
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = shard(AlphaFold(one_block_config(config)).train(), mesh)
@@ -130,12 +120,7 @@ def input_gradient_workload(
     Raises:
         ConfigError: The precision is unknown, or a size is too small.
     """
-    for what, value, least in (("residues", residues, 1), ("msa", msa, 1), ("recycles", recycles, 0)):
-        if value < least:
-            raise ConfigError(f"{what}: expected at least {least}, found {value}")
-    if precision not in ("bf16", "fp32"):
-        raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
-
+    _check(precision, recycles, residues=residues, msa=msa)
     stacks, small = alphafold_stacks(config), one_block_config(config)
     if not recompute:
         # Layers share the normalised pair, so that its size must not be repeated with a layer.
@@ -174,6 +159,14 @@ def input_gradient_workload(
     )
 
 
+def _check(precision: str, recycles: int, **sizes: int) -> None:
+    for name, value, least in (*((name, size, 1) for name, size in sizes.items()), ("recycles", recycles, 0)):
+        if value < least:
+            raise ConfigError(f"{name}: expected at least {least}, found {value}")
+    if precision not in ("bf16", "fp32"):
+        raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
+
+
 def alphafold_stacks(config: Any) -> dict[str, Repeat]:
     """Return the modules of :func:`one_block_config` that a network repeats, each with its number."""
     trunk = config.model.embeddings_and_evoformer
@@ -203,13 +196,7 @@ def one_block_config(config: Any) -> Any:
 def dummy_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
     """Create features of the right shapes, batch size 1, for one cycle, with AlphaFold's keys.
 
-    The first axis of each tensor is the cycle.
-
-    Args:
-        config: Official configuration tree.
-        residues: N.
-        msa: Rows of the MSA, without templates.
-        extra_msa: Rows of the extra MSA.
+    The first axis of each tensor is the cycle. ``msa`` counts rows without templates.
     """
     multimer = is_multimer(config)
     templates = config.model.embeddings_and_evoformer.template.get("max_templates", 4)

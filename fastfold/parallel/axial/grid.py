@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fastfold.parallel.comm.async_ops import AsyncResult, Box
-from fastfold.parallel.comm.collectives import all_to_all_async, gather_async, redistribute_async
+from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async, redistribute_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.mesh import ParallelMesh
 
@@ -83,34 +83,18 @@ class Grid:
         return self.row.shard(length)
 
     def take(self, x: Tensor, dims: tuple[int, int] = (-3, -2)) -> Tensor:
-        """Return this rank's block of a tensor that every rank has; a view.
-
-        Args:
-            x: The whole tensor.
-            dims: The dimensions that are cut over the grid's rows and over its columns.
-        """
-        for dim, own in zip(
-            dims, (self.own_rows(x.shape[dims[0]]), self.own_columns(x.shape[dims[1]])), strict=True
-        ):
-            x = x.narrow(dim, own.start, own.stop - own.start)
-        return x
+        """Return this rank's block of a whole tensor, cut along ``dims`` over the grid's rows and columns; a view."""
+        rows, columns = self.own_rows(x.shape[dims[0]]), self.own_columns(x.shape[dims[1]])
+        x = x.narrow(dims[0], rows.start, rows.stop - rows.start)
+        return x.narrow(dims[1], columns.start, columns.stop - columns.start)
 
     def gather(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
         """Join all blocks on every rank, as the inverse of :meth:`take`. The gradient is reduce-scattered.
 
-        Args:
-            x: This rank's block.
-            lengths: Lengths of the whole tensor in these dimensions.
-            dims: As in :meth:`take`.
+        ``x`` is this rank's block, ``lengths`` are those of the whole tensor in the dimensions of :meth:`take`.
         """
-        return self.gather_async(x, lengths, dims).wait()
-
-    def gather_async(
-        self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)
-    ) -> AsyncResult[Tensor]:
-        """Start :meth:`gather`: wait for the gather along the row, start the one along the column."""
-        x = gather_async(x, dims[1], self.row, self.column_sizes(lengths[1])).wait()
-        return gather_async(x, dims[0], self.column, self.row_sizes(lengths[0]))
+        x = gather(x, dims[1], self.row, self.column_sizes(lengths[1]))
+        return gather(x, dims[0], self.column, self.row_sizes(lengths[0]))
 
     def boxes(self, lengths: tuple[int, int]) -> list[Box]:
         """Return the block of each rank of ``whole``: its part of the rows and of the columns."""
@@ -118,22 +102,14 @@ class Grid:
         places = (self.place(rank) for rank in range(self.whole.size))
         return [(rows[row], columns[column]) for row, column in places]
 
-    def turn_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int]) -> AsyncResult[Tensor]:
-        """Start :meth:`turn`."""
-        target = [(rows, columns) for columns, rows in self.boxes((lengths[1], lengths[0]))]
-        return redistribute_async(x, dims, self.boxes(lengths), target, self.whole)
-
     def turn(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
         """Cut the first dimension over the grid's columns and the second over its rows.
 
-        The tensor is not transposed: on a square grid, ranks opposite each other exchange their blocks.
-
-        Args:
-            x: This rank's block.
-            lengths: Lengths of the whole tensor in these dimensions.
-            dims: As in :meth:`take`.
+        The tensor is not transposed: on a square grid, ranks opposite each other exchange their blocks. Arguments as of
+        :meth:`gather`.
         """
-        return self.turn_async(x, lengths, dims).wait()
+        target = [(rows, columns) for columns, rows in self.boxes((lengths[1], lengths[0]))]
+        return redistribute_async(x, dims, self.boxes(lengths), target, self.whole).wait()
 
     def to_channels(self, x: Tensor, lengths: tuple[int, int]) -> Tensor:
         """Move blocks ``[*, c, A, B]`` to whole matrices of this rank's share of the channels."""
@@ -156,9 +132,7 @@ class Grid:
     def to_rows_async(self, x: Tensor, columns: int) -> AsyncResult[Tensor]:
         """Start joining the columns of ``[*, A, B, c]``, and cutting the grid row's rows over its ranks.
 
-        Args:
-            x: This rank's block.
-            columns: Length of the whole axis of the columns.
+        ``columns`` is the length of the whole axis of the columns.
         """
         return all_to_all_async(x, -3, -2, self.row, concat_sizes=self.column_sizes(columns))
 
@@ -187,12 +161,9 @@ class Grid:
         return found
 
     def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> AsyncResult[Tensor]:
-        """Start giving every rank its grid row's part of an axis; ``x`` is a shard over all ranks.
+        """Start giving every rank its grid row's part of an axis of ``length``.
 
-        Args:
-            x: Cut along ``dim`` into consecutive shards over ``whole``.
-            dim: Counted from the end.
-            length: Length of the whole axis.
+        ``x`` is cut along ``dim``, counted from the end, into consecutive shards over ``whole``.
         """
         shards: list[Box] = [(part,) for part in self.whole_slices(length)]
         parts: list[Box] = [(part,) for part in self.row_parts(length)]

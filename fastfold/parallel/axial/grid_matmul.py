@@ -34,12 +34,7 @@ CONTRACTIONS = ("auto", "summa", "channels")
 class _Panel:
     """A piece of an axis in one row of ranks (of the right matrices) and in one column (of the product).
 
-    Attributes:
-        size: Its length.
-        row: Row of ranks.
-        row_start: Offset in their part.
-        column: Column of ranks.
-        column_start: Offset in their part.
+    Its starts are offsets in the parts of the row and the column.
     """
 
     size: int
@@ -160,12 +155,8 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 
     For incoming edges, ``Σ_k left[k, i] right[k, j]``, see :func:`contract_columns`.
 
-    Args:
-        left: This rank's block ``[*, c, rows, columns]`` of matrices N x N.
-        right: The same.
-        length: N.
-        grid: The ranks.
-        way: ``summa``, ``channels``, or ``auto`` (:func:`choose_contraction`).
+    Each rank has its blocks ``[*, c, rows, columns]`` of matrices ``length`` x ``length``. The way is ``summa``,
+    ``channels`` or ``auto`` (:func:`choose_contraction`).
 
     Returns:
         This rank's block of the product. The backward pass keeps only local blocks (``summa``), or as much in the

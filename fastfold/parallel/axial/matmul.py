@@ -57,38 +57,28 @@ class ContractionSpec:
 
 @dataclass(frozen=True)
 class _Block:
-    """Channels that are processed at a time.
+    """Channels that are processed at a time: for each rank in order, the consecutive ones that it multiplies.
 
     They are slices, because a tensor of indices would have to be sent to a GPU.
-
-    Attributes:
-        parts: Consecutive channels that each rank multiplies, in order.
     """
 
     parts: Sequence[slice]
 
     @property
     def sizes(self) -> list[int]:
-        """Number of channels of each part."""
         return [part.stop - part.start for part in self.parts]
 
     def of(self, x: Tensor) -> Tensor:
-        """Return these channels of ``[*, c, rows, columns]``."""
         if sum(self.sizes) == x.shape[-3]:
             return x
         found = [x[..., part, :, :] for part in self.parts]
         return found[0] if len(found) == 1 else torch.cat(found, -3)
 
     def put(self, x: Tensor, values: Tensor) -> None:
-        """Write these channels."""
         if sum(self.sizes) == x.shape[-3]:
             x.copy_(values)
             return
         torch._foreach_copy_([x[..., part, :, :] for part in self.parts], values.split(self.sizes, -3))
-
-
-def _term_blocks(channels: int, step: int) -> list[_Block]:
-    return [_Block([slice(start, min(channels, start + step))]) for start in range(0, channels, step)]
 
 
 def _channel_blocks(channels: int, ranks: int, step: int) -> list[_Block]:
@@ -106,7 +96,8 @@ class _Terms(Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
         ctx.save_for_backward(left, right)
-        ctx.spec, ctx.blocks = spec, _term_blocks(left.shape[-3], step)
+        starts = range(0, left.shape[-3], step)
+        ctx.spec, ctx.blocks = spec, [_Block([slice(i, min(left.shape[-3], i + step))]) for i in starts]
         out = _empty_result(left, right, spec)
 
         def terms() -> Iterator[list[AsyncResult[Tensor]]]:
@@ -191,7 +182,6 @@ def _empty_result(left: Tensor, right: Tensor, spec: ContractionSpec) -> Tensor:
 
 
 def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[int, int]:
-    """Return the shape of one channel's whole product."""
     if spec.free:
         return sum(spec.contracted), sum(spec.contracted)
     return left.shape[-2], right.shape[-2]
@@ -222,10 +212,7 @@ def _width(x: Tensor, n: int) -> int:
 def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``a @ b`` for ``a [*, M, K]`` and ``b [*, K, N]``, padded to multiples of 8 on a GPU.
 
-    Args:
-        a: Left matrices.
-        b: Right matrices, of the same dtype.
-        out: Memory for the result ``[*, M, N]``; None for new memory.
+    ``out`` is memory for the result ``[*, M, N]``; None for new memory.
     """
     wide = [filled(x) for x in (a, b)]
     if all(x is y for x, y in zip(wide, (a, b), strict=True)):
@@ -252,13 +239,7 @@ def _from_channels(
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:
     """Choose a method; ``auto`` takes the one that sends less, or ``terms`` below one channel per rank.
 
-    Args:
-        way: One of :data:`CONTRACTIONS`.
-        a: Rows of the left matrices.
-        b: Rows of the right ones.
-        k: Length of the contracted axis.
-        channels: Number of matrices.
-        ranks: Number of ranks.
+    The left matrices have ``a`` rows, the right ones ``b``, the contracted axis has length ``k``.
 
     Raises:
         ValueError: The method is unknown.
@@ -277,13 +258,8 @@ def block_channels(per_channel: int, channels: int, ranks: int, *, training: boo
 
     Their products are at most a sixteenth of the result, and at most a quarter of this rank's share of it. Training
     keeps other tensors of such size, so its blocks may be as large as the share: larger blocks need fewer kernels and
-    messages. Products of the usual training lengths are a single block.
-
-    Args:
-        per_channel: Elements of one channel's product.
-        channels: Channels of the product.
-        ranks: Number of ranks.
-        training: True if gradients are recorded.
+    messages. Products of the usual training lengths are a single block. A channel's product has ``per_channel``
+    elements.
     """
     parts, least = (max(4, ranks), _TRAINING_BLOCK) if training else (max(16, 4 * ranks), _BLOCK)
     return max(1, min(channels, max(least, channels * per_channel // parts) // per_channel))

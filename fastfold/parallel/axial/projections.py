@@ -25,10 +25,7 @@ _EPS = 1e-5
 class _Shared:
     """Tensors that one projection computes for the other.
 
-    Attributes:
-        backend: Backend of the normalisation.
-        normed: The normalised tensor.
-        grad: Its gradient from the second projection.
+    ``grad`` is the gradient of the normalised tensor from the second projection.
     """
 
     backend: str
@@ -50,7 +47,6 @@ def _project(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _of_parameters(grad: Tensor, normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weight and bias."""
     flat = grad.flatten(0, -2)
     return (flat.t() @ normed.flatten(0, -2)).to(weight.dtype), flat.sum(0).to(weight.dtype)
 
@@ -108,9 +104,7 @@ class _Second(Function):
 class Projections:
     """Both projections, with gradients, computed one after the other.
 
-    Args:
-        x: ``[*, c]``.
-        norm: Scale and shift ``[c]`` of the normalisation.
+    The tensor is ``[*, c]``; ``norm`` has scale and shift ``[c]`` of the normalisation.
     """
 
     def __init__(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> None:

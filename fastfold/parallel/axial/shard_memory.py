@@ -28,11 +28,7 @@ def reshard_bytes(shard: int, blocks: int) -> int:
 def gather_bytes(heads: int, n: int, own: int, element_size: int) -> int:
     """Return the bytes of gathering a bias ``[H, N, N]``: the shard, received parts, and joined parts.
 
-    Args:
-        heads: Heads.
-        n: Residues.
-        own: Residues of the shard.
-        element_size: Bytes per element.
+    The pair has ``n`` residues, the shard ``own`` of them.
     """
     return heads * n * (own + 2 * n) * element_size
 
@@ -40,11 +36,7 @@ def gather_bytes(heads: int, n: int, own: int, element_size: int) -> int:
 def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, ranks: int) -> int:
     """Return the additional bytes of contracting a group of channels, without its factors and result.
 
-    Args:
-        n: Residues.
-        element_size: Bytes per element.
-        channels: Channels of the group.
-        ranks: Number of ranks.
+    The group has ``channels`` of them, the pair ``n`` residues.
     """
     way = choose_contraction("auto", n, n, n, channels, ranks)
     step, n = block_channels(n * n, channels, ranks), padded_width(n)

@@ -79,15 +79,8 @@ class AxialShards:
     ) -> Tensor:
         """Compute :meth:`reshard`, without gradients, in ``memory`` if the result fits there.
 
-        It moves one block of channels at a time, so it needs little other memory.
-
-        Args:
-            x: ``[*, A, B, c]``, a shard along ``join``.
-            memory: A contiguous tensor that may be overwritten; may be ``x``.
-            cut: Dimension to cut, -3 or -2.
-            join: The other one.
-            length: Whole length of ``join``.
-            blocks: Maximum number of blocks; more blocks need less memory.
+        The memory is contiguous, may be overwritten, and may be ``x``. At most ``blocks`` blocks of channels are moved
+        one at a time; more blocks need less memory.
         """
         sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
         shape = list(x.shape)
@@ -119,14 +112,8 @@ class AxialShards:
     ) -> Tensor:
         """Compute :func:`fastfold.parallel.axial.matmul.contract` over this group, both axes cut by this rule.
 
-        Args:
-            left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
-            right: ``[*, c, B, k]``, the same part.
-            dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
-            length: Length of the axis that is cut in the factors: the contracted one.
-            free: True if the other axis is cut: ``[*, c, a, K]`` and ``[*, c, b, K]``, A and B of ``length``.
-            way: Method; see there.
-            block_elements: See there.
+        ``length`` is that of the axis that is cut in the factors: the contracted one, or with ``free`` the other ones.
+        The axis ``dim`` of the product is cut afterwards, -2 for A or -1 for B.
         """
         whole = length if free else left.shape[-2] if dim == -2 else right.shape[-2]
         spec = ContractionSpec(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole), free)
@@ -135,12 +122,7 @@ class AxialShards:
 
 @dataclass(frozen=True)
 class Rows:
-    """This rank's consecutive rows of a tensor, and the other ranks'.
-
-    Attributes:
-        group: The ranks.
-        sizes: Number of rows of each rank.
-    """
+    """This rank's consecutive rows of a tensor, and the other ranks'."""
 
     group: Group
     sizes: Sequence[int]
@@ -159,10 +141,7 @@ class Rows:
 def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) -> None:
     """Refuse ranks with different inputs, before a collective hangs or their results mix.
 
-    Args:
-        numbers: This rank's numbers, which have to be the same on all ranks, by name.
-        group: The ranks.
-        device: Device of the group's messages.
+    ``numbers`` are this rank's by name; the device is that of the group's messages.
 
     Raises:
         ConfigError: A number differs; every rank raises.
@@ -181,10 +160,8 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
     """Compute a checksum of tensors of any dtype, from names, shapes and bits: 0 to 2**32 - 1.
 
-    Contiguous tensors on a CPU take no additional memory. Those on another device are summed there, in blocks.
-
-    Args:
-        tensors: By name; their order does not count.
+    Contiguous tensors on a CPU take no additional memory. Those on another device are summed there, in blocks. The
+    order of the names does not count.
     """
     found = 0
     for name in sorted(tensors):

@@ -111,10 +111,9 @@ def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Ten
 def _exchange(
     op: str, pieces: Sequence[Tensor], received: Sequence[int], group: Group
 ) -> tuple[Tensor, dist.Work, Tensor]:
-    """Send piece i to rank i and receive ``received[i]`` elements from it, into one flat buffer.
+    """Send piece i to rank i and receive ``received[i]`` elements from it.
 
-    Returns:
-        The buffer, the handle to wait for, and the memory that is sent.
+    Returns the flat buffer, the handle to wait for, and the memory that is sent.
     """
     numbers = [piece.numel() for piece in pieces]
     flat = pieces[0].new_empty(sum(numbers))
@@ -144,9 +143,7 @@ _ALIGNMENT = 16
 def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
     """Carry out several moves with one message to each rank.
 
-    Args:
-        moves: Tensors, of any dtypes, and the move of each. At least one.
-        group: The ranks.
+    Tensors may have any dtypes; at least one is moved.
 
     Returns:
         One result for each move; waiting for one waits for all.
@@ -170,7 +167,6 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
         return _exchange_even(op, moves, unit, group)
 
     def numbers(shapes: Sequence[Sequence[torch.Size]]) -> list[list[int]]:
-        """Return the number of units for each move and rank."""
         return [
             [_room(shape.numel() * (x.element_size() if mixed else 1), mixed) for shape in each]
             for (x, _), each in zip(moves, shapes, strict=True)

@@ -51,10 +51,6 @@ def _parts(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> li
     return found
 
 
-def _own(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Tensor:
-    return x.narrow(dim, sum(sizes[: group.rank]), sizes[group.rank])
-
-
 def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu") -> list[int]:
     """Return every rank's ``length``, for shards of any lengths (batches of different sizes).
 
@@ -71,11 +67,7 @@ def exchange_async(
 ) -> AsyncResult[tuple[Tensor, ...]]:
     """Start several moves in one message to each rank; the gradients return in one message too.
 
-    Args:
-        moves: Tensors and their moves; see :mod:`fastfold.parallel.comm.moves`. Gradients are moved back for those
-            that need one.
-        group: The ranks.
-        meanwhile: Called by the backward pass while it waits for the gradients.
+    Tensors without gradients are moved only forward. ``meanwhile`` is called by the backward pass while it waits.
     """
     tensors, kinds = [x for x, _ in moves], [move for _, move in moves]
 
@@ -103,7 +95,8 @@ def gather_async(
 
     def backward(gradient: Tensor) -> AsyncResult[Tensor]:
         if same_after:
-            return completed(_own(gradient, dim, group, lengths).contiguous())
+            own = gradient.narrow(dim, sum(lengths[: group.rank]), lengths[group.rank])
+            return completed(own.contiguous())
         return async_ops.start_reduce_scatter(gradient, dim, group, lengths)
 
     if group.size == 1:
@@ -133,11 +126,7 @@ def gather(
 def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
     """Sum over the ranks, and keep this rank's shard along ``dim``; the gradient is gathered.
 
-    Args:
-        x: ``[..., L, ...]``, this rank's term.
-        dim: The dimension to shard.
-        group: The ranks.
-        sizes: Lengths of the shards; :func:`shard_sizes` of L if None.
+    The term of each rank is ``[..., L, ...]``; without ``sizes`` shards are :func:`shard_sizes` of L.
 
     Returns:
         ``[..., sizes[rank], ...]``
@@ -255,10 +244,7 @@ def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
 
     The gradient is zero on the other ranks.
 
-    Args:
-        x: The tensor; on the other ranks any tensor of its shape and dtype.
-        source: Number of the rank within the group.
-        group: The ranks.
+    ``x`` has the same shape and dtype on all ranks; ``source`` counts within the group.
     """
     if group.size == 1:
         return x
@@ -274,15 +260,7 @@ def redistribute_async(
 ) -> AsyncResult[Tensor]:
     """Start to move each rank's box to another layout of boxes; the gradient is moved back.
 
-    Args:
-        x: This rank's box.
-        dims: The dimensions that are cut.
-        source: For each rank its part of each of these dimensions. The parts cover each element once.
-        target: For each rank the part of the result; the parts cover each element once.
-        group: The ranks.
-
-    Returns:
-        This rank's box of the target.
+    A layout has for each rank its part of each of the dimensions ``dims``. The parts cover each element once.
     """
     axes = [dim % x.dim() for dim in dims]
     held = [part.stop - part.start for part in source[group.rank]]

@@ -29,8 +29,7 @@ StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult[Tensor
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Make a backward pass refuse ``create_graph=True``, instead of failing in the second one.
 
-    Args:
-        backward: Static method of a ``torch.autograd.Function``.
+    It decorates the static method of a ``torch.autograd.Function``.
     """
     once = once_differentiable(backward)
 
@@ -115,11 +114,8 @@ def differentiable(
 ) -> AsyncResult[tuple[Tensor, ...]]:
     """Start one message of several tensors, whose results are differentiable.
 
-    Args:
-        tensors: Tensors to send.
-        forward: Starts the message.
-        backward: Starts the message of the results' gradients; a gradient is None if its input needs none.
-        meanwhile: Called by the backward pass while it waits for the gradients.
+    ``backward`` starts the message of the results' gradients, and returns None for inputs that need none. ``meanwhile``
+    is called while the backward pass waits for them.
     """
     shared = _Shared(forward, backward, meanwhile=meanwhile)
     token = _Launch.apply(shared, *tensors)

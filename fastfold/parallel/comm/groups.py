@@ -84,12 +84,9 @@ class Reporter:
 
 
 class Group:
-    """Ranks that communicate with each other: a process group with a name and a reporter of bytes.
+    """Ranks that communicate with each other: a process group, None for one rank, with a name shown in logs.
 
-    Args:
-        process_group: The ranks; None for a single rank.
-        name: Shown in logs.
-        reporter: Shared by the groups of a mesh; None for a new one.
+    The reporter of bytes is shared by the groups of a mesh.
     """
 
     def __init__(
@@ -116,9 +113,7 @@ class Group:
 
     def shard(self, length: int) -> slice:
         """Return this rank's part of an axis of ``length`` as :func:`shard_sizes` cuts it."""
-        sizes = shard_sizes(length, self.size)
-        start = sum(sizes[: self.rank])
-        return slice(start, start + sizes[self.rank])
+        return shard_slices(length, self.size)[self.rank]
 
     def report(self, op: str, sent: float) -> None:
         """Report bytes that this rank sends in one collective."""

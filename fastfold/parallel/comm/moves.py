@@ -18,9 +18,7 @@ from torch import Tensor
 class Shards(NamedTuple):
     """Cut of a tensor along one dimension.
 
-    Attributes:
-        dim: The dimension, from the front.
-        sizes: Lengths of all ranks' shards along it.
+    ``dim`` is counted from the front, and ``sizes`` has the lengths of all ranks' shards.
     """
 
     dim: int

@@ -16,13 +16,7 @@ from fastfold.parallel.comm.groups import Group
 
 
 def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Group) -> Iterator[Tensor]:
-    """Yield every panel's piece, from the rank that owns it.
-
-    Args:
-        piece: Panel p's piece on its owner; a tensor of its shape on the others (see :func:`absent`).
-        owners: For each panel the rank within the group.
-        group: The ranks.
-    """
+    """Yield every panel's piece, from the rank of the group that owns it; other ranks give :func:`absent` ones."""
 
     def start(panel: int) -> AsyncResult[Tensor]:
         own = piece(panel)
@@ -44,10 +38,7 @@ def absent(like: Tensor, *shape: int) -> Tensor:
 def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[Tensor]:
     """Sum each panel's terms over the ranks; return the sums that this rank owns.
 
-    Args:
-        terms: This rank's term for each panel; computed one at a time.
-        owners: For each panel the rank within the group.
-        group: The ranks.
+    Terms are computed one at a time; the other arguments are those of :func:`broadcasts`.
     """
     own: list[Tensor] = []
     before: tuple[int, AsyncResult[Tensor]] | None = None

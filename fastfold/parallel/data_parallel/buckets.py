@@ -21,11 +21,8 @@ BUCKET_ELEMENTS = 8_000_000
 class Bucket:
     """Parameters of one dtype and device, packed into one buffer.
 
-    Attributes:
-        numbers: Indices of the parameters in a list.
-        starts: Offset of each parameter.
-        sizes: Number of elements of each parameter.
-        length: Length of the buffer: the sum of sizes plus padding, a multiple of the number of ranks.
+    ``numbers`` are their indices in a list, ``starts`` their offsets and ``sizes`` their elements. The length of the
+    buffer is a multiple of the number of ranks.
     """
 
     numbers: tuple[int, ...]
@@ -35,12 +32,9 @@ class Bucket:
 
 
 class Sharding:
-    """Even shards of a flat buffer over nested groups.
+    """Even shards of a flat buffer over nested groups, the outermost first.
 
-    The shards of one group are cut again over the next group.
-
-    Args:
-        groups: The groups, outermost first. Groups of one rank change nothing.
+    The shards of one group are cut again over the next group. Groups of one rank change nothing.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -102,12 +96,9 @@ class Sharding:
 class Buckets:
     """Partition of a list of parameters into buckets.
 
-    The buckets run from the last parameter to the first, the order in which gradients become ready.
-
-    Args:
-        parameters: The parameters; only their shapes, dtypes and devices are kept.
-        ranks: Number that divides the length of every bucket.
-        elements: A bucket is closed when it has this many elements; None for the default.
+    The buckets run from the last parameter to the first, the order in which gradients become ready. Only shapes, dtypes
+    and devices are kept. ``ranks`` divides the length of every bucket, which is closed when it has ``elements``
+    elements.
     """
 
     def __init__(self, parameters: Sequence[Tensor], ranks: int = 1, elements: int | None = None) -> None:
@@ -143,10 +134,6 @@ class Buckets:
 
         Padding is zero, and so is the place of a tensor that is None.
 
-        Args:
-            bucket: One of these buckets.
-            tensors: For every parameter of the list, a tensor of its shape or None.
-
         Raises:
             ConfigError: A tensor is sparse.
         """
@@ -171,11 +158,7 @@ class Buckets:
         }
 
     def spans(self, bucket: Bucket, part: slice) -> dict[int, tuple[slice, slice]]:
-        """Return the slice of each parameter inside a part of the bucket, by index; it may be empty.
-
-        Returns:
-            For each parameter a slice of the flattened parameter, and the matching slice of the part.
-        """
+        """Return the slices of each flattened parameter and of a part of the bucket that match; they may be empty."""
         found = {}
         for number, start, size in zip(bucket.numbers, bucket.starts, bucket.sizes, strict=True):
             first = min(max(part.start, start), start + size)

@@ -37,12 +37,8 @@ class EarlyReduction:
     """Reductions of a model's buckets, each started when all gradients of the bucket are ready.
 
     Buckets start in one order on all ranks, whatever the order in which gradients become ready. A bucket with a
-    parameter that a rank does not use, and all later buckets, start after the backward pass.
-
-    Args:
-        parameters: The parameters of the buckets.
-        buckets: The buckets.
-        start: Starts the reduction of a bucket's buffer.
+    parameter that a rank does not use, and all later buckets, start after the backward pass. ``start`` starts the
+    reduction of a bucket's buffer.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], buckets: Buckets, start: Start) -> None:

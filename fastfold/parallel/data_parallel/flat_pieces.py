@@ -26,12 +26,8 @@ def on_pieces(
 ) -> Optimizer:
     """Create the factory's optimizer and replace its parameters by their pieces, group by group.
 
-    The factory sees whole parameters, so it may sort them by name or by number of dimensions.
-
-    Args:
-        factory: Creates an optimizer from parameters by name.
-        parameters: Whole parameters.
-        pieces: A flat piece ``[n]`` of each.
+    The factory sees whole parameters, so it may sort them by name or by number of dimensions. Each piece is flat,
+    ``[n]``.
 
     Raises:
         ConfigError: The optimizer's update of an element depends on other elements of the parameter.
@@ -60,7 +56,9 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
     seen: set[tuple[int, ...]] = set()
 
     def trial(name: str) -> nn.Parameter:
-        shape = _trial_shape(parameters[name].shape)
+        shape: tuple[int, ...] = parameters[name].shape
+        limit = _LARGEST if len(shape) <= 2 else _SIDE * 4
+        shape = tuple(min(limit, length) for length in shape)
         if shape in seen:
             shape = tuple(min(_SIDE, length) for length in shape)
         seen.add(shape)
@@ -90,9 +88,3 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
         raise ConfigError(
             f"{kind} needs whole parameters, and zero=1 and zero=2 leave each rank flat pieces of them; use zero=0"
         )
-
-
-def _trial_shape(shape: torch.Size) -> tuple[int, ...]:
-    """Limit the lengths of a shape, more strictly for shapes of many dimensions."""
-    limit = _LARGEST if len(shape) <= 2 else _SIDE * 4
-    return tuple(min(limit, length) for length in shape)

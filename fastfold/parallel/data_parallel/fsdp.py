@@ -65,10 +65,8 @@ class FullySharded(ReducedGradients):
     FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs. So the gradient of
     one sample is not available where ranks have different samples. The module's parameters become DTensors.
 
-    Args:
-        module: Sharded in place.
-        mesh: The ranks.
-        shard_groups: By name the groups over which tensor parallel layers cut a parameter.
+    The module is sharded in place. ``shard_groups`` has, by name, the groups over which tensor parallel layers cut a
+    parameter.
     """
 
     stage = 3
@@ -193,10 +191,11 @@ class FullySharded(ReducedGradients):
         """Return the squared norm of this rank's shards, a scalar above zero."""
         held = [local(p.grad) for p in self.parameters.values() if p.grad is not None]
         norms = torch._foreach_norm([x for x in held if x.numel()]) if held else ()
-        device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
-        return sum(
-            (x.double().square() for x in norms), torch.full((), 1e-300, dtype=torch.float64, device=device)
-        )
+        least = torch.full((), 1e-300, dtype=torch.float64, device=self._device())
+        return sum((x.double().square() for x in norms), least)
+
+    def _device(self) -> torch.device:
+        return next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
 
     def forget_gradients(self) -> None:
         """Clear all gradients and their records."""
@@ -222,9 +221,8 @@ class FullySharded(ReducedGradients):
             self._calls.end_step()
         used, self._used = self._used, []
         history = zlib.crc32(repr(used).encode())
-        device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
         if self._group.size > 1 and self._group.backend != "fake":
-            of_all = async_ops.gather_numbers(torch.tensor(history, device=device), self._group)
+            of_all = async_ops.gather_numbers(torch.tensor(history, device=self._device()), self._group)
             if bool((of_all != history).any()):
                 raise ConfigError(
                     "under zero=3 all ranks have to use the same parameters in each backward pass, and they used "

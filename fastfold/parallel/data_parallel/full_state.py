@@ -1,7 +1,8 @@
 """Conversion between this rank's tensors and those of the plain, whole model.
 
 Checkpoints hold the tensors of the model before :func:`fastfold.parallel.parallelize`, whatever the plan. So a
-checkpoint of any plan can be loaded under any other.
+checkpoint of any plan can be loaded under any other. :meth:`FullStateDict.cut` keeps no whole tensor on any rank:
+``torch.distributed.checkpoint`` writes and reads its slices for any number of ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.data_parallel.sharded_norm import whole
@@ -21,6 +23,8 @@ ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
 """Function that creates this rank's part of a plain layer; its result has a method ``to_plain``."""
 
 T = TypeVar("T")
+
+_LEAST = 4096  # minimum number of elements of a tensor that is cut
 
 
 class FullStateDict:
@@ -64,14 +68,10 @@ class FullStateDict:
         return [[own[name] for name in group] for group in self.cut_together(own)]
 
     def plain(self, values: Mapping[str, Tensor], *, everywhere: bool = True) -> dict[str, Tensor]:
-        """Return the plain model's tensors (a collective).
+        """Return the plain model's tensors by its names (a collective), from those of this rank.
 
-        Args:
-            values: By this rank's names, in the shapes of its parameters.
-            everywhere: With pipeline stages: True returns all stages' tensors on every rank, False this stage's only.
-
-        Returns:
-            Tensors by the plain model's names. Tensors that are not cut share the memory of ``values``.
+        With pipeline stages, ``everywhere`` returns all stages' tensors on every rank, otherwise this stage's only.
+        Tensors that are not cut share the memory of ``values``.
         """
         found = dict(values)
         for path in self._shard_fns:
@@ -85,12 +85,8 @@ class FullStateDict:
     def one_by_one(self, own: Mapping[str, Tensor], *, scalars: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of all pipeline stages, one at a time, on every rank (a collective).
 
-        Args:
-            own: Tensors of this stage by the plain model's names. A DTensor is gathered at its turn.
-            scalars: True if each tensor is one number for a parameter.
-
-        Yields:
-            The plain model's names with their tensors.
+        ``own`` has those of this stage. All names are the plain model's. A DTensor is gathered at its turn. ``scalars``
+        says that each tensor is one number for a parameter.
         """
         group = self.mesh.group("pp")
         if group.size == 1:
@@ -114,11 +110,45 @@ class FullStateDict:
                     ).wait(),
                 )
 
+    def cut(self, names: Sequence[str], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return this rank's slices of the plain tensors of its pipeline stage as DTensors (a collective).
+
+        The result has the plain model's names. ``names`` are this rank's names of all tensors in ``parts``. These come
+        in the shapes of this rank's parameters, some at a time, in the same order on all ranks of a stage, and are
+        released before the next ones are requested. Small tensors stay whole. Nothing is cut where every rank has all
+        parameters and states anyway.
+        """
+        missing = {name: group for group in self.cut_together(names) for name in group}
+        waiting: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            waiting |= part
+            for name in part:
+                group = missing[name]
+                if all(each in waiting for each in group):
+                    found |= self._slices({each: waiting.pop(each) for each in group})
+        return found
+
+    def _slices(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Slice tensors that are made plain together, and are released with this call."""
+        plain = self.plain(own, everywhere=False)
+        return {name: self._slice(x) for name, x in plain.items()}
+
+    def _slice(self, x: Tensor) -> Tensor:
+        """Slice a tensor that all ranks of the stage have along its longest dimension."""
+        plan = self.mesh.plan
+        if x.numel() < _LEAST or (plan.tp == 1 and not plan.zero):
+            return x
+        ranks = self.mesh.stage()
+        if ranks is None:
+            return x
+        longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
+        return distribute_tensor(x, ranks, [Shard(longest)], src_data_rank=None)
+
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's part of plain tensors, without those of other stages (a collective).
 
-        Args:
-            values: By the plain model's names.
+        Values are by the plain model's names.
         """
         names = self._own_names
         found = {names[name]: x for name, x in values.items() if name in names}
@@ -148,9 +178,7 @@ class FullStateDict:
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         """Convert one number per parameter as :meth:`shard` does.
 
-        Args:
-            values: By the plain model's names.
-            names: Names of this rank.
+        Values are by the plain model's names; the result has those of ``names``, which are this rank's.
         """
         held = {
             name: values[self._plain_name(name)]
@@ -160,13 +188,10 @@ class FullStateDict:
         found = {}
         for name in names:
             layer = self._layer_of(name)
-            alike = [
-                x
-                for other, x in held.items()
-                if (other == name if layer is None else _below(layer, {other: x}))
-            ]
-            if alike:
-                found[name] = alike[0]
+            for other, x in held.items():
+                if other == name if layer is None else _below(layer, {other: x}):
+                    found[name] = x
+                    break
         return found
 
     @cached_property
@@ -207,7 +232,6 @@ class FullStateDict:
 
 
 def _to_plain(layer: nn.Module) -> nn.Module:
-    """Return the plain layer of one that a :data:`ShardFn` created (a collective)."""
     found = layer.to_plain()  # type: ignore[operator]
     assert isinstance(found, nn.Module)
     return found

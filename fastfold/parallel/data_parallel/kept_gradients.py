@@ -54,9 +54,7 @@ def add_gradients(parameters: Mapping[str, nn.Parameter], earlier: Mapping[str, 
 class ReducedGradients:
     """Gradients of an optimizer's parameters after their sum over the ranks; base of all ZeRO stages.
 
-    Args:
-        parameters: Parameters that train, by name.
-        norms: Norms of tensors laid out like :attr:`optimised`.
+    Norms are those of tensors laid out like :attr:`optimised`.
     """
 
     stage = 0

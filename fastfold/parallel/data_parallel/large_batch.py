@@ -7,7 +7,7 @@ whole layer, also if its weights are sharded: :func:`fastfold.parallel.paralleli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ class LayerwiseOptimizer(Optimizer):
     A layer is one parameter. A parameter steps without the ratio if its norm or its update's norm is zero, so layers
     that are initialised to zero can train.
 
-    Args:
-        parameters: By name, as :meth:`fastfold.parallel.Parallel.optimizer` hands them to a factory.
-        defaults: Defaults of the parameter group.
+    Parameters are by name, as :meth:`fastfold.parallel.Parallel.optimizer` hands them to a factory.
     """
 
     measures_gradient = False
@@ -66,15 +64,9 @@ class LayerwiseOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; a collective where parameters are sharded.
+        """Take one step of all ranks, with the same parameters; a collective where they are sharded.
 
-        All ranks step, with the same parameters.
-
-        Args:
-            closure: Computes the loss again, with gradients.
-
-        Returns:
-            The closure's loss, or None.
+        ``closure`` computes the loss again, with gradients; its result is returned.
         """
         loss = None
         if closure is not None:
@@ -221,7 +213,7 @@ def initialise_state(optimizer: Optimizer) -> None:
     if initialise is not None:
         initialise()
     elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-        for parameter in _parameters(optimizer):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if not optimizer.state[parameter]:
                 optimizer.state[parameter] = _first_moments(parameter)
     elif not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):
@@ -237,7 +229,3 @@ def _first_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

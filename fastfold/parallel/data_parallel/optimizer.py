@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.guarded_step import step_if
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
-from fastfold.parallel.data_parallel.sharded_norm import whole
-from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
+from fastfold.parallel.data_parallel.sharded_norm import local, whole
 from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
@@ -40,7 +38,6 @@ class ParallelOptimizer(Optimizer):
         self.inner, self._module = inner, module
         OWN_OPTIMIZERS.add(inner)
         self._stage, self._full_state = stage, full_state
-        self._sharded_state = ShardedStateDict(full_state)
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
 
@@ -110,8 +107,7 @@ class ParallelOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the parameters and of this rank's share of them.
 
-        Args:
-            set_to_none: Accepted as by PyTorch's optimizers; gradients are None afterwards in any case.
+        Gradients are None afterwards, whatever ``set_to_none``.
         """
         self.inner.zero_grad(set_to_none=True)
         self._stage.forget_gradients()
@@ -137,7 +133,7 @@ class ParallelOptimizer(Optimizer):
         The slices are of this stage's tensors. No rank holds the whole state at any time; see
         :meth:`fastfold.parallel.parallel_model.Parallel.sharded_state_dict`.
         """
-        return self._state(lambda values: self._sharded_state.cut(list(values), self._stage.wholes(values)))
+        return self._state(lambda values: self._full_state.cut(list(values), self._stage.wholes(values)))
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""
@@ -229,3 +225,50 @@ def _fill(wanted: Mapping[str, Tensor], own: Mapping[str, Tensor], key: str) -> 
         if x.shape != kept.shape:
             raise ConfigError(f"{key} of {name}: expected shape {tuple(kept.shape)}, found {tuple(x.shape)}")
         kept.copy_(x)
+
+
+def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:
+    """Step the optimizer, and restore parameters and states bit by bit where ``ok`` is false.
+
+    PyTorch's optimizers keep their step counters on the host. These count the step whether or not it is cancelled.
+
+    Args:
+        optimizer: Its states exist already, and it changes them in place.
+        ok: A boolean scalar on the parameters' device.
+
+    Returns:
+        A function that restores the counters. Call it before the next step if the step was cancelled.
+
+    Raises:
+        ConfigError: The optimizer made new states, whose earlier values are unknown.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    states = _states(optimizer, parameters)
+    counters = [x for x in states if x.dim() == 0 and x.device.type == "cpu"]
+    of_host = {id(x) for x in counters}
+    values = [local(x).detach() for x in (*parameters, *states) if id(x) not in of_host]
+    kept, counts = [x.clone() for x in values], [x.clone() for x in counters]
+    optimizer.step()
+    if {id(x) for x in _states(optimizer, parameters)} != {id(x) for x in states}:
+        raise ConfigError(
+            f"{type(optimizer).__name__} made new states in a step that may be cancelled; call initialise() of "
+            "the optimizer before the first step, or step() without ok"
+        )
+    keep_unless(ok, values, kept)
+
+    def undo() -> None:
+        for x, count in zip(counters, counts, strict=True):
+            x.copy_(count)
+
+    return undo
+
+
+def _states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [x for p in parameters for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
+
+
+@torch.no_grad()
+def keep_unless(ok: Tensor, values: list[Tensor], kept: list[Tensor]) -> None:
+    """Overwrite ``values`` in place with ``kept`` unless ``ok``."""
+    for x, old in zip(values, kept, strict=True):
+        x.copy_(torch.where(ok, x, old))

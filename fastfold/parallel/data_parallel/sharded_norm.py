@@ -25,9 +25,8 @@ def whole(tensor: Tensor) -> Tensor:
 class ShardNorms:
     """Squared norms of tensors that are cut over groups of ranks; replicated parts count once.
 
-    Args:
-        groups: For the optimizer's parameters, by name, the groups over which each is cut.
-        pipeline: The group whose ranks hold different parameters of one model, for :meth:`total`.
+    Groups are those over which each parameter is cut, by its name. The ranks of ``pipeline`` hold different parameters
+    of one model, for :meth:`total`.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[Group]], pipeline: Group | None = None) -> None:
@@ -40,10 +39,8 @@ class ShardNorms:
     def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.
 
-        One sum over each group, for all tensors together: a collective.
-
-        Args:
-            tensors: This rank's parts, by the parameters' names. Every rank gives the same names in the same order.
+        One sum over each group, for all tensors together: a collective. Every rank gives its parts by the same names,
+        of parameters, in the same order.
         """
         if not tensors:
             return torch.zeros(0, dtype=torch.float64)
@@ -63,11 +60,7 @@ class ShardNorms:
     def total(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
         """Return the squared norm of all tensors over all pipeline stages (a collective).
 
-        Args:
-            tensors: As for :meth:`squares`; None is left out.
-
-        Returns:
-            A scalar of float64, the same on all ranks of the model.
+        Tensors are those of :meth:`squares`; None is left out. All ranks get the same float64 scalar.
         """
         square = self.squares({name: x for name, x in tensors.items() if x is not None}).sum()
         if self._pipeline is None or self._pipeline.size == 1:

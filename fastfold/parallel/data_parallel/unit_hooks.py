@@ -29,10 +29,7 @@ State = tuple[list[int], Tensor | None]
 class UnitCalls:
     """Hooks that compare the next unit of all ranks over the host, before FSDP2's hooks.
 
-    Args:
-        module: The whole module; FSDP2 has put its hooks on it and on the units.
-        units: Its parts that are gathered alone.
-        group: The ranks that hold shards of them.
+    FSDP2 has put its hooks on the whole module and on the units, its parts that are gathered alone.
     """
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module], group: Group) -> None:
@@ -96,9 +93,7 @@ class UnitCalls:
 class UnitWeights:
     """Hooks that compare a unit's gathered weights before and after a call.
 
-    Args:
-        module: The whole module; FSDP2 has put its hooks on it and on the units.
-        units: Its parts that are gathered alone.
+    Module and units are those of :class:`UnitCalls`.
     """
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module]) -> None:

@@ -47,9 +47,7 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
 def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Refuse parameters that FSDP2 cannot shard, before it shards any.
 
-    Args:
-        module: The whole module.
-        units: Its parts that are gathered alone.
+    The units are the parts of the module that are gathered alone.
 
     Raises:
         ConfigError: A parameter is a scalar, has sparse gradients or is not contiguous; or a unit has several dtypes.

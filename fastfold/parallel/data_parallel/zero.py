@@ -42,10 +42,7 @@ _SCATTERED = (
 class Replicated(ReducedGradients):
     """Stage 0: every rank holds all parameters, gradients and optimizer states.
 
-    Args:
-        parameters: Parameters that train, by name: this rank's blocks where tensor parallel layers cut them.
-        mesh: The ranks.
-        shard_groups: By name the groups over which tensor parallel layers cut a parameter.
+    The parameters train, and are this rank's blocks where tensor parallel layers cut them over ``shard_groups``.
     """
 
     def __init__(
@@ -137,10 +134,7 @@ class Replicated(ReducedGradients):
     def take_sample(self) -> list[Tensor]:
         """Return the gradient of the sample, summed over the ranks that worked on it (a collective).
 
-        The parameters' ``grad`` is None afterwards.
-
-        Returns:
-            Buffers that may be scaled and added to those of another sample.
+        The buffers may be scaled and added to those of another sample. The parameters' ``grad`` is None afterwards.
 
         Raises:
             ConfigError: The gradients of the last step were not cleared, and this sample's were added to them.
@@ -174,11 +168,9 @@ class Replicated(ReducedGradients):
     def overlapped(self, *, data: bool = False) -> Iterator[None]:
         """Sum gradients during the last backward pass before :meth:`take_sample`.
 
-        The early sum is over the ranks of one sample. If a sample has one rank, only ``data=True`` starts a sum early.
-
-        Args:
-            data: True if the caller passes the result of :meth:`take_sample` to :meth:`finish` unchanged. Then the
-                early sum may be the one over ranks with other samples.
+        The early sum is over the ranks of one sample. If a sample has one rank, only ``data=True`` starts a sum early:
+        the caller promises to pass the result of :meth:`take_sample` to :meth:`finish` unchanged, so that the sum may
+        be the one over ranks with other samples.
 
         Raises:
             ConfigError: The gradients of the last step were not cleared, or other backward passes interfere.
@@ -241,11 +233,9 @@ class Replicated(ReducedGradients):
         return own if total.is_meta or all(own) else [bool(x) for x in total.cpu()]
 
     def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
-        """Start the sum over the ranks of a sample."""
         return ranks.start_all_reduce(flat)
 
     def _start_data(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
-        """Start the sum over the ranks with other samples."""
         return ranks.start_all_reduce(flat)
 
     def _length_of_sample(self, bucket: Bucket) -> int:

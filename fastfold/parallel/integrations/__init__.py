@@ -9,9 +9,7 @@ from fastfold.parallel.plan import ParallelPlan
 def check_samples(plan: ParallelPlan, library: str) -> None:
     """Refuse a plan with ranks that work on the same samples.
 
-    Args:
-        plan: The model's plan.
-        library: Name of the library, which gives every process different samples.
+    The library, named in the message, gives every process different samples.
 
     Raises:
         ConfigError: An axis has such ranks; the message names it.

@@ -18,9 +18,7 @@ def adopt_accelerator(accelerator: Any, model: Parallel) -> None:
     ``accelerator.prepare()`` leaves the model unchanged, and ``accelerator.clip_grad_norm_()`` clips the gradient of
     the whole model.
 
-    Args:
-        accelerator: Accelerator of the run, which trains only this model.
-        model: Result of :func:`fastfold.parallelize`.
+    The accelerator trains only this model.
 
     Raises:
         ConfigError: The accelerator has another engine (DeepSpeed, FSDP), or the plan has ranks that work on the same

@@ -39,11 +39,7 @@ class ParallelTrainer(transformers.Trainer):
             self.label_names = transformers.utils.find_labels(type(model.module))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the plain model, by all processes together.
-
-        Args:
-            output_dir: Folder; for a model of transformers, ``from_pretrained()`` reads it.
-        """
+        """Write the plain model, by all processes together; ``from_pretrained()`` reads one of transformers."""
         folder = output_dir or self.args.output_dir
         state = self.model.state_dict(rank0_only=True)
         if self.args.should_save and hasattr(self.model.module, "save_pretrained"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,13 +39,7 @@ _ALIKE = 1.03
 
 @dataclass(frozen=True)
 class Choice:
-    """Plan chosen for a module.
-
-    Attributes:
-        plan: The fastest plan that fits.
-        checkpointing: True if the blocks' activations are to be recomputed.
-        explanation: Reasons, in a few lines.
-    """
+    """Plan chosen for a module."""
 
     plan: ParallelPlan
     checkpointing: bool
@@ -174,17 +168,13 @@ def _pipelines(
 
 def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) -> Workload:
     """Return a step whose micro-batches have ``rows`` samples, with its traces."""
-
-    def layouts(_: int) -> Iterator[ParallelPlan]:
-        return iter(())
-
     return Workload(
         name=type(model).__name__,
         build=lambda _: model,
         loss=lambda _: torch.zeros(()),
         samples=samples,
         stacks={name: Repeat(1) for name in blocks},
-        layouts=layouts,
+        layouts=lambda _: iter(()),
         rows=lambda _: rows,
     )
 

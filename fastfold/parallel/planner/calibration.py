@@ -88,22 +88,13 @@ class Published:
     samples: int | None = None
 
 
-def _read() -> dict[str, Any]:
-    path = resources.files("fastfold.parallel.planner") / "calibration.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
 def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
     sources = {name: row["source"] for name, row in table.items()}
     return Assumptions(**{name: row["value"] for name, row in table.items()}, sources=sources)
 
 
-def _published(row: Mapping[str, Any]) -> Published:
-    return Published(**(dict(row) | {"plan": ParallelPlan(**row.get("plan", {}))}))
-
-
-_TABLE = _read()
+_FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
+_TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
 
 TRAINING = _constants(_TABLE["training"])
 """Constants of training steps, fitted to :data:`PUBLISHED`."""
@@ -111,7 +102,9 @@ GENERAL = _constants(_TABLE["general"])
 """Constants of training steps of general models; ``benchmarks/published_models.py`` checks them."""
 FOLDING = _constants(_TABLE["folding"])
 """Constants of long folds; assumed."""
-PUBLISHED = tuple(_published(row) for row in _TABLE["published"])
+PUBLISHED = tuple(
+    Published(**(row | {"plan": ParallelPlan(**row.get("plan", {}))})) for row in _TABLE["published"]
+)
 """Published values that check the training's constants."""
 LEFT_OUT: tuple[tuple[str, str], ...] = tuple((row["what"], row["why"]) for row in _TABLE["left_out"])
 """Published values that nothing is checked against, each with the reason."""

@@ -40,10 +40,8 @@ def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
 def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> float:
     """Compute the time of one collective, in seconds.
 
-    Args:
-        entry: Entry of a mesh's log; its bytes are those that a rank sends.
-        plan: The whole plan; it determines the machines of the group's ranks.
-        rates: The links.
+    The entry is that of a mesh's log; its bytes are those that a rank sends. The whole plan determines the machines of
+    the group's ranks.
     """
     here = _on_one_machine(plan, entry.group, rates.sheet.per_machine)
     if here == entry.size:
@@ -74,16 +72,9 @@ class _Exchanged:
 
 @cache
 def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
-    """Run the real exchanges of a ZeRO stage on parameters without data.
+    """Return rank 0's messages of a ZeRO stage's real exchanges on parameters without data, and their number.
 
-    Bytes are proportional to the number of parameters, so one run serves all numbers.
-
-    Args:
-        zero: The stage.
-        layout: A plan without a pipeline.
-
-    Returns:
-        The messages of rank 0, and the number of parameters.
+    Bytes are proportional to the number of parameters, so one run serves all numbers. The layout has no pipeline.
     """
     elements = 1024 * layout.replicas
     with fake_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
@@ -131,12 +122,7 @@ def synchronisation_seconds(
 ) -> float:
     """Compute the seconds that one step exchanges gradients and ZeRO's shards.
 
-    Args:
-        workload: The training step.
-        plan: Its plan.
-        rates: The links.
-        parameters: Parameters of this rank, before ZeRO.
-        count: Samples of this rank.
+    A rank has ``parameters`` before ZeRO, and ``count`` samples.
     """
     if plan.replicas == 1:
         return 0.0

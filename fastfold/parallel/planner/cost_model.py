@@ -103,13 +103,8 @@ def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
 def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
     """Return a lower bound of the seconds for ``count`` successive samples on ``ranks`` ranks.
 
-    It assumes that every operator's work is split evenly. Its kernels still have to be launched.
-
-    Args:
-        workload: The training step, traced on one rank.
-        ranks: Number of ranks that share one sample, pipeline stages included.
-        count: Number of successive samples.
-        rates: Rates of the hardware.
+    It assumes that every operator's work is split evenly. Its kernels still have to be launched. The ranks share one
+    sample, pipeline stages included.
     """
     total = 0.0
     for name, region in workload.trace(ParallelPlan()).regions.items():
@@ -169,13 +164,8 @@ def step_cost(
 ) -> Cost:
     """Compute the time and memory of one step.
 
-    Args:
-        workload: The training step.
-        plan: Its plan.
-        rates: Rates of the hardware.
-        checkpointing: True if the backward pass recomputes the blocks' activations.
-        host: Bytes per GPU of the host's memory for inputs of recomputed blocks. Their copies overlap with the
-            computation as far as it lasts.
+    With ``checkpointing``, the backward pass recomputes the blocks' activations. Inputs of recomputed blocks are in up
+    to ``host`` bytes per GPU of the host's memory; their copies overlap with the computation as far as it lasts.
     """
     layout = plan.of_sample
     trace = workload.trace(layout)

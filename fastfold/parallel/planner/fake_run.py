@@ -25,9 +25,7 @@ from fastfold.parallel.planner.trace import Listened, Recorder, Trace
 def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
     """Create the mesh of a plan with fake ranks in this process; its collectives send nothing.
 
-    Args:
-        plan: The plan.
-        rank: Number of the rank that this process simulates.
+    The process simulates one rank.
 
     Raises:
         ConfigError: This process has already joined a real run.
@@ -73,15 +71,11 @@ def trace(
     regions: Sequence[str] = (),
     small: bool = False,
 ) -> Trace:
-    """Record one forward and backward pass.
+    """Record one forward and backward pass of the module that ``build`` makes for this rank.
 
-    Args:
-        build: Makes this rank's module.
-        loss: Runs the module on inputs that it creates (they become fake tensors) and returns a scalar.
-        mesh: The ranks that the module communicates with, from :func:`fake_mesh`.
-        regions: Names of submodules (as in ``named_modules``) to record separately, none inside another.
-        small: True if the module is created with real parameters, because its initialisation reads their values. It
-            has to be small enough.
+    ``loss`` runs it on inputs that it creates (they become fake tensors) and returns a scalar. The mesh is from
+    :func:`fake_mesh`. The submodules ``regions``, none inside another, are recorded separately. A ``small`` module is
+    created with real parameters, because its initialisation reads their values.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with nullcontext() if small else mode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfold.parallel.planner.calibration import PUBLISHED, WITHIN, Assumptions
+from fastfold.parallel.planner.calibration import PUBLISHED, WITHIN
 from fastfold.parallel.planner.cost_model import Cost
 from fastfold.parallel.planner.hardware import LINKS, Rates
 from fastfold.parallel.planner.search import overrides
@@ -12,14 +12,11 @@ from fastfold.utils.units import GIB
 
 
 def plan_table(costs: Sequence[Cost]) -> str:
-    """Format plans as a table with a line each.
+    """Format plans as a table with a line each, the best one first.
 
-    Args:
-        costs: The plans, the best first.
-
-    Returns:
-        Number, time per step, memory per GPU, communication share, achieved rate per GPU and Hydra overrides. The rate
-        counts the model's operations without recomputation. A time without measured rates is marked as uncalibrated.
+    Columns are number, time per step, memory per GPU, communication share, achieved rate per GPU and Hydra overrides.
+    The rate counts the model's operations without recomputation. A time without measured rates is marked as
+    uncalibrated.
     """
     rows = [("", "time/step", "memory/GPU", "communication", "TFLOP/s/GPU", "settings")]
     for number, cost in enumerate(costs, 1):
@@ -55,8 +52,13 @@ def assumptions_text(rates: Rates, *, training: bool = True) -> str:
         for name, (value, unit) in numbers.items()
     ]
     assumed = rates.assumptions
+    launches = f"{assumed.launch_seconds * 1e6:g} µs"
+    if assumed.graphed:
+        launches = f"a CUDA graph of a block's kernels no less than {launches} (fastfold train captures no graphs yet)"
+    else:
+        launches = f"no less than {launches} to be launched"
     lines.append(
-        f"assumed: a kernel takes {assumed.kernel_seconds * 1e6:g} µs in addition to its work, {_launches(assumed)}, a "
+        f"assumed: a kernel takes {assumed.kernel_seconds * 1e6:g} µs in addition to its work, {launches}, a "
         f"message {assumed.latency_seconds * 1e6:g} µs in addition to its bytes; {assumed.hidden_share:.0%} of the "
         "communication inside the model overlaps with computation; ranks wait for the slowest, which takes "
         f"{assumed.imbalance:g} times the mean; {rates.sheet.per_machine} GPUs in a machine"
@@ -76,12 +78,3 @@ def assumptions_text(rates: Rates, *, training: bool = True) -> str:
 def step_text(cost: Cost) -> str:
     """Format the time of a step, and mark it if its rates were not measured."""
     return seconds_text(cost.seconds) + ("" if cost.calibrated else " (uncalibrated)")
-
-
-def _launches(assumed: Assumptions) -> str:
-    launch = f"{assumed.launch_seconds * 1e6:g} µs"
-    if assumed.graphed:
-        return (
-            f"a CUDA graph of a block's kernels no less than {launch} (fastfold train captures no graphs yet)"
-        )
-    return f"no less than {launch} to be launched"

@@ -22,13 +22,8 @@ from fastfold.parallel.comm.groups import Communication
 class Operation(NamedTuple):
     """One call of an operator.
 
-    Attributes:
-        name: The operator's name.
-        dtype: Dtype of its largest floating input, ``bfloat16`` or ``float32``.
-        flops: Floating-point operations of its matrix products.
-        traffic: Bytes that it reads and writes.
-        launches: Kernels that it starts.
-        exponentials: Exponentials of its softmax.
+    The dtype is that of its largest floating input, ``bfloat16`` or ``float32``. ``traffic`` is bytes, and
+    ``exponentials`` are those of its softmax.
     """
 
     name: str
@@ -41,12 +36,7 @@ class Operation(NamedTuple):
 
 @dataclass
 class Part:
-    """Work of one rank in one direction of one region.
-
-    Attributes:
-        operations: Number of calls of each operation.
-        sent: Its collectives, in order.
-    """
+    """Work of one rank in one direction of one region."""
 
     operations: Counter[Operation] = field(default_factory=Counter)
     sent: list[Communication] = field(default_factory=list)
@@ -61,13 +51,9 @@ class Part:
 class Region:
     """One submodule, or the model outside of all named ones.
 
-    Attributes:
-        forward: Its forward pass.
-        backward: Its backward pass.
-        entering: Bytes of its input tensors; activation checkpointing keeps only these.
-        kept: Other bytes that it keeps for its backward pass, without parameters and inputs.
-        parameters: Number of its parameters on this rank.
-        calls: Number of calls.
+    ``entering`` is bytes of its input tensors; activation checkpointing keeps only these. ``kept`` is other bytes that
+    it keeps for its backward pass, without parameters and inputs. ``parameters`` and ``calls`` are numbers, on this
+    rank.
     """
 
     forward: Part = field(default_factory=Part)

@@ -107,12 +107,8 @@ def standard_layouts(
 ) -> Layouts:
     """Return a function that yields every way to split one sample over n ranks.
 
-    Args:
-        dap: Maximum size of a DAP group.
-        sp: Maximum size of a sequence parallel group.
-        tp: Maximum size of a tensor parallel group.
-        tp_modes: Modes to try.
-        grid: True to try the pair tensor on a grid, as square as the number of ranks allows.
+    The arguments are maximum sizes of groups, and the modes to try. With ``grid``, the pair tensor is also tried on a
+    grid, as square as the number of ranks allows.
     """
 
     def layouts(ranks: int) -> Iterator[ParallelPlan]:

@@ -127,18 +127,8 @@ def ulysses_attention(
     """Compute attention over a sharded sequence by resharding to whole sequences of some heads, and back.
 
     A rank sends (P - 1) / P of its own queries, keys, values and results, each way. If the ranks do not divide the
-    number of heads, heads are split unevenly.
-
-    Args:
-        q: Own queries ``[*, R, sizes[rank], H, D]``.
-        k: Own keys, like ``q``.
-        v: Own values, like ``q``.
-        bias: Bias of own queries, ``[*, H, sizes[rank], N]``, added to the scaled scores.
-        mask: As in :func:`ring_attention`, ``[*, R, sizes[rank]]``.
-        group: The ranks.
-        sizes: Length of each rank's part; None if all are as long as this one.
-        causal: True if a query sees its own position and earlier ones.
-        scale: Factor of the scores, by default ``D ** -0.5``.
+    number of heads, heads are split unevenly. Arguments are those of :func:`ring_attention`, with own queries, keys
+    and values ``[*, R, sizes[rank], H, D]`` and a bias of own queries ``[*, H, sizes[rank], N]``.
 
     Returns:
         ``[*, R, sizes[rank], H, D]`` in the dtype of ``q``.

@@ -9,6 +9,7 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -35,10 +36,8 @@ _REMEDY = (
 class FirstCall:
     """One comparison of a module, to be made before its first call.
 
-    Args:
-        group: The ranks.
-        lay_out: Called with the lengths of all parts of a short sequence, or None for the whole on each rank; returns
-            a function that undoes it.
+    ``lay_out`` is called with the lengths of all parts of a short sequence, or None for the whole on each rank; it
+    returns a function that undoes it.
     """
 
     def __init__(self, group: Group, lay_out: Callable[[Sequence[int] | None], Callable[[], None]]) -> None:
@@ -53,11 +52,7 @@ class FirstCall:
     def compare(self, module: nn.Module, args: Any, kwargs: Any, sizes: Sequence[int]) -> None:
         """Run a short sequence in parts and as a whole (a collective).
 
-        Args:
-            module: The module; unchanged afterwards.
-            args: Arguments of the call.
-            kwargs: Named arguments of the call.
-            sizes: Lengths of the parts of the sequence.
+        The module is unchanged afterwards; ``sizes`` are the lengths of the parts of the sequence.
 
         Raises:
             ConfigError: The results differ, on any rank.
@@ -103,21 +98,16 @@ class FirstCall:
         """Return arguments of a short sequence, for this rank's part and for the whole."""
         leaves, spec = tree_flatten((args, kwargs))
         dims = [self._dims.get(x) if isinstance(x, Tensor) else None for x in leaves]
-        leaves, spec = tree_flatten(detached_copy(tree_unflatten(leaves, spec)))
-        parts, whole = [], []
-        for x, known in zip(leaves, dims, strict=True):
+        parts = tree_leaves(detached_copy((args, kwargs)))
+        whole = list(parts)
+        for i, (x, known) in enumerate(zip(parts, dims, strict=True)):
             if not isinstance(x, Tensor):
-                parts.append(x)
-                whole.append(x)
                 continue
-            x = self._narrow_keys(x, known, sizes, short)
+            parts[i] = whole[i] = x = self._narrow_keys(x, known, sizes, short)
             dim = self._own_dim(x, known, sizes)
             if dim is not None:
-                x = x.narrow(dim, 0, short[self._group.rank])
-            parts.append(x)
-            whole.append(
-                x if dim is None else async_ops.start_gather(x.contiguous(), dim, self._group, short).wait()
-            )
+                parts[i] = part = x.narrow(dim, 0, short[self._group.rank])
+                whole[i] = async_ops.start_gather(part.contiguous(), dim, self._group, short).wait()
         return tree_unflatten(parts, spec), tree_unflatten(whole, spec)
 
     def _own_dim(self, x: Tensor, known: int | None, sizes: Sequence[int]) -> int | None:
@@ -142,8 +132,8 @@ class FirstCall:
         """Keep the keys of the short sequence in a mask for all keys."""
         if x.dim() < 2 or x.shape[-1] != sum(sizes) or known == x.dim() - 1:
             return x
-        starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
-        kept = [i for start, count in zip(starts, short, strict=True) for i in range(start, start + count)]
+        starts = accumulate(sizes, initial=0)
+        kept = [start + i for start, count in zip(starts, short, strict=False) for i in range(count)]
         return x[..., torch.tensor(kept, device=x.device)]
 
     def _difference(self, found: Any, expected: Any, short: Sequence[int]) -> str | None:

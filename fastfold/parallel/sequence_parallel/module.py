@@ -97,7 +97,7 @@ class SequenceParallel:
         variant: Any = move_into(_parallel_variant(kind), layer)
         variant.sequence = self
         # PyTorch's fused encoder layer, which calls no attention, skips modules with a hook.
-        variant.register_forward_pre_hook(_nothing)
+        variant.register_forward_pre_hook(lambda *_: None)
         return variant
 
     @property
@@ -108,9 +108,7 @@ class SequenceParallel:
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return this rank's part of whole sequences; the module's next call uses sequences of this length.
 
-        Args:
-            x: The same on every rank, ``[..., L, ...]``.
-            dim: The dimension of the positions.
+        The sequences ``[..., L, ...]`` are the same on every rank, with positions along ``dim``.
         """
         self.sizes = shard_sizes(x.shape[dim], self.group.size)
         part = x.narrow(dim, self.first, self.sizes[self.group.rank])
@@ -118,7 +116,6 @@ class SequenceParallel:
         return part
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's results for this rank's part."""
         return self.module(*args, **kwargs)
 
     def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -243,8 +240,7 @@ class _Attention(TorchFunctionMode):
     def attend_heads(self, call: SimpleNamespace) -> tuple[Tensor, None]:
         """Compute ``nn.MultiheadAttention`` of own positions ``[N, B, C]`` or ``[N, C]``.
 
-        Args:
-            call: Arguments of ``torch.nn.functional.multi_head_attention_forward`` by name.
+        ``call`` has the arguments of ``torch.nn.functional.multi_head_attention_forward``.
         """
         extras = ("bias_k", "bias_v", "static_k", "static_v")
         given = [name for name in extras if getattr(call, name) is not None]
@@ -282,10 +278,6 @@ class _Attention(TorchFunctionMode):
         mixed = self.attend(q, k, v, mask, dropout, call.is_causal, keys=keys)
         mixed = mixed.movedim(-2, 0).flatten(-2)
         return linear(mixed, call.out_proj_weight, call.out_proj_bias), None
-
-
-def _nothing(module: nn.Module, inputs: Any) -> None:
-    """Do nothing, as a hook."""
 
 
 def _key_mask(mask: Tensor) -> Tensor:

@@ -272,6 +272,5 @@ class _BiasGradient:
                 self.total = found
 
     def result(self) -> Tensor:
-        """Return the gradient of this rank's bias."""
         self._collect()
         return self.total.to(self.dtype)

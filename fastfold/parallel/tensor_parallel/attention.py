@@ -149,7 +149,6 @@ def _bias(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor |
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a plain layer of these parameters."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     linear.weight = cast(nn.Parameter, weight)
     if bias is not None:

@@ -25,10 +25,8 @@ from fastfold.parallel.comm.groups import Group
 class CubeLines(NamedTuple):
     """The lines of the cube that contain a rank.
 
-    Attributes:
-        input: The input is gathered along it.
-        weight: The weight is gathered along it.
-        output: The products are summed along it: it splits the input's features.
+    Input and weight are gathered along theirs. Along that of the output, which splits the input's features, products
+    are summed.
     """
 
     input: Group

@@ -84,9 +84,7 @@ class ParallelEmbedding(nn.Module):
         # Entries of other ranks use an additional row of zeros, which gets no gradient.
         table = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
         own = torch.where(held, ids - start, self.weight.shape[0])
-        if self.padding_idx is None:
-            return all_reduce(F.embedding(own, table), self.vocabulary_group)
-        padding = self.padding_idx - start
+        padding = -1 if self.padding_idx is None else self.padding_idx - start
         inside = padding if 0 <= padding < self.weight.shape[0] else None
         return all_reduce(F.embedding(own, table, inside), self.vocabulary_group)
 

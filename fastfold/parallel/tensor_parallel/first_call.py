@@ -38,11 +38,9 @@ _REMEDY = "(or pass compare_first=False to parallelize() if the difference is in
 
 
 def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Copy a module with parameters that have a shape and no memory.
+    """Copy a module with parameters that have a shape and no memory; tied ones stay tied.
 
-    Args:
-        layer: Any module; tied parameters stay tied.
-        memo: Replacements of objects by their ids, as of :func:`copy.deepcopy`.
+    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
     """
     memo = {} if memo is None else memo
     for p in layer.parameters():
@@ -57,11 +55,8 @@ def compare_first_calls(
 
     Layers of known counterparts are left out.
 
-    Args:
-        part: A module with whole inputs and results, and with its cut layers.
-        plain: By path in ``part`` the plain layers :func:`without_data`.
-        cuts: Function or partition that cut each layer.
-        mesh: The ranks; layouts other than 1d lack whole tensors to compare and are left out.
+    ``part`` has whole inputs and results. ``plain`` has the plain layers :func:`without_data` by their paths in it, and
+    ``cuts`` what cut each layer. Layouts other than 1d lack whole tensors to compare and are left out.
     """
     group = mesh.group("tp")
     if mesh.plan.tp_mode != "1d" or group.size == 1 or group.backend == "fake":
@@ -69,15 +64,11 @@ def compare_first_calls(
     open_ = [path for path in cuts if not isinstance(part.get_submodule(path), _CLOSED)]
     for target in _targets(part, open_):
         inside = {
-            _below(path, target): (plain[path], cuts[path])
+            path[len(target) + 1 :] if target else path: (plain[path], cuts[path])
             for path in cuts
             if path == target or not target or path.startswith(f"{target}.")
         }
         _Comparison(part.get_submodule(target), target, inside, mesh)
-
-
-def _below(path: str, target: str) -> str:
-    return path if not target else path[len(target) + 1 :]
 
 
 def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
@@ -170,7 +161,6 @@ class _Comparison:
         return plain
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
-        """Return results and gradients of a call, by name."""
         # Gradients of other inputs (angles of rotary positions) are partial on each rank and not used.
         wanted = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))]
         args, kwargs = detached_copy((args, kwargs))

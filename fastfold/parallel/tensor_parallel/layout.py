@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import collectives
-from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.mesh import ParallelMesh
 
 
@@ -43,13 +43,9 @@ class Layout:
     features: Group
 
     def take(self, x: Tensor, features: Partition | None = None) -> Tensor:
-        """Return this rank's block of a whole tensor ``[batch, ..., features]``, cut evenly.
+        """Return this rank's block of a whole tensor ``[batch, ..., features]``, cut evenly; not differentiable.
 
-        Not differentiable.
-
-        Args:
-            x: The whole tensor.
-            features: Cut of the last dimension; None to leave it whole (labels, token ids).
+        Without ``features`` the last dimension stays whole (labels, token ids).
         """
         for group in self.rows:
             x = x[group.shard(x.shape[0])]
@@ -72,10 +68,7 @@ class Layout:
     def join(self, x: Tensor, batch: int, features: Partition | None = None) -> Tensor:
         """Join all ranks' blocks on every rank, as the differentiable inverse of :meth:`take`.
 
-        Args:
-            x: This rank's block.
-            batch: Length of the whole batch.
-            features: Cut of the last dimension; None if it is whole.
+        The batch is the length of the whole one; ``features`` is None where they are whole.
         """
         if features is not None:
             x = collectives.gather(x, -1, self.features, features.sizes)
@@ -110,11 +103,7 @@ class Partition:
     @classmethod
     def even(cls, length: int, ranks: int) -> Partition:
         """Return consecutive shards, the first ones one longer."""
-        numbers, start = [], 0
-        for size in shard_sizes(length, ranks):
-            numbers.append(tuple(range(start, start + size)))
-            start += size
-        return cls(tuple(numbers))
+        return cls(tuple(tuple(range(part.start, part.stop)) for part in shard_slices(length, ranks)))
 
     @classmethod
     def heads(cls, heads: int, width: int, ranks: int, repeats: int = 1) -> Partition:
@@ -184,8 +173,7 @@ def whole(own: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
 def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]:
     """Return the sharding of a module's parameters, by name; missing ones are whole on every rank.
 
-    Args:
-        module: Any module; layers of this package inside it have their own ``shard_specs``.
+    Layers of this package inside it have their own ``shard_specs``.
     """
     found: dict[str, tuple[ShardSpec, ...]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):

@@ -27,10 +27,7 @@ Signature = dict[str, tuple[Any, ...]]
 def require_type(layer: nn.Module, kind: type[nn.Module], maker: str) -> None:
     """Refuse a layer of another class, whose forward pass may do more.
 
-    Args:
-        layer: A plain layer.
-        kind: The supported class; its subclasses are refused.
-        maker: Name of the parallel class, for the message.
+    Subclasses are refused too; the maker is the parallel class in the message.
 
     Raises:
         ConfigError: The layer is of another class.
@@ -46,9 +43,7 @@ def require_type(layer: nn.Module, kind: type[nn.Module], maker: str) -> None:
 def check_unchanged(layer: nn.Module, owner: nn.Module) -> None:
     """Refuse a layer with hooks, parametrizations or a forward of its own instance: a cut would drop them.
 
-    Args:
-        layer: The plain layer with all its modules.
-        owner: The module that contains it.
+    The owner is the module that contains the layer.
 
     Raises:
         ConfigError: The message names the module inside of the layer and its hook or forward.
@@ -89,9 +84,7 @@ def signature(layer: nn.Module) -> Signature:
 def check_restored(before: Signature, cut: nn.Module) -> None:
     """Check the result of a cut layer's ``to_plain()`` (a collective).
 
-    Args:
-        before: Signature of the plain layer.
-        cut: This rank's part of it.
+    ``before`` is the signature of the plain layer, ``cut`` this rank's part of it.
 
     Raises:
         ConfigError: ``to_plain`` is missing, or its result has other names, shapes, dtypes or ``requires_grad``.

@@ -28,11 +28,7 @@ def draws(module: nn.Module) -> bool:
 def own_randomness(group: Group, device: torch.device) -> Iterator[None]:
     """Draw different numbers on each rank inside the context; afterwards all ranks continue alike.
 
-    The generators are equal afterwards, whatever the number of draws of each rank.
-
-    Args:
-        group: Ranks whose generators are in the same state.
-        device: Device of the generators.
+    The generators are equal afterwards, whatever the number of draws of each rank. Generators are those of the device.
     """
     seed = int(torch.randint(1 << 62, ()))
     cuda = device.type == "cuda"
@@ -47,10 +43,7 @@ def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
 
     Ranks with different numbers would drop different elements of one tensor, and diverge silently.
 
-    Args:
-        module: The module that is called.
-        group: Ranks that work on the same tensors.
-        cut: Paths of the layers that the ranks share; their draws differ between ranks.
+    The group works on the same tensors, except in the layers at the paths ``cut``, whose draws differ between ranks.
     """
     paths = tuple(cut)
     drawing = [

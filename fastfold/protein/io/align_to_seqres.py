@@ -25,10 +25,8 @@ def place_in_sequence(
     observed residue. Equal residues raise its score. Residues of another type, a gap between residues joined by a
     peptide bond, and a distance in the sequence that differs from the residue numbers lower it.
 
-    Args:
-        residues: Observed residues in order.
-        sequence: One-letter residues of the polymer.
-        missing: Residue numbers that the file lists as missing.
+    The sequence has one-letter residues of the polymer. ``missing`` has the residue numbers that the file lists as
+    missing.
 
     Returns:
         A position for each residue, or None if they do not fit: more residues than the sequence has, or fewer than 90%

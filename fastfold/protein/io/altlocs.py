@@ -53,10 +53,6 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
     are taken from the next best location of the same amino acid. A residue of unknown name and atoms counts as an amino
     acid (X) if it has N, CA and C.
 
-    Args:
-        record: Record of the residue.
-        parents: The file's statements about modified residues.
-
     Returns:
         The conformer, or None if the residue is not an amino acid or lacks all atoms of its type.
     """

@@ -14,13 +14,8 @@ from fastfold.protein.protein import Hydrogens, Protein
 class AtomRow(NamedTuple):
     """Row of a structure file.
 
-    Attributes:
-        residue: Index of its residue in the protein's arrays.
-        name: Name; the first letter is the element.
-        x: Coordinate in Å, rounded to 0.001.
-        y: Coordinate in Å, rounded to 0.001.
-        z: Coordinate in Å, rounded to 0.001.
-        b_factor: B-factor, rounded to 0.01.
+    ``residue`` is the index in the protein's arrays. The first letter of the name is the element. Coordinates in Å are
+    rounded to 0.001, the B-factor to 0.01.
     """
 
     residue: int
@@ -35,10 +30,6 @@ def atom_rows(protein: Protein, hydrogens: Hydrogens | None = None) -> list[Atom
     """Return all atoms in the order of a file: by residue, hydrogens after heavy atoms.
 
     A hydrogen has the B-factor of its residue's CA, or of the first atom if CA is missing.
-
-    Args:
-        protein: The structure.
-        hydrogens: Its hydrogens, if they are written.
 
     Raises:
         OutputError: The position of a hydrogen is not finite.

@@ -24,15 +24,9 @@ _MAX_STEP = 20_000
 def build_chain(
     record: ChainRecord, parents: Mapping[str, str], warnings: list[str]
 ) -> ChainStructure | None:
-    """Determine residues, sequence and numbering of one chain.
+    """Determine residues, sequence and numbering of one chain; None if it is not a protein or lacks protein atoms.
 
-    Args:
-        record: Record of the chain.
-        parents: The file's statements about modified residues.
-        warnings: Receives a sentence for each doubtful decision.
-
-    Returns:
-        The chain, or None if it is not a protein or lacks protein atoms.
+    ``warnings`` receives a sentence for each doubtful decision.
     """
     if record.protein is False:
         return None

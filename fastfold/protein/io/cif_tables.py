@@ -54,15 +54,9 @@ class CifTable:
 def read_cif_tables(
     lines: Sequence[str], categories: Collection[str], *, path: PathLike
 ) -> list[dict[str, CifTable]]:
-    """Read categories of all data blocks.
+    """Read the categories that have rows, of those named in lower case such as ``_atom_site``, of all data blocks.
 
-    Args:
-        lines: Lines of the file without line ends.
-        categories: Names such as ``_atom_site``, in lower case.
-        path: Path in messages.
-
-    Returns:
-        For each data block the categories that have rows.
+    Lines are without line ends; the path is that of messages.
 
     Raises:
         InputError: The text violates CIF's grammar, or a category is repeated or lacks a value; with its line.

@@ -72,11 +72,8 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """Read the first model of the first data block with atoms of an mmCIF file.
 
     Chains have the author's names. ``label_seq_id`` gives the place of a residue in the polymer's ``_entity_poly_seq``
-    (or ``_pdbx_poly_seq_scheme``). Molecules other than polymers are left out.
-
-    Args:
-        lines: Lines of the file without line ends.
-        path: Path in messages.
+    (or ``_pdbx_poly_seq_scheme``). Molecules other than polymers are left out. Lines are without line ends; the path is
+    that of messages.
 
     Raises:
         InputError: The ``_atom_site`` table is missing, or a table or atom is damaged; with its line.

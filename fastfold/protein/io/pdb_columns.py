@@ -29,9 +29,7 @@ class ResidueId(NamedTuple):
 def residue_id(line: str, long_names: frozenset[str]) -> ResidueId:
     """Read columns 18 to 27 of an ATOM, HETATM or TER record.
 
-    Args:
-        line: The record.
-        long_names: From :func:`find_long_names`.
+    ``long_names`` are those of :func:`find_long_names`.
 
     Raises:
         ValueError: The residue number is not a number.
@@ -69,16 +67,10 @@ def _decode_number(text: str) -> int:
 
 
 def find_long_names(lines: Sequence[str]) -> frozenset[str]:
-    """Find residues with names of four letters, which use column 21.
+    """Return columns 18 to 27 of residues with names of four letters, which use column 21.
 
     ``ARGAA`` is ARG of chain AA (ChimeraX), and ``NARGA`` is NARG of chain A (Amber). ``HISEA`` is HISE of chain A
     (GROMACS) if its number follows a residue of chain A.
-
-    Args:
-        lines: Records of the file.
-
-    Returns:
-        Columns 18 to 27 of each residue.
     """
     if not any(line[20:21].strip() and line.startswith(_ATOMS) for line in lines):
         return frozenset()

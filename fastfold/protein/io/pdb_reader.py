@@ -48,9 +48,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     outside the atom37 table. ATOM records after TER, or of another segment, begin a new chain, unless SEQRES, a peptide
     bond or a gap in the numbers shows that the chain continues.
 
-    Args:
-        lines: Lines of the file without line ends; the last one is empty if the file ends with a line end.
-        path: Path in messages.
+    Lines are without line ends; the last one is empty if the file ends with a line end. The path is that of messages.
 
     Raises:
         InputError: An ATOM, HETATM or SEQRES record is malformed, an atom is repeated, or the file ends within a record

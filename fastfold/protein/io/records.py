@@ -95,16 +95,9 @@ class ChainRecord:
     ) -> str:
         """Add an atom to its residue, which is created with its first atom.
 
-        A HETATM atom that contradicts earlier atoms belongs to a ligand with the number of a residue, and is left out.
-        Of an atom outside the atom37 table, only the name is kept.
-
-        Args:
-            atom: The atom.
-            number: The author's number of its residue.
-            insertion: Insertion code of its residue, or an empty string.
-            hetero: True for a HETATM record.
-            position: Place of its residue in the sequence, counted from 0, if the file states it. It then identifies
-                the residue instead of number and insertion code.
+        A HETATM atom (``hetero``) that contradicts earlier atoms belongs to a ligand with the number of a residue, and
+        is left out. Of an atom outside the atom37 table, only the name is kept. A residue is identified by the author's
+        number and its insertion code, or by its position in the sequence, counted from 0, if the file states it.
 
         Returns:
             Description of a problem with the atom, with a remedy; empty if there is none.

@@ -32,18 +32,12 @@ _BY_SIDE_CHAIN: Final = {atoms: letter for letter, atoms in _SIDE_CHAINS.items()
 
 
 def amino_acid(name: str, parents: Mapping[str, str], atoms: Collection[str] | None = None) -> str | None:
-    """Return the one-letter type of a residue.
+    """Return the one-letter type of a residue, ``X`` for UNK, or None if it may not be an amino acid.
 
     Some names have several meanings: HSE is homoserine in the PDB and histidine in CHARMM. The first meaning whose side
-    chain has all observed atoms is used. If none has, a complete side chain of one of the twenty amino acids decides.
-
-    Args:
-        name: Residue name in the file, in upper or lower case.
-        parents: The file's statements about modified residues.
-        atoms: Names of the observed heavy atoms; None to use only the name.
-
-    Returns:
-        One of the twenty, ``X`` for UNK, or None for a name that may not be an amino acid.
+    chain has all observed heavy atoms is used, if these are given. If none has, a complete side chain of one of the
+    twenty amino acids decides. Upper and lower case are the same. ``parents`` are the file's statements about modified
+    residues.
     """
     stated = rc.restype_3to1.get(parents.get(name, "").upper())
     name = name.upper()

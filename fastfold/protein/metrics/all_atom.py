@@ -150,12 +150,8 @@ def chain_clashes(
 ) -> tuple[Tensor, Tensor]:
     """Count atoms of different chains that stand too close.
 
-    Args:
-        positions: As of :func:`count_clashes`.
-        mask: As of :func:`count_clashes`.
-        chain_index: ``[N]``: 0, ..., 0, 1, ..., 1, and so on, for ``C`` chains.
-        tolerance: Overlap that is allowed, in Å.
-        cutoff: Atoms nearer than this to an atom of another chain are counted, in Å.
+    Positions, mask and tolerance are those of :func:`count_clashes`. ``chain_index [N]`` is 0, ..., 0, 1, ..., 1, and
+    so on, for ``C`` chains. The cutoff is in Å.
 
     Returns:
         Pairs of atoms ``[C, C]`` that clash as :func:`count_clashes` defines it, symmetric, and atoms ``[C]`` of each

@@ -65,11 +65,8 @@ def score_distogram(
 ) -> DistogramScore:
     """Compare a distogram with a structure.
 
-    Args:
-        logits: ``[N, N, bins]``.
-        edges: ``[bins - 1]``, edges of the bins in Å.
-        beta: Cβ positions ``[N, 3]`` in Å, Cα for glycine.
-        mask: ``[N]``, 1 for resolved atoms.
+    The logits are ``[N, N, bins]``, the edges of the bins ``[bins - 1]`` in Å, the Cβ positions (Cα for glycine) ``[N,
+    3]`` in Å, and the mask ``[N]`` is 1 for resolved atoms.
     """
     scores = contact_probabilities(logits, edges)
     return DistogramScore(
@@ -123,13 +120,9 @@ def sum_contact_bins(
 def contact_precision(
     scores: np.ndarray, beta: np.ndarray, mask: np.ndarray, min_separation: int = CONTACT_SEPARATION
 ) -> ContactPrecision | None:
-    """Return the share of contacts among the pairs with the highest scores.
+    """Return the share of contacts among the pairs with the highest ``scores [N, N]``.
 
-    Args:
-        scores: ``[N, N]``, higher for more likely contacts.
-        beta: As of :func:`score_distogram`.
-        mask: As of :func:`score_distogram`.
-        min_separation: Minimum separation of counted pairs in the sequence.
+    Structure and mask are those of :func:`score_distogram`.
 
     Returns:
         None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation.
@@ -162,9 +155,7 @@ class SeparationPrior:
     ) -> SeparationPrior:
         """Count distances in structures by separation and bin, with one pseudocount each.
 
-        Args:
-            structures: For each chain the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
-            edges: ``[bins - 1]`` in Å.
+        Structures and edges are those of :func:`score_distogram`.
         """
         bins = len(edges) + 1
         counts = np.ones((_MAX_SEPARATION + 1) * bins)

@@ -18,15 +18,9 @@ from fastfold.utils.packages import require_package
 class _Atoms:
     """Present atoms of a structure, ``A`` of ``N`` residues that have one.
 
-    Attributes:
-        residues: ``[A]`` place of each atom's residue among those with atoms.
-        chains: ``[N]`` index of each residue's chain.
-        chain_ids: Name of each chain.
-        numbers: ``[N]`` number and insertion code.
-        residue_names: ``[N]`` names.
-        names: ``[A]`` names of atoms.
-        positions: ``[A, 3]`` float32 in Å.
-        b_factors: ``[A]`` float32.
+    ``residues [A]`` is the place of each atom's residue among those with atoms. ``chains [N]`` is the index of each
+    residue's chain in ``chain_ids``, and ``numbers [N]`` number and insertion code. Positions are ``[A, 3]`` float32 in
+    Å.
     """
 
     residues: np.ndarray

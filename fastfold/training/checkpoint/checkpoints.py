@@ -74,14 +74,10 @@ class Checkpoints:
     # ---- writing ---------------------------------------------------------------------------------------
 
     def save(self, step: int, tensors: Tensors, state: Json) -> None:
-        """Copy the state and write a checkpoint in the background.
+        """Copy the state and write a checkpoint in the background, after an earlier one that is still being written.
 
-        Waits for an earlier checkpoint that is still being written.
-
-        Args:
-            step: Number of finished steps.
-            tensors: Tensors by name; the same names on all processes. Each process writes its slice of a DTensor.
-            state: Other state, as JSON; the first process's is written.
+        ``step`` is the number of finished steps. The tensors have the same names on all processes, and each process
+        writes its slice of a DTensor. ``state`` is other state, as JSON; the first process's is written.
         """
         self.wait()
         copies = {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
@@ -148,11 +144,7 @@ class Checkpoints:
             self._remove_old()
 
     def _together(self, action: Callable[[], T]) -> list[T]:
-        """Run an action on all processes of the background group; raise on all if it fails on one.
-
-        Returns:
-            The results of all processes.
-        """
+        """Run an action on all processes of the background group, and return all results; raise on all if one fails."""
         found: T | None = None
         problem: BaseException | None = None
         try:
@@ -172,7 +164,6 @@ class Checkpoints:
         return [value for value, _ in of_all]  # type: ignore[misc]
 
     def _remove_old(self) -> None:
-        """Remove old checkpoints; report failures."""
         try:
             for name in self._names()[self._keep_last :]:
                 if self._keep_every is None or int(name[-8:]) % self._keep_every:
@@ -181,7 +172,6 @@ class Checkpoints:
             self._report(f"an old checkpoint could not be removed ({first_line(error)})")
 
     def _names(self) -> list[str]:
-        """Return the names of checkpoints from the newest to the oldest, complete or not."""
         return sorted((name for name in self._storage.names() if _NAME.fullmatch(name)), reverse=True)
 
     # ---- reading ---------------------------------------------------------------------------------------
@@ -281,14 +271,9 @@ class Checkpoints:
         return self._manifests[path].state
 
     def load(self, path: str, tensors: Tensors) -> Json:
-        """Read a checkpoint, written by any number of processes.
+        """Read a checkpoint from :meth:`find`, written by any number of processes; return the state saved with it.
 
-        Args:
-            path: The checkpoint, from :meth:`find`.
-            tensors: Tensors of the right names and shapes, filled in place.
-
-        Returns:
-            The state that was saved with the tensors.
+        The tensors, of the right names and shapes, are filled in place.
 
         Raises:
             ConfigError: The checkpoint belongs to another network.

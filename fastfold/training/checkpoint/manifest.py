@@ -30,9 +30,7 @@ class ManifestError(Exception):
 class FileRecord:
     """Record of a checkpoint's file.
 
-    Attributes:
-        size: Length in bytes.
-        sha256: Hexadecimal digits, or None in checkpoints of format 1.
+    The size is in bytes. ``sha256`` is None in checkpoints of format 1.
     """
 
     size: int
@@ -43,10 +41,7 @@ class FileRecord:
 class Manifest:
     """Contents of a checkpoint.
 
-    Attributes:
-        step: Number of finished steps.
-        files: Records of the files by name.
-        state: State other than tensors, as JSON.
+    These are the number of finished steps, records of the files by name, and state other than tensors, as JSON.
     """
 
     step: int

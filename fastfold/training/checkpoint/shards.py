@@ -28,14 +28,7 @@ def write_shards(
 ) -> dict[str, FileRecord]:
     """Write tensors into a folder (a collective); each process writes its slices of DTensors.
 
-    Args:
-        storage: Storage of the folder.
-        folder: Path of the folder.
-        tensors: Tensors by name; the same names on all processes.
-        group: The processes, or None for one.
-
-    Returns:
-        Records of the files that this process wrote.
+    All processes of the group give the same names; None is one process. Returns the records of this process's files.
 
     Raises:
         CheckpointException: A process could not write; raised on all.
@@ -61,11 +54,7 @@ def read_shards(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None)
 
 
 class _HashedFiles(FileSystemBase):
-    """File system for ``torch.distributed.checkpoint`` that writes to a storage and hashes files.
-
-    Attributes:
-        written: Records of the written files by name.
-    """
+    """File system for ``torch.distributed.checkpoint`` that writes to a storage and hashes files."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,103 +16,51 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Extras of this package that install the drivers of a protocol."""
 
 
-class Storage(ABC):
-    """Folders of files below one place; all paths are text.
+class Storage:
+    """Folders of files below one place, a local folder; all paths are text. Subclasses are other places.
 
-    Methods raise :class:`OSError`, or an error of a driver.
+    Renaming makes checkpoints appear atomically. Methods raise :class:`OSError`, or an error of a driver.
     """
 
-    @abstractmethod
+    def __init__(self, place: str) -> None:
+        self._place = place
+
     def prepare(self) -> None:
         """Create the place, and check that it is writable.
 
         Raises:
             FastFoldError: The place is not writable; the message has a remedy.
         """
+        prepare_output_directory(self._place)
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Return the names of files and folders in the place, in any order."""
+        with suppress(FileNotFoundError):
+            return os.listdir(self._place)
+        return []
 
-    @abstractmethod
     def join(self, *names: str) -> str:
         """Return the path of a file or folder below the place; absolute paths and URLs are kept."""
+        return os.path.join(self._place, *names)
 
-    @abstractmethod
     def read(self, path: str) -> bytes:
         """Read a file.
 
         Raises:
             FileNotFoundError: The file does not exist.
         """
-
-    @abstractmethod
-    def size(self, path: str) -> int | None:
-        """Return a file's length in bytes, or None if it does not exist."""
-
-    @abstractmethod
-    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a file for writing, and create its folder."""
-
-    @abstractmethod
-    def staging(self, folder: str) -> str:
-        """Return the path to write to before :meth:`publish` makes it ``folder``."""
-
-    @abstractmethod
-    def publish(self, staging: str, folder: str) -> None:
-        """Replace ``folder`` by the written one."""
-
-    @abstractmethod
-    def remove(self, folder: str) -> None:
-        """Remove a folder, if it exists."""
-
-    @abstractmethod
-    def fetch(self, path: str, to: Path) -> None:
-        """Copy a file to this machine."""
-
-
-def is_url(place: str) -> bool:
-    """Return True for a URL, False for a path."""
-    return "://" in place
-
-
-def open_storage(place: str) -> Storage:
-    """Open the storage of a folder or of a URL such as ``s3://bucket/run``, of any fsspec protocol.
-
-    Raises:
-        ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
-    """
-    return UrlStorage(place) if is_url(place) else FolderStorage(place)
-
-
-class FolderStorage(Storage):
-    """Storage in a local folder; renaming makes checkpoints appear atomically."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def prepare(self) -> None:
-        prepare_output_directory(self._place)
-
-    def names(self) -> list[str]:
-        with suppress(FileNotFoundError):
-            return os.listdir(self._place)
-        return []
-
-    def join(self, *names: str) -> str:
-        return os.path.join(self._place, *names)
-
-    def read(self, path: str) -> bytes:
         if not Path(path).is_file():  # reading a pipe would block
             raise FileNotFoundError(path)
         return Path(path).read_bytes()
 
     def size(self, path: str) -> int | None:
+        """Return a file's length in bytes, or None if it does not exist."""
         file = Path(path)
         return file.stat().st_size if file.is_file() else None
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
+        """Open a file for writing, and create its folder."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             yield file
@@ -122,17 +69,21 @@ class FolderStorage(Storage):
                 os.fsync(file.fileno())
 
     def staging(self, folder: str) -> str:
+        """Return the path to write to before :meth:`publish` makes it ``folder``."""
         path = Path(folder)
         return str(path.with_name(f".{path.name}.tmp"))
 
     def publish(self, staging: str, folder: str) -> None:
+        """Replace ``folder`` by the written one."""
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(staging, folder)
 
     def remove(self, folder: str) -> None:
+        """Remove a folder, if it exists."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def fetch(self, path: str, to: Path) -> None:
+        """Copy a file to this machine."""
         shutil.copyfile(path, to)
 
 
@@ -214,3 +165,17 @@ class UrlStorage(Storage):
 
     def fetch(self, path: str, to: Path) -> None:
         self._files.get_file(path, str(to))
+
+
+def is_url(place: str) -> bool:
+    """Return True for a URL, False for a path."""
+    return "://" in place
+
+
+def open_storage(place: str) -> Storage:
+    """Open the storage of a folder or of a URL such as ``s3://bucket/run``, of any fsspec protocol.
+
+    Raises:
+        ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
+    """
+    return UrlStorage(place) if is_url(place) else Storage(place)

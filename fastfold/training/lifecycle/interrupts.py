@@ -16,15 +16,10 @@ _AGAIN = b"stopping with a checkpoint after this step; press Ctrl-C again to sto
 
 
 class Interrupts:
-    """Context manager that records the first of :data:`SIGNALS`.
+    """Context manager that records the first of :data:`SIGNALS` in ``received``.
 
-    Ignored signals stay ignored, such as Ctrl-C in background jobs. A second Ctrl-C has its usual effect.
-
-    Args:
-        quiet: Print nothing at Ctrl-C, for all processes but the first.
-
-    Attributes:
-        received: The recorded signal, or None.
+    Ignored signals stay ignored, such as Ctrl-C in background jobs. A second Ctrl-C has its usual effect. ``quiet``
+    prints nothing at Ctrl-C, for all processes but the first.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

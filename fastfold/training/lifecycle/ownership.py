@@ -25,9 +25,7 @@ LOCK, OWNER = ".lock", "owner.json"
 def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
     """Lock a run's folder against other runs; the system releases the lock when the process ends.
 
-    Args:
-        folder: The run's folder, created if missing.
-        context: The run's processes. The first one holds the lock; a failure is raised on all.
+    The folder is created if missing. The first process holds the lock; a failure is raised on all.
 
     Raises:
         ConfigError: Another run uses the folder; the message names its host and process.
@@ -40,7 +38,9 @@ def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
             try:
                 prepare_output_directory(folder)
                 stack.enter_context(held(FileLock(folder / LOCK, timeout=0)))
-                write_atomic(folder / OWNER, json.dumps(_this_run(), indent=1) + "\n")
+                started = datetime.now().astimezone().isoformat(timespec="seconds")
+                owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+                write_atomic(folder / OWNER, json.dumps(owner, indent=1) + "\n")
             except Timeout:
                 problem = ConfigError(
                     f"{folder} is in use by another run{_owner(folder)}; choose another trainer.out, or end "
@@ -52,14 +52,6 @@ def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
         if of_first is not None:
             raise of_first
         yield
-
-
-def _this_run() -> dict[str, str | int]:
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
 
 
 def _owner(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +29,7 @@ _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
 class Change(NamedTuple):
     """A setting that differs from the last start.
 
-    Attributes:
-        name: Name of the setting.
-        before: Previous value, None if it was not set.
-        now: Current value.
+    ``before`` is None if it was not set.
     """
 
     name: str
@@ -51,10 +48,7 @@ class Change(NamedTuple):
 def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] | None = None) -> list[Change]:
     """Return the changes since the last start of a run; empty for the first start.
 
-    Args:
-        out: The run's folder.
-        config: The current settings.
-        otherwise: Settings by name of a checkpoint, compared if the folder lacks a record.
+    ``otherwise`` are settings by name of a checkpoint, compared if the folder lacks a record.
 
     Raises:
         ConfigError: The record of the last start cannot be read.
@@ -119,15 +113,12 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
-    return dict(_leaves(tree, name))
-
-
-def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(tree, Mapping) or not tree:
-        yield name, tree
-        return
+        return {name: tree}
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        yield from _leaves(value, f"{name}.{key}" if name else str(key))
+        found |= _flat(value, f"{name}.{key}" if name else str(key))
+    return found
 
 
 def _text(value: Any) -> str:

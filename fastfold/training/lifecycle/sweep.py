@@ -21,12 +21,10 @@ _OUT = "trainer.out"
 def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
     """Return the overrides of each run of a sweep by the folder of the run.
 
-    Args:
-        overrides: As on Hydra's command line; ``optim.lr=1e-3,1e-4`` and ``trainer.seed=range(3)`` have several values.
+    The last of the swept settings is the fastest.
 
-    Returns:
-        The overrides of each combination, the last of the swept settings fastest. Folders are subfolders of the given
-        ``trainer.out``, called ``optim.lr=0.001,trainer.seed=0``.
+    Overrides are as on Hydra's command line; ``optim.lr=1e-3,1e-4`` and ``trainer.seed=range(3)`` have several values.
+    Folders are subfolders of the given ``trainer.out``, called ``optim.lr=0.001,trainer.seed=0``.
 
     Raises:
         ConfigError: A run's configuration is wrong, no setting has several values, or the folder is missing.
@@ -55,14 +53,10 @@ def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
 
 
 def run_sweep(overrides: Sequence[str], say: Callable[[str], None]) -> int:
-    """Run every combination of a sweep in a process of its own; a run that fails does not end the others.
+    """Run every combination of :func:`sweep_jobs` in a process of its own; a run that fails does not end the others.
 
-    Args:
-        overrides: As :func:`sweep_jobs`.
-        say: Told of the beginning and the end of each run.
-
-    Returns:
-        The exit code: 0, or that of the first run that failed.
+    ``say`` is told of the beginning and the end of each run. The result is the exit code: 0, or that of the first run
+    that failed.
 
     Raises:
         ConfigError: As :func:`sweep_jobs`, or several processes were started.

@@ -16,7 +16,9 @@ class DrawLog:
         self._path = directory / f"order_rank_{rank}.jsonl"
         self._ranks = ranks
         directory.mkdir(parents=True, exist_ok=True)
-        self._end_a_torn_line()
+        if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):  # a torn line
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n")
         self._file = self._path.open("ab", buffering=0)  # unbuffered, so that a killed process loses no line
 
     def write(self, step: int, draws: list[tuple[int, str]]) -> None:
@@ -43,11 +45,6 @@ class DrawLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _end_a_torn_line(self) -> None:
-        if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n")
 
 
 def consumed_chains(directory: Path) -> set[str]:

@@ -36,10 +36,7 @@ class FlopCounter:
 
     Counts the matrix products of forward, recycling, recomputation and backward, without the optimizer
     (``torch.utils.flop_counter``, and the declared cost of fused operators). A multiply-add is two operations. Samples
-    of one shape are counted once.
-
-    Args:
-        enabled: True to count; operators in compiled code cannot be counted.
+    of one shape are counted once. Operations in compiled code cannot be counted.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -73,11 +70,8 @@ class FlopCounter:
 def flop_rates(flops: float, counted: float, seconds: float, devices: int) -> dict[str, float]:
     """Return a step's operations per second under the names of logs; empty if none was counted.
 
-    Args:
-        flops: Operations of samples with known shapes, over all processes.
-        counted: Their share of the step's residues, 0 to 1; other samples count the same per residue.
-        seconds: Duration of the step, with waiting and the optimizer.
-        devices: Number of processes.
+    ``flops`` is those of samples with known shapes, over all processes, and ``counted`` their share of the step's
+    residues, 0 to 1; other samples count the same per residue. The seconds include waiting and the optimizer.
     """
     if not counted or not seconds:
         return {}

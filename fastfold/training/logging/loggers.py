@@ -48,11 +48,8 @@ class Logger(ABC):
 class JsonLinesLogger(Logger):
     """Logger of one JSON object per line: ``step``, ``time`` (seconds since 1970), and the numbers or ``event``.
 
-    Numbers that are not finite are null, because JSON does not allow NaN. Lines are not buffered, so a killed run
-    loses none.
-
-    Args:
-        path: The file; appended to if it exists.
+    Numbers that are not finite are null, because JSON does not allow NaN. Lines are not buffered, so a killed run loses
+    none. The file is appended to if it exists.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -114,10 +111,8 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 class CsvLogger(Logger):
     """Logger of a table with one row per entry, for spreadsheets; events are left out.
 
-    A new name adds a column: the file is rewritten atomically with a longer header.
-
-    Args:
-        path: The file; appended to if it exists.
+    A new name adds a column: the file is rewritten atomically with a longer header. The file is appended to if it
+    exists.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -153,11 +148,7 @@ class CsvLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """Logger of TensorBoard event files, one per start of the run; show them with ``tensorboard --logdir DIRECTORY``.
-
-    Args:
-        directory: Folder of the files, created with the first entry.
-    """
+    """Logger of TensorBoard event files, one per start of the run: ``tensorboard --logdir DIRECTORY`` shows them."""
 
     def __init__(self, directory: AnyPath) -> None:
         self._directory = Path(directory)
@@ -186,9 +177,7 @@ class TensorBoardLogger(Logger):
 class LoggerGroup(Logger):
     """Group of loggers; a failing logger stops neither the others nor the run.
 
-    Args:
-        loggers: The loggers.
-        report: Called with one sentence when a logger starts to fail.
+    ``report`` is called with one sentence when a logger starts to fail.
     """
 
     def __init__(self, loggers: Sequence[Logger], report: Callable[[str], None]) -> None:

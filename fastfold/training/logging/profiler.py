@@ -16,12 +16,9 @@ _BEFORE = 2
 
 
 class StepProfiler:
-    """Context manager that profiles steps of a run with ``torch.profiler``.
+    """Context manager that profiles some steps of a run with ``torch.profiler``, and writes a trace into a folder.
 
-    Args:
-        folder: Folder of the trace.
-        steps: Number of steps; 0 for none.
-        report: Called with one sentence when the trace is written, or cannot be.
+    ``report`` is called with one sentence when it is written, or cannot be.
     """
 
     def __init__(self, folder: Path, steps: int, report: Callable[[str], None]) -> None:

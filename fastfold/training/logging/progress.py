@@ -29,14 +29,8 @@ _PARTS = {
 class TrainingProgress:
     """Context manager that shows the progress of a run.
 
-    A terminal shows a bar and two lines in place. Other streams get one line every ``every_s`` seconds, without
-    control characters. A closed pipe or terminal does not stop the run.
-
-    Args:
-        steps: Total number of steps.
-        quiet: Show nothing, for all processes but the first.
-        stream: Output stream; standard error by default.
-        every_s: Seconds between lines on other streams than terminals.
+    A terminal shows a bar and two lines in place. Other streams get one line every ``every_s`` seconds, without control
+    characters. A closed pipe or terminal does not stop the run. The processes but the first are ``quiet``.
     """
 
     def __init__(
@@ -82,13 +76,11 @@ class TrainingProgress:
                 live.silence()
 
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show the state of the run.
+        """Show the state of the run after ``step`` steps.
 
-        Args:
-            step: Number of finished steps.
-            numbers: Numbers of the last step, all optional: ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues``
-                of the step, ``tflops_per_s``, ``waited_s`` for the loader in the step, and ``seconds`` of training so
-                far, from which speeds are computed.
+        The numbers of the last step are all optional: ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of the
+        step, ``tflops_per_s``, ``waited_s`` for the loader in the step, and ``seconds`` of training so far, from which
+        speeds are computed.
         """
         now = time.monotonic()
         pace = self._pace(step, numbers.get("seconds", now - self._started), numbers)
@@ -134,7 +126,6 @@ def _losses(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _memory() -> list[str]:
-    """Return the memory of the process, on the GPU if it uses one."""
     if torch.cuda.is_initialized():
         return [f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of GPU"]
     used = process_memory("VmRSS")
@@ -169,7 +160,6 @@ class _Live:
         self._display.stop()
 
     def silence(self) -> None:
-        """Stop without further output."""
         self._console.quiet = True
         self._display.stop()
 

@@ -14,11 +14,7 @@ Event = bytes
 
 
 def version_event(time: float) -> Event:
-    """Return the first event of every file.
-
-    Args:
-        time: Seconds since 1970.
-    """
+    """Return the first event of every file; times are in seconds since 1970."""
     return _double(1, time) + _bytes(3, b"brain.Event:2")
 
 
@@ -49,11 +45,7 @@ def record(event: Event) -> bytes:
 def read_steps(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield offsets and steps of records, up to the first damaged or incomplete one.
 
-    Args:
-        data: A file's contents.
-
-    Yields:
-        ``(offset, step)``; step 0 for events without one. Finally the end of the last valid record, with step -1.
+    Step 0 is for events without one, and -1 finally for the end of the last valid record.
     """
     offset = 0
     while len(data) - offset >= 16:

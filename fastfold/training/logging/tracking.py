@@ -63,13 +63,7 @@ class WandbLogger(Logger):
 class MlflowLogger(Logger):
     """Logger for MLflow: https://mlflow.org. Writes to ``MLFLOW_TRACKING_URI``, by default into the folder.
 
-    Args:
-        directory: Folder of the run.
-        experiment: Name of the experiment.
-        settings: The run's settings, shown next to its curves.
-
-    Raises:
-        ConfigError: The package is not installed, or refuses to start a run.
+    Arguments and errors as of :class:`WandbLogger`.
     """
 
     def __init__(self, directory: Path, experiment: str, settings: Mapping[str, Any]) -> None:
@@ -106,9 +100,6 @@ class MlflowLogger(Logger):
 
 def check_tracking(packages: Sequence[str]) -> None:
     """Check that tracking packages are installed, before the processes of a run start.
-
-    Args:
-        packages: ``wandb`` or ``mlflow``.
 
     Raises:
         ConfigError: A package is not installed; the message has the command that installs it.

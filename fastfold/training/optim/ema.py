@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.guarded_step import keep_unless
+from fastfold.parallel.data_parallel.optimizer import keep_unless
 
 
 class ExponentialMovingAverage:
@@ -47,9 +47,8 @@ class ExponentialMovingAverage:
     def update(self, ok: Tensor | None = None) -> None:
         """Update the average by the parameters; call after each optimisation step.
 
-        Args:
-            ok: Boolean scalar on the device: False to leave the average unchanged, before the host knows the value.
-                The caller then calls :meth:`forget_update` before the next update. None to update.
+        If the boolean scalar ``ok`` on the device is False, the average stays, before the host knows the value. The
+        caller then calls :meth:`forget_update` before the next update.
         """
         self._updates += 1
         decay = self._decay

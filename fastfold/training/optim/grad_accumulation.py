@@ -14,9 +14,7 @@ from fastfold.utils.device import reads_are_free
 class SampleGradients:
     """Sum of the gradients of a step's samples, each clipped separately (supplement, section 1.11.3).
 
-    Args:
-        gradients: Reduction of gradients under the plan.
-        clip: Largest norm of one sample's gradient; larger gradients are scaled down to it.
+    A gradient with a norm over ``clip`` is scaled down to it.
     """
 
     def __init__(self, gradients: Replicated | FullySharded, clip: float) -> None:
@@ -32,9 +30,8 @@ class SampleGradients:
         """Add the parameters' ``grad`` of one sample to the sum, and set it to None.
 
         A collective of the ranks that work on this sample. Gradients with elements that are not finite are not added.
-
-        Returns:
-            The sample's gradient norm before clipping, a float64 scalar. On a GPU the host does not wait for it.
+        The result is the sample's gradient norm before clipping, a float64 scalar. On a GPU the host does not wait for
+        it.
         """
         sample = self._gradients.take_sample()
         norm = self._gradients.squared_norm(sample).sqrt()
@@ -56,8 +53,7 @@ class SampleGradients:
     def finish(self, samples: int) -> Tensor:
         """Write the mean over ``samples`` samples of all ranks to ``grad``, and reset the sum (a collective).
 
-        Returns:
-            Norm of the mean, a float64 scalar.
+        The result is the norm of the mean, a float64 scalar.
         """
         totals = self._totals if self._totals is not None else self._gradients.zeros()
         self._totals = None

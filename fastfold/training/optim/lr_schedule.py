@@ -54,11 +54,7 @@ class AlphaFoldSchedule:
             )
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of one optimisation step.
-
-        Args:
-            step: Number of the step, from 1; 0 for the rate before the first step.
-        """
+        """Return the learning rate of an optimisation step, counted from 1; 0 is for the rate before the first step."""
         lr = self.base_lr
         if step < self.warmup_steps:
             lr *= step / self.warmup_steps

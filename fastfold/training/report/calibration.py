@@ -37,12 +37,7 @@ class Calibration:
 
 
 def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Calibration:
-    """Compare predicted with true lDDT.
-
-    Args:
-        predicted: ``[N]``, pLDDT divided by 100.
-        true: ``[N]``, lDDT-CA per residue, of resolved residues only.
-        bins: Number of bins of equal width from 0 to 1.
+    """Compare predicted with true lDDT-CA of resolved residues, ``[N]`` in 0 to 1, in bins of equal width.
 
     Raises:
         ValueError: The arrays differ in length, or a value is not in 0 to 1.
@@ -77,10 +72,9 @@ def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Cal
 
 
 def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
-    """Draw the mean true lDDT over the predicted one, with the diagonal of perfect calibration.
+    """Draw the mean true lDDT over the predicted one, with the diagonal of perfect calibration, as a PNG file.
 
-    Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+    The same input and matplotlib version give the same bytes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -15,14 +15,7 @@ _MANY = 60  # number of points from which a curve is drawn as a smooth line over
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the mean over a window of a fiftieth of the curve, truncated at both ends.
-
-    Args:
-        values: ``[n]``, all finite.
-
-    Returns:
-        ``[n]``.
-    """
+    """Return the mean ``[n]`` over a window of a fiftieth of finite ``values [n]``, truncated at both ends."""
     half = len(values) // 100
     total = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     low = np.maximum(np.arange(len(values)) - half, 0)
@@ -38,14 +31,10 @@ def curves_png(
     panels: bool = False,
     marks: Sequence[int] = (),
 ) -> bytes:
-    """Draw curves over the step; smooth those with many points.
+    """Draw curves over the step, by their names in the legend; smooth those with many points.
 
-    Args:
-        curves: Curves by their names in the legend.
-        ylabel: Text of the vertical axis.
-        logarithmic: Logarithmic vertical axis, if all values are above 0.
-        panels: Draw each curve in its own panel, with its name above and a separate vertical axis.
-        marks: Steps of events, drawn as vertical lines.
+    A logarithmic axis needs values above 0. With ``panels`` each curve has its own panel and vertical axis, with its
+    name above. ``marks`` are steps of events, drawn as vertical lines.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.

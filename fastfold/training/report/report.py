@@ -87,15 +87,10 @@ _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report/report.md`` and its plots into a run's folder, replacing an earlier report.
+    """Write ``report/report.md`` and its plots into a run's folder, replacing an earlier report; return its path.
 
-    Files are written atomically, the page last, so that a report never refers to a missing plot.
-
-    Args:
-        run_dir: The run's folder; the run may still be in progress.
-
-    Returns:
-        Path of the page.
+    Files are written atomically, the page last, so that a report never refers to a missing plot. The run may still be
+    in progress.
 
     Raises:
         InputError: The folder is not that of a run, or a file in it is damaged.
@@ -155,8 +150,6 @@ def curve(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the table at the top."""
-
     def last(name: str) -> float | None:
         values = curve(metrics, name)[1]
         return float(values[-1]) if len(values) else None
@@ -166,10 +159,10 @@ def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[s
         ("Steps", f"{metrics[-1]['step']:,}" if metrics else None),
         ("Samples seen", _number(last("samples"), ",.0f")),
         ("Hours of training", _number(last("seconds"), ".2f", 1 / 3600)),
-        ("Residues per second", _rate(metrics)),
+        ("Residues per second", _per_second(metrics, "residues", ",.0f")),
         ("TFLOP/s, all devices", _mean(metrics, "tflops_per_s")),
         ("TFLOP/s of a device", _mean(metrics, "tflops_per_s_device")),
-        ("Time spent waiting for the loader", _waiting(metrics)),
+        ("Time spent waiting for the loader", _per_second(metrics, "waited_s", ".2%")),
         ("Loss at the end", _number(last("loss"), ".4g")),
         ("Learning rate at the end", _number(last("lr"), ".3g")),
         ("lDDT-CA in validation, at the end", _number(last("valid_lddt_ca"), ".3f")),
@@ -190,26 +183,17 @@ def _number(value: float | None, form: str, factor: float = 1.0) -> str | None:
     return None if value is None else format(value * factor, form)
 
 
-def _seconds_per_step(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+def _per_second(metrics: Sequence[Mapping[str, Any]], name: str, form: str) -> str | None:
     steps, seconds = curve(metrics, "seconds")
-    if len(steps) == 0 or steps[-1] == 0:
+    values = curve(metrics, name)[1]
+    if not len(values) or not len(steps) or not steps[-1] or not seconds[-1]:
         return None
-    return float(seconds[-1] / steps[-1])
-
-
-def _rate(metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    per_step, residues = _seconds_per_step(metrics), curve(metrics, "residues")[1]
-    return f"{residues.mean() / per_step:,.0f}" if per_step and len(residues) else None
+    return format(values.mean() / (seconds[-1] / steps[-1]), form)
 
 
 def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> str | None:
     values = curve(metrics, name)[1]
     return f"{values.mean():.3g}" if len(values) else None
-
-
-def _waiting(metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    per_step, waited = _seconds_per_step(metrics), curve(metrics, "waited_s")[1]
-    return f"{waited.mean() / per_step:.2%}" if per_step and len(waited) else None
 
 
 def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder: Path) -> list[str]:
@@ -302,7 +286,6 @@ def _by_depth(chains: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the sections of events and of quarantined samples."""
     events = [(f"{e['step']:,}", _plain(str(e["event"]))) for e in metrics if "event" in e]
     text = []
     if events:

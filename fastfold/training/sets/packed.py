@@ -27,12 +27,8 @@ def build_packed(
 ) -> None:
     """Pack the chains or complexes of a run, with all inputs of their samples, into one file.
 
-    Args:
-        config: Group ``data``; its filters, splits and weights are fixed in the file.
-        out: The file.
-        validate_chains: Maximum number of chains to validate on.
-        complexes: True if an entry is a whole structure file, as for multimer networks.
-        say: Called with progress and the entries that are left out.
+    The filters, splits and weights of ``config`` are fixed in the file. ``complexes`` says that an entry is a whole
+    structure file, as for multimer networks. ``say`` is called with progress and the entries that are left out.
 
     Raises:
         ConfigError: A folder or split does not exist, no chain passes the filters, or none can be used.

@@ -68,10 +68,8 @@ class SampleSource:
 def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
     """Open the training and validation set of a run from a packed set, an index or a scan.
 
-    Args:
-        config: Group ``data``.
-        validate_chains: Maximum number of chains to validate on; spread evenly over the split.
-        complexes: True if an entry is a whole structure file, as for multimer networks.
+    The chains to validate on are spread evenly over the split. For ``complexes`` see
+    :func:`fastfold.training.sets.packed.build_packed`.
 
     Raises:
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
@@ -173,7 +171,6 @@ def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
-    """Scan the folders; arguments as of :func:`open_source`."""
     filters = Filters(**{name: getattr(config, name) for name in _FILTERS})
 
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

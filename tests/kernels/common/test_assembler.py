@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastfold.kernels.common import assembler
+from fastfold.kernels.common import launch
 
 triton = pytest.importorskip("triton")
 HOPPER = torch.device("cuda:1")
@@ -26,7 +26,7 @@ HOPPER = torch.device("cuda:1")
 def test_the_driver_must_load_what_it_makes(
     newer: str, older: str, driver: tuple[int, int], better: bool
 ) -> None:
-    assert assembler.is_better(newer, older, driver) is better
+    assert launch.is_better(newer, older, driver) is better
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_hopper_alone_gets_it_unless_the_user_has_chosen(
     monkeypatch.setattr(triton.knobs, "nvidia", nvidia)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(assembler, "driver_version", lambda: (13, 0))
+    monkeypatch.setattr(launch, "driver_version", lambda: (13, 0))
     if variable is None:
-        monkeypatch.delenv(assembler.VARIABLE, raising=False)
+        monkeypatch.delenv(launch.ASSEMBLER_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(assembler.VARIABLE, variable)
-    assembler.choose_assembler.__wrapped__(HOPPER)
+        monkeypatch.setenv(launch.ASSEMBLER_VARIABLE, variable)
+    launch.choose_assembler.__wrapped__(HOPPER)
     assert getattr(nvidia.ptxas, "path", nvidia.ptxas) == path
 
 
@@ -54,8 +54,8 @@ def test_a_machine_without_a_driver_is_one_of_version_zero(monkeypatch: pytest.M
     def missing(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(assembler.ctypes, "CDLL", missing)
-    assert assembler.driver_version() == (0, 0)
+    monkeypatch.setattr(launch.ctypes, "CDLL", missing)
+    assert launch.driver_version() == (0, 0)
 
 
 def test_triton_has_what_is_asked_for() -> None:

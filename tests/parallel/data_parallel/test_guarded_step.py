@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.guarded_step import keep_unless, step_if
 from fastfold.parallel.data_parallel.large_batch import Lamb, initialise_state
+from fastfold.parallel.data_parallel.optimizer import keep_unless, step_if
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW([p], lr=0.1, weight_decay=0.1),

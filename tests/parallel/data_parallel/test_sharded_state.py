@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import TensorWeakRef
 
 from fastfold.parallel import Parallel, ParallelOptimizer, ParallelPlan
-from fastfold.parallel.data_parallel import sharded_state
+from fastfold.parallel.data_parallel import full_state
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
 from tests.helpers.spawn_ranks import launch
@@ -163,7 +163,7 @@ def _resume(plan: ParallelPlan, folder: str, expected: dict[str, Tensor]) -> flo
 
 
 def _save(plans: dict[str, ParallelPlan], folder: str) -> None:
-    sharded_state._LEAST = LEAST  # type: ignore[misc]
+    full_state._LEAST = LEAST  # type: ignore[misc]
     readers = [*plans.values()]
     for plan, reader in zip(plans.values(), [*readers[1:], readers[0]], strict=True):
         expected: dict[str, Tensor] = {}

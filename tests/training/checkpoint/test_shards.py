@@ -17,7 +17,7 @@ from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
 from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.checkpoint.manifest import MANIFEST
 from fastfold.training.checkpoint.shards import read_shards, write_shards
-from fastfold.training.checkpoint.storage import FolderStorage
+from fastfold.training.checkpoint.storage import Storage
 from tests.helpers.spawn_ranks import launch
 
 
@@ -37,7 +37,7 @@ def checkpoints(place: str, said: list[str]) -> Checkpoints:
 
 def test_every_file_is_hashed_as_it_is_written(tmp_path: Path):
     values = {"a": torch.arange(6.0), "b": torch.ones(3, dtype=torch.bfloat16)}
-    written = write_shards(FolderStorage(str(tmp_path)), str(tmp_path / "x"), values, None)
+    written = write_shards(Storage(str(tmp_path)), str(tmp_path / "x"), values, None)
     assert set(written) == {path.name for path in (tmp_path / "x").iterdir()}
     for name, record in written.items():
         data = (tmp_path / "x" / name).read_bytes()

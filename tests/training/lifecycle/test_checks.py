@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training.compose import compose_config, network_config
-from fastfold.training.lifecycle.checks import check_settings
+from fastfold.training.compose import check_settings, compose_config, network_config
 
 GIVEN = ("data.directory=x", "trainer.out=y")
 CLUSTERS = "model.overrides.data.eval.max_msa_clusters"

@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
 from fastfold.training.compose import compose_config
 from fastfold.training.config import OptimConfig
-from fastfold.training.optim import muon
+from fastfold.training.optim import optimizers
 from fastfold.training.optim.optimizers import MuonWithAdam, make_optimizer
 from tests.training.conftest import TINY
 
@@ -59,14 +59,14 @@ def test_matrices_of_blocks_step_by_muon_and_the_rest_by_adam() -> None:
 @pytest.mark.parametrize("most", [1, 1 << 24], ids=["one matrix at a time", "all of a shape together"])
 def test_steps_are_those_of_pytorch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's with its products, which are of bfloat16 on all devices, in float32."""
-    monkeypatch.setattr(muon, "_MOST_ELEMENTS", most)
+    monkeypatch.setattr(optimizers, "_MOST_ELEMENTS", most)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     shapes = [(8, 16), (16, 8), (16, 8), (12, 12), (1, 6)]
     torch.manual_seed(0)
     start = [torch.randn(shape) for shape in shapes]
     gradients = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
     moved = []
-    for kind in (muon.Muon, torch.optim.Muon):
+    for kind in (optimizers.Muon, torch.optim.Muon):
         parameters = [nn.Parameter(x.clone()) for x in start]
         unused = nn.Parameter(torch.ones(8, 16))
         optimizer = kind(

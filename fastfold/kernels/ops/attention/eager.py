@@ -110,15 +110,10 @@ def attend_backward(
     scratch: Scratch,
     out: Tensor | None = None,
 ) -> None:
-    """Compute the gradients of one batch element.
+    """Fill ``grads`` with the gradients of one batch element, from that of the output ``[R, Nq, H, D]``.
 
-    Args:
-        grad: Gradient of the output, ``[R, Nq, H, D]``.
-        operands: Operands of :func:`attend`, ``[R, N, H, D]``.
-        grads: Tensors to fill, of the operands' shapes; the bias's is added to, and may be None.
-        scale: Factor of the scores.
-        scratch: Buffers in an exact dtype.
-        out: Tensor ``[R, Nq, H, D]`` to fill with the output, which is recomputed anyway.
+    The operands ``[R, N, H, D]`` are those of :func:`attend`. The bias's gradient is added to, and may be None. The
+    buffers have an exact dtype. ``out [R, Nq, H, D]`` is filled with the output, which is recomputed anyway.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape

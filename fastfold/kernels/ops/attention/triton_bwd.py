@@ -75,15 +75,9 @@ def attention_ungate_kernel(
 class BackwardOperands(NamedTuple):
     """Operands of the gradient kernels, or their strides: forward operands and values of the backward pass.
 
-    Attributes:
-        q: ``[B, R, Nq, H, D]``; this and the next four as in :class:`TritonOperands`.
-        k: ``[B, R, Nk, H, D]``.
-        v: ``[B, R, Nk, H, D]``.
-        bias: ``[B, H, Nq, Nk]`` or None.
-        hidden: ``[B, R, Nk]`` or None.
-        grad: Gradient of the output before the gate, ``[B, R, Nq, H, D]``.
-        lse: ``[B, H, R, Nq]`` in float32, without gaps.
-        delta: Weighted mean of the weights' gradients, in the shape of ``lse``.
+    The first five are those of :class:`TritonOperands`. ``grad [B, R, Nq, H, D]`` is the gradient of the output before
+    the gate. ``lse`` and ``delta``, the weighted mean of the weights' gradients, are ``[B, H, R, Nq]`` in float32,
+    without gaps.
     """
 
     q: Any
@@ -114,19 +108,12 @@ def attend_backward_triton(
     scale: float,
     need_bias: bool,
 ) -> Tensor | None:
-    """Fill the gradients of :func:`attend_triton`.
+    """Fill the gradients of :func:`attend_triton`, from that of its output ``[B, R, Nq, H, D]``, channels innermost.
 
-    Args:
-        grad: Gradient of the output, ``[B, R, Nq, H, D]``, channels innermost.
-        operands: Operands of the forward pass.
-        out: Output of the forward pass.
-        lse: Sums of exponentials that the forward pass returned.
-        grads: Tensors to fill.
-        scale: Factor of the scores.
-        need_bias: True if the bias needs a gradient.
+    ``out`` and the sums of exponentials are the results of the forward pass.
 
     Returns:
-        Gradient of the bias, ``[B, H, Nq, Nk]`` in float32, or None.
+        Gradient of the bias, ``[B, H, Nq, Nk]`` in float32, or None if it is not needed.
     """
     q, k, v, bias, hidden, gate = operands
     batch, rows, queries, heads, channels = q.shape

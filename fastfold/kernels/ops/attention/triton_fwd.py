@@ -254,13 +254,8 @@ def attention_forward_kernel(
 class TritonOperands(NamedTuple):
     """Operands of the kernels with one leading axis, or their strides; any strides, but channels innermost.
 
-    Attributes:
-        q: ``[B, R, Nq, H, D]``.
-        k: ``[B, R, Nk, H, D]``.
-        v: ``[B, R, Nk, H, D]``.
-        bias: ``[B, H, Nq, Nk]`` as :func:`aligned` lays it out, or None.
-        hidden: ``[B, R, Nk]`` as :func:`hidden_keys` makes it, or None.
-        gate: ``[B, R, Nq, H, D]`` or None.
+    Their shapes are those of :func:`fastfold.kernels.attention`. ``bias`` is as :func:`aligned` lays it out, ``hidden``
+    as :func:`hidden_keys` makes it.
     """
 
     q: Any
@@ -332,16 +327,11 @@ def config(kernel: str, q: Tensor) -> LaunchConfig:
 
 
 def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor:
-    """Fill ``out``, and return the sums of exponentials that the backward pass needs.
-
-    Args:
-        out: ``[B, R, Nq, H, D]``, any strides, but channels innermost.
-        operands: Operands to read.
-        scale: Factor of the scores.
+    """Fill ``out [B, R, Nq, H, D]``, of any strides, but channels innermost.
 
     Returns:
-        ``lse [B, H, R, Nq]`` in float32: log2 of the sum of a query's exponentials, infinite if all of its keys are
-        masked.
+        ``lse [B, H, R, Nq]`` in float32, for the backward pass: log2 of the sum of a query's exponentials, infinite if
+        all of its keys are masked.
     """
     q = operands.q
     batch, rows, queries, heads, channels = q.shape

@@ -70,14 +70,9 @@ def gated_attention_begin(
 ) -> list[Tensor]:
     """Compute the values of :func:`fastfold.kernels.gated_attention` for its first block of rows that need only ``x``.
 
-    No gradients are recorded. ``fastfold::gated_attention_begun`` continues from the result.
-
-    Args:
-        x: ``[*, R, N, c]``.
-        parameters: Parameters of :func:`fastfold.kernels.gated_attention`.
-        heads: H.
-        backend: ``triton`` or ``torch``.
-        backward: True to begin the backward pass, which ``fastfold::gated_attention_backward`` continues.
+    No gradients are recorded. ``fastfold::gated_attention_begun`` continues from the result. With ``backward``, the
+    backward pass is begun, which ``fastfold::gated_attention_backward`` continues. The backend is ``triton`` or
+    ``torch``.
 
     Returns:
         Projections of the block; for the backward pass, the normalised block before them. Empty without rows.

@@ -17,12 +17,7 @@ def gated_attention_flops(
 ) -> tuple[float, float, float]:
     """Return operations of :func:`fastfold.kernels.gated_attention`: projections, attention and output.
 
-    Args:
-        rows: Rows of all batch elements.
-        length: Positions of a row.
-        channels: Channels of ``x``.
-        width: Channels of all heads; by default those of ``x``.
-        gated: True if there is a gate.
+    Rows are those of all batch elements, the width the channels of all heads, by default those of ``x``.
     """
     width = channels if width is None else width
     one = 2.0 * rows * length * channels * width

@@ -173,9 +173,7 @@ class RowBlock(NamedTuple):
 class Forward:
     """Forward pass of blocks of rows.
 
-    Args:
-        weights: Weights from :func:`arrange`.
-        heads: Number of heads.
+    Weights are those of :func:`arrange`.
     """
 
     def __init__(self, weights: Weights, heads: int) -> None:
@@ -242,18 +240,11 @@ def backward_block(
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
-    """Compute gradients of a block of rows.
+    """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
 
-    Args:
-        grad: Gradient of the result, ``[r, N, c]``.
-        rows: Inputs of the block.
-        grad_bias: Sum of the bias's gradients of earlier blocks, ``[H, N, N]``, to add to; or None.
-        first: True without earlier blocks, when ``grad_bias`` has any content.
-        weights: Weights from :func:`arrange`.
-        totals: Sums of the parameters' gradients of earlier blocks, to add to; None without any.
-        heads: Number of heads.
-        scratch: Buffers, in the dtype of the products.
-        begun: Result of :func:`begin_backward`, if it was called before.
+    The bias's gradients ``[H, N, N]`` are added to those of earlier blocks, which exist unless this is the first one.
+    So are the parameters', to ``totals``. The weights are from :func:`arrange`, and ``begun`` from
+    :func:`begin_backward` if it was called before. The buffers have the dtype of the products.
 
     Returns:
         Gradient of ``x [r, N, c]``, and the new totals.

@@ -82,15 +82,10 @@ _gated_attention = define_operator(
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:
-    """Lay out ``bias`` as :func:`gated_attention` reads it, so that many calls share one copy.
+    """Lay out ``bias [*, H, N, N]`` as :func:`gated_attention` reads it, so that many calls share one copy.
 
-    Args:
-        bias: ``[*, H, N, N]``, with any strides.
-        channels: Channels of each head.
-        backend: Backend of :func:`gated_attention`.
-
-    Returns:
-        The same numbers; for Triton, rows begin at multiples of 16 elements, whatever N is.
+    ``channels`` is their number in each head, and ``backend`` that of :func:`gated_attention`. The numbers stay; for
+    Triton, rows begin at multiples of 16 elements, whatever N is.
     """
     if attention_backend(bias, channels, backend) == "torch":
         return bias.contiguous()

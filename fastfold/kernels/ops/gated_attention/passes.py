@@ -127,12 +127,7 @@ def forward(
 
 
 def lanes_bytes(residues: int, channels: int) -> int:
-    """Return the bytes of a CPU's threads that compute blocks at the same time, except one.
-
-    Args:
-        residues: Positions of a row.
-        channels: Channels of the input.
-    """
+    """Return the bytes of a CPU's threads that compute blocks at the same time, except one."""
     block = _LANE * channels * max(eager.POSITIONS, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
     return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
@@ -151,17 +146,9 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Weights]:
     """Compute gradients of ``x [*, R, N, c]``, of the bias if given and needed, and of the parameters.
 
-    Gradients of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs.
-
-    Args:
-        grad: Gradient of the result, ``[*, R, N, c]``.
-        operands: Inputs of :func:`fastfold.kernels.gated_attention`, with all rows.
-        parameters: Parameters of the operator.
-        begun: Result of :func:`~.begin_op.gated_attention_begin` for the backward pass, or empty.
-        heads: H.
-        add_x: True if ``x`` is also the residual.
-        backend: ``triton`` or ``torch``.
-        need_bias: True if the bias needs a gradient.
+    Gradients of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs of
+    :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
+    :func:`~.begin_op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
     """
     x, bias, mask, _, dropout = operands
     blocks, exact = blocks_of(backend), accumulation_dtype(x)

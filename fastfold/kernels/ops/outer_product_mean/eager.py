@@ -44,13 +44,7 @@ class Rows:
     With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory. These
     rows multiply the output weight directly, if its columns are put in the order (e c) once.
 
-    Args:
-        like: Tensor of the dtype and device of both sides.
-        right: Right side in blocks of sequences ``[*, s, J, c]``.
-        right_mask: ``[*, S, J]``.
-        weight: ``[c_z, c * c]``.
-        bias: ``[c_z]``.
-        eps: Added to the number of sequences.
+    ``right`` is in blocks of sequences ``[*, s, J, c]``; ``like`` has the dtype and device of both sides.
     """
 
     def __init__(

@@ -49,15 +49,8 @@ class OuterProductRows:
     """Writer of rows of :func:`outer_product_mean`, block by block, without gradients.
 
     The right side is prepared once for all blocks, which is much work for a deep alignment. It is taken in parts, and
-    only one part exists at a time.
-
-    Args:
-        right: Projected alignment in blocks of sequences ``[*, s, J, c]``, at least one, in order.
-        right_mask: ``[*, S, J]``, multiplies ``right``.
-        weight: ``[c_z, c * c]``.
-        bias: ``[c_z]``.
-        eps: Added to the number of sequences that both columns have.
-        backend: Backend of :func:`outer_product_mean`.
+    only one part exists at a time. ``right`` is in blocks of sequences ``[*, s, J, c]``, at least one, in order; the
+    other arguments are those of :func:`outer_product_mean`.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
@@ -99,13 +92,9 @@ class OuterProductRows:
             self._write = kind(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Fill some rows of the result, and return ``out``.
+        """Fill some rows ``[*, I, J, c_z]`` of the result, and return ``out``, which may be ``residual``.
 
-        Args:
-            out: ``[*, I, J, c_z]``; may be ``residual``.
-            left: Projected alignment ``[*, S, I, c]`` of these rows.
-            left_mask: ``[*, S, I]``, multiplies ``left``.
-            residual: ``[*, I, J, c_z]`` to add to the update.
+        ``left [*, S, I, c]`` and ``left_mask [*, S, I]`` are these rows of the alignment and its mask.
         """
         refuse_gradients(left, residual)
         without_autocast(self._write)(out, left, left_mask, residual)
@@ -170,11 +159,7 @@ def _compute_gradients(
 def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> tuple[float, float]:
     """Return operations of :func:`outer_product_mean`: outer products, and their projection.
 
-    Args:
-        sequences: Rows of the alignment.
-        pairs: Pairs of columns, of all batch elements.
-        channels: Channels of a column.
-        c_z: Channels of the pair.
+    Pairs of columns are those of all batch elements.
     """
     return 2.0 * sequences * pairs * channels**2, 2.0 * pairs * channels**2 * c_z
 

@@ -81,17 +81,10 @@ def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor 
 def backward(
     grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Compute gradients of ``x`` and the parameters by blocks of rows.
+    """Compute gradients of ``x`` and the parameters by blocks of rows, from that of the result ``[*, c]``.
 
     The dtype is that of accumulation, whatever the data's: a bfloat16 product would put some hidden units on the wrong
-    side of the ReLU.
-
-    Args:
-        grad: Gradient of the result, ``[*, c]``.
-        x: Input.
-        parameters: Parameters of ``transition``.
-        add_grad: True if ``x`` is also the residual.
-        needs: True for each input that needs a gradient, ``x`` first.
+    side of the ReLU. With ``add_grad``, ``x`` is also the residual. ``needs`` has ``x`` first.
     """
     exact = accumulation_dtype(x)
     _, *need_each = needs

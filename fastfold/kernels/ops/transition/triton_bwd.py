@@ -147,12 +147,7 @@ def backward(
 
     A gradient that is not needed is None or has any content.
 
-    Args:
-        grad: Gradient of the result, ``[*, c]``.
-        x: Input.
-        parameters: Parameters of ``transition``.
-        add_grad: True if ``x`` is also the residual.
-        needed: Names of the inputs that need a gradient.
+    Arguments as of the PyTorch path; ``needed`` are the names of the inputs that need a gradient.
     """
     c = x.shape[-1]
     weights = in_dtype(parameters, x.dtype)

@@ -73,12 +73,7 @@ def block_rows(n: int, c: int, channels: int) -> int:
 
 
 def narrow_group(channels: int, c: int) -> int:
-    """Return the channels that fit the same memory if factors and product have half the bytes.
-
-    Args:
-        channels: Channels at the pair's width in bytes.
-        c: Hidden channels.
-    """
+    """Return the channels that fit the same memory if factors and product have half the bytes."""
     return min(c, 2 * channels + c // 2)
 
 
@@ -91,7 +86,7 @@ class TriangleBackend(Protocol):
 
     @property
     def share(self) -> float:
-        """Factor of the product that :meth:`write` expects."""
+        """Factor of the product that :meth:`write`, or a backward pass, expects."""
 
     def width(self, n: int) -> int:
         """Return the rows and columns W of factors for a pair of N, padded with zeros."""
@@ -108,29 +103,18 @@ class TriangleBackend(Protocol):
         """
 
 
-class TriangleGradients(Protocol):
-    """Operations of a backend in the backward pass of one batch element; it sums the gradients of the parameters."""
+class TriangleGradients(TriangleBackend, Protocol):
+    """Operations of a backend in the backward pass of one batch element; it sums the gradients of the parameters.
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of factors, product and their gradients."""
+    Gradients of factors and product have their dtype, and are padded with zeros as they are.
+    """
 
     @property
     def channels(self) -> int:
         """Hidden channels c."""
 
-    @property
-    def share(self) -> float:
-        """Factor of the product that :meth:`update_backward` expects."""
-
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward."""
-
-    def width(self, n: int) -> int:
-        """Return the rows and columns W, as in :class:`TriangleBackend`; gradients are padded with zeros too."""
-
-    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Fill factors, as in :class:`TriangleBackend`, in ``dtype``."""
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
@@ -170,17 +154,8 @@ def multiply(
 ) -> None:
     """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
 
-    Args:
-        out: Tensor for the result.
-        z: Pair tensor.
-        mask: ``[*, N, N]``.
-        backend: Operations before and after the contraction.
-        plan: Number of factors at a time, and place of the product.
-        residual: Tensor in the shape of ``z``, or None.
-        dropout: Tensor in the shape of ``z``, or None.
-        outgoing: True for the outgoing contraction, False for the incoming one.
-        c: Hidden channels.
-        scratch: Buffers on the device of ``z``.
+    The mask is ``[*, N, N]``; residual and dropout have the shape of ``z`` or are None. ``c`` is the number of hidden
+    channels. The buffers are on the device of ``z``.
     """
     n, scratch = z.shape[-2], scratch.of(z, backend.dtype)
     for i in batch_elements(z):
@@ -252,14 +227,9 @@ def contract(
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
-    """Replace factors ``[g, N, N]`` by their gradients, from that of their product.
+    """Replace the factors ``[g, N, N]`` of a contraction by their gradients, from that of their product ``[g, N, N]``.
 
-    Args:
-        grad: ``[g, N, N]``.
-        left: Overwritten by its gradient.
-        right: Overwritten by its gradient.
-        outgoing: True for the outgoing contraction, False for the incoming one.
-        buffer: Working memory ``[g, N, N]``.
+    ``buffer [g, N, N]`` is working memory.
     """
     if outgoing:
         torch.bmm(grad, right, out=buffer)

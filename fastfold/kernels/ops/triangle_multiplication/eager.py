@@ -82,15 +82,11 @@ def factors_backward(
     totals: FactorWeights,
     scratch: Scratch,
 ) -> None:
-    """Turn ``grad_z``, other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
+    """Turn ``grad_z [R, N, c_z]``, other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
 
-    Args:
-        grad_z: ``[R, N, c_z]``, in the dtype of the weights.
-        grad_factors: ``[2 c, R N]``, gradient of the factors.
-        inputs: ``z [R, N, c_z]``, its mask (see :func:`unless_ones`), and ``[R, N, c_z]`` to add to the gradient.
-        weights: Weights in an exact dtype.
-        totals: Sums of the parameters' gradients, to add to.
-        scratch: Buffers in the dtype of the weights.
+    The inputs are ``z [R, N, c_z]``, its mask (see :func:`unless_ones`), and ``[R, N, c_z]`` to add to the gradient.
+    ``grad_factors`` is ``[2 c, R N]``. The gradients of the parameters are added to ``totals``. Weights, buffers and
+    ``grad_z`` have the same exact dtype.
     """
     z, masks, add = inputs
     adds = () if add is None else (add,)
@@ -155,15 +151,11 @@ def update_backward(
     totals: UpdateWeights,
     scratch: Scratch,
 ) -> None:
-    """Replace ``product [c, R N]`` by its gradient, and write that of the normalised ``z`` to ``grad_x``.
+    """Replace ``product [c, R N]`` by its gradient, and write that of the normalised ``z`` to ``grad_x [R, N, c_z]``.
 
-    Args:
-        grad_x: ``[R, N, c_z]``, in the dtype of the weights.
-        product: Input of the second normalisation, in the same dtype.
-        inputs: Gradient of the update ``[R, N, c_z]``, ``z [R, N, c_z]``, and its dropout's factors or None.
-        weights: Weights in an exact dtype.
-        totals: Sums of the parameters' gradients, to add to, except for the norm of ``z``.
-        scratch: Buffers in the dtype of the weights.
+    The inputs are the gradient of the update ``[R, N, c_z]``, ``z [R, N, c_z]``, and its dropout's factors or None. The
+    gradients of the parameters except for the norm of ``z`` are added to ``totals``. Weights, buffers, ``grad_x`` and
+    ``product`` have the same exact dtype.
     """
     grad, z, dropout = inputs
     linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)

@@ -98,11 +98,7 @@ def _backward(
 def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
     """Return operations of :func:`triangle_multiplication`: up to the product, and after it.
 
-    Args:
-        positions: Pairs, of all batch elements.
-        length: Residues N.
-        c_z: Channels of the pair.
-        c: Hidden channels.
+    Pairs of all batch elements are ``positions``, residues ``length``.
     """
     return 2.0 * positions * c * (4 * c_z + length), 2.0 * positions * c_z * (c + c_z)
 

@@ -103,21 +103,11 @@ def backward(
     needed: Collection[str],
     backend: str,
 ) -> list[Tensor | None]:
-    """Return gradients of ``z`` and of the parameters, in a dtype of the backend.
+    """Return gradients of ``z`` and of the parameters from that of the result, in a dtype of the backend.
 
-    Everything is recomputed from the inputs. In addition to the result there are three tensors ``[c, N, N]`` of one
-    batch element, and a part of one.
-
-    Args:
-        grad: Gradient of the result, ``[*, N, N, c_z]``.
-        z: Input of ``triangle_multiplication``.
-        mask: ``[*, N, N]``.
-        parameters: Parameters of both parts.
-        dropout: Factors that broadcast against ``z``, or None.
-        outgoing: True for the outgoing contraction, False for the incoming one.
-        add_grad: True if ``z`` is also the residual.
-        needed: Names of the inputs that need a gradient; other gradients may be anything.
-        backend: ``triton`` or ``torch``.
+    Everything is recomputed from the inputs of ``triangle_multiplication``. In addition to the result there are three
+    tensors ``[c, N, N]`` of one batch element, and a part of one. With ``add_grad``, ``z`` is also the residual.
+    Gradients whose names are not in ``needed`` may be anything. The backend is ``triton`` or ``torch``.
     """
     dropout = _expand_like(dropout, z)
     steps = _backend(backend).Backward(parameters.factors, parameters.update, z, needed, summands=z.shape[-2])

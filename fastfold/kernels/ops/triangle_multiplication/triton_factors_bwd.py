@@ -115,18 +115,11 @@ def projection_backward(
     grad_z: Tensor,
     weights: FactorParams,
 ) -> list[Tensor]:
-    """Turn ``grad_z`` into the gradient of ``z``, and return those of the norm.
+    """Turn ``grad_z [R, N, c_z]`` into the gradient of ``z [R, N, c_z]``, and return those of scale and shift.
 
-    Args:
-        grad_projections: ``[2 c, R', N']``, gradients of the factors of the contraction; read only within the pair.
-        z: ``[R, N, c_z]``, rows of one batch element.
-        mask: ``[R, N]``.
-        add: Gradient of the operator's result if ``z`` is also the residual, or None.
-        grad_z: Output gate's share of the gradient of the normalised ``z``; overwritten.
-        weights: Contiguous, in the dtypes that kernels read.
-
-    Returns:
-        Gradients, in float32, of scale and shift.
+    The latter are in float32. ``grad_z`` has the output gate's share of the gradient of the normalised ``z``. The
+    gradients ``[2 c, R', N']`` of the factors are read only within the pair. ``add`` is the gradient of the operator's
+    result if ``z`` is also the residual. The weights are contiguous, in the dtypes that kernels read.
     """
     rows, n, c_z = z.shape
     grad = z if add is None else add  # without add it is not read, so any tensor serves

@@ -44,14 +44,7 @@ def channel_group(c: int, positions: int) -> int:
 class Forward:
     """Kernels before and after the contraction, with contiguous weights in the dtypes that they read.
 
-    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
-
-    Args:
-        factors: Parameters of the first part, if it is used.
-        update: Parameters of the second part, if it is used.
-        scratch: Buffers in the dtype of the products.
-        summands: Number of summands of each element of the product, if it may be a share of their sum; see
-            :func:`~fastfold.kernels.common.scratch.share_of`.
+    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.Forward`.
     """
 
     split = False

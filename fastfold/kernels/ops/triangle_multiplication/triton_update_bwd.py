@@ -141,17 +141,9 @@ def output_backward(
 ) -> list[Tensor]:
     """Write gradients to ``product [c, R', N']`` and ``grad_x [R, N, c_z]``; return those of the product's norm.
 
-    Args:
-        product: Input of the second normalisation; replaced by its gradient, zero past rows and columns of ``z``.
-        z: ``[R, N, c_z]``, rows of one batch element.
-        grad: Gradient of the update.
-        grad_x: Tensor for the gradient of the normalised ``z``, in the dtype of ``z``.
-        dropout: Factors in the shape of ``z``, or None.
-        weights: Contiguous, in the dtypes that kernels read.
-        share: Factor that the product was multiplied by.
-
-    Returns:
-        Gradients, in float32, of the two parameters of the normalisation of ``product``.
+    The latter are in float32. ``product``, which was multiplied by ``share``, becomes its gradient, zero past rows and
+    columns of ``z [R, N, c_z]``, and ``grad_x`` that of the normalised ``z``. ``grad`` and the factors ``dropout`` have
+    the shape of ``z``. The weights are contiguous, in the dtypes that kernels read.
     """
     c, (rows, n, c_z) = len(product), z.shape
     size, width = product.shape[1] * product.shape[2], product.shape[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,10 @@ Group = dict[str, Any]
 
 
 def state_kinds(optimizer: Optimizer, group: Group) -> dict[str, torch.dtype | None]:
-    """Return the states that are as large as their parameter, known or found by a trial step.
+    """Return the dtypes of the states that are as large as their parameter, known or found by a trial step.
 
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-        group: One of its groups, with at least one parameter.
-
-    Returns:
-        Dtype of each state by name; None for the parameter's dtype.
+    None is the parameter's dtype. The optimizer is any of ``torch.optim``, and not changed; the group has at
+    least one parameter.
     """
     known = next((p for p in group["params"] if optimizer.state.get(p)), None)
     if known is not None:
@@ -50,11 +46,7 @@ def state_kinds(optimizer: Optimizer, group: Group) -> dict[str, torch.dtype | N
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of states per parameter element, the largest over all groups.
-
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-    """
+    """Return the bytes of states per parameter element, the largest over all groups."""
     return max(
         (
             sum(
@@ -69,11 +61,7 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def state_count(optimizer: Optimizer) -> int:
-    """Return the number of states as large as their parameter, the largest over all groups.
-
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-    """
+    """Return the number of states as large as their parameter, the largest over all groups."""
     groups = [group for group in optimizer.param_groups if group["params"]]
     return max((len(state_kinds(optimizer, group)) for group in groups), default=0)
 
@@ -81,14 +69,17 @@ def state_count(optimizer: Optimizer) -> int:
 def check_steps_alone(optimizer: Optimizer) -> None:
     """Check that stepping small parameters one after the other equals stepping them together.
 
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-
     Raises:
         ConfigError: The results differ, for example because the optimizer counts steps per group or reads all
             gradients.
     """
-    why = _trial_difference(optimizer, apart=True, exact=False)
+    why = None
+    try:
+        own, other = _trial_steps(optimizer, apart=False), _trial_steps(optimizer, apart=True)
+        if not same(own, other, exact=False):
+            why = "gives different results"
+    except Exception as error:  # the first real step would raise it too
+        why = f"raises {type(error).__name__}: {error}"
     if why is not None:
         raise ConfigError(
             f"{type(optimizer).__name__} cannot be managed: stepping one chunk of parameters after the other {why}. "
@@ -97,22 +88,10 @@ def check_steps_alone(optimizer: Optimizer) -> None:
         )
 
 
-def _trial_difference(
-    optimizer: Optimizer, step: Callable[[Optimizer], None] | None = None, *, apart: bool = False, exact: bool
-) -> str | None:
-    """Compare another way to step small parameters with the optimizer's own; return the difference in words."""
-    try:
-        own, other = _trial_steps(optimizer, None, apart=False), _trial_steps(optimizer, step, apart=apart)
-        alike = same(own, other, exact=exact)
-    except Exception as error:  # the first real step would raise it too
-        return f"raises {type(error).__name__}: {error}"
-    return None if alike else "gives different results"
+def _trial_steps(optimizer: Optimizer, *, apart: bool) -> list[Any]:
+    """Step small parameters in place of the first and the last one of each group, together or apart.
 
-
-def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None, *, apart: bool) -> list[Any]:
-    """Step small parameters in place of the first and the last one of each group.
-
-    Returns the parameters, their states, and the settings of the groups; arguments as in :func:`_trial_difference`.
+    Returns the parameters, their states, and the settings of the groups.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]
@@ -125,10 +104,7 @@ def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None,
         for turn in turns:
             for group, parameters in zip(twin.param_groups, turn, strict=True):
                 group["params"] = [probes[p] for p in parameters]
-            if step is None:
-                twin.step()
-            else:
-                step(twin)
+            twin.step()
     numbers = [{name: x for name, x in group.items() if name != "params"} for group in twin.param_groups]
     return [*((p.detach(), dict(twin.state[p])) for p in probes.values()), *numbers]
 
@@ -184,10 +160,7 @@ def _small_states(states: Mapping[str, Any], parameter: nn.Parameter, probe: nn.
 def same(a: Any, b: Any, *, exact: bool) -> bool:
     """Compare an optimizer's states: nested lists, tuples and dicts of tensors and numbers.
 
-    Args:
-        a: First states.
-        b: Second states.
-        exact: True to require bitwise equality, False to allow rounding.
+    ``exact`` requires bitwise equality; otherwise rounding is allowed.
     """
     if isinstance(a, Tensor):
         close = torch.equal if exact else partial(torch.allclose, rtol=1e-9, atol=1e-12)

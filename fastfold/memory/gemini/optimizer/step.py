@@ -19,11 +19,6 @@ from fastfold.memory.gemini.distributed import Ranks
 class OptimizerStep(NotCopied):
     """Stepper of a managed model's optimizer, which refuses other calls of its step.
 
-    Args:
-        optimizer: Optimizer that treats each parameter alone.
-        store: Chunks of the model.
-        ranks: Processes; they determine the chunks stepped here.
-
     Attributes:
         half_done: True if a step failed between two chunks.
     """

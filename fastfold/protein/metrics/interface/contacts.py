@@ -24,9 +24,7 @@ _PDOCKQ2_D0 = 10.0
 class InterfaceContacts:
     """Contacts of two chains of ``n`` and ``m`` residues.
 
-    Attributes:
-        first: ``[contacts]`` int, residues of the first chain.
-        second: ``[contacts]`` int, residues of the second chain.
+    Both arrays are the residues ``[contacts]`` int of a chain.
     """
 
     first: np.ndarray
@@ -40,11 +38,9 @@ class InterfaceContacts:
         return InterfaceContacts(self.second, self.first)
 
     def interface_plddt(self, first: np.ndarray, second: np.ndarray) -> float | None:
-        """Return the mean pLDDT, 0 to 100, of all residues that touch the other chain; None without contacts.
+        """Return the mean pLDDT, 0 to 100, of residues that touch the other chain, of both chains' ``[n]`` and ``[m]``.
 
-        Args:
-            first: pLDDT of the first chain ``[n]``.
-            second: pLDDT of the second chain ``[m]``.
+        Without contacts it is None.
         """
         if not len(self):
             return None
@@ -54,8 +50,7 @@ class InterfaceContacts:
     def interface_pae(self, pae: np.ndarray) -> float | None:
         """Return the mean aligned error in Å of the pairs that touch; None without contacts.
 
-        Args:
-            pae: ``[n, m]`` in Å: errors of the second chain when aligned on the first.
+        ``pae [n, m]`` in Å has the errors of the second chain when aligned on the first.
         """
         return float(np.asarray(pae, np.float64)[self.first, self.second].mean()) if len(self) else None
 
@@ -87,10 +82,7 @@ def interface_contacts(
 ) -> InterfaceContacts:
     """Find the residues of two chains that touch.
 
-    Args:
-        first: Positions ``[n, 3]`` in Å, see :func:`contact_points`; residues with NaN touch nothing.
-        second: ``[m, 3]``.
-        distance: Largest distance of a contact in Å.
+    Positions ``[n, 3]`` and ``[m, 3]`` in Å are from :func:`contact_points`; residues with NaN touch nothing.
     """
     found = [np.empty((0, 2), np.intp)]
     step = max(1, _BLOCK // max(1, len(second)))

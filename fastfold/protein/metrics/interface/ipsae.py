@@ -74,10 +74,8 @@ class DirectedScores:
 def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedScores:
     """Compute the scores of one chain aligned on another.
 
-    Args:
-        pae: ``[n, m]`` in Å: errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
-            residues of the other.
-        cutoff: Errors under this count for ipSAE, in Å.
+    ``pae [n, m]`` in Å has the errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
+    residues of the other. Those under the cutoff count for ipSAE.
     """
     pae = np.asarray(pae, np.float64)
     near = pae < cutoff

@@ -162,9 +162,7 @@ def interface_scores(
 def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
     """Return :func:`interface_scores` with None for every score of a pair of chains; clashes stay.
 
-    Args:
-        found: The scores.
-        reason: Why the scores would be wrong, stored under ``reason``.
+    The reason says why the scores would be wrong.
     """
 
     def empty(tree: dict[str, Any]) -> dict[str, Any]:
