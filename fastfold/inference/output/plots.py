@@ -214,7 +214,7 @@ def figure_in_style(
         title: Lines above the panels.
         panels: Relative widths of the panels of a row.
         rows: Number of rows.
-        margins: Space around the panels of one row; None to fit it to what is drawn.
+        margins: Space around the panels of one row; None to fit it to labels.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -234,9 +234,10 @@ def figure_in_style(
         "text.parse_math": False,
     }
     with matplotlib.rc_context(look):
-        layout = "constrained" if margins is None else None
         grid = None if margins is None else margins.grid(width, height, len(panels))
-        figure = Figure(figsize=(width, height), dpi=150, layout=layout)
+        figure = Figure(figsize=(width, height), dpi=150)
+        if margins is None:
+            figure.set_layout_engine("constrained")
         FigureCanvasAgg(figure)
         figure.suptitle("\n".join(title), fontsize=10)
         axes = figure.subplots(rows, len(panels), squeeze=False, width_ratios=panels, gridspec_kw=grid)
