@@ -9,7 +9,7 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -234,7 +234,7 @@ def figure_in_style(
         "text.parse_math": False,
     }
     with matplotlib.rc_context(look):
-        layout = "constrained" if margins is None else None
+        layout: Literal["constrained"] | None = "constrained" if margins is None else None
         grid = None if margins is None else margins.grid(width, height, len(panels))
         figure = Figure(figsize=(width, height), dpi=150, layout=layout)
         FigureCanvasAgg(figure)
