@@ -296,4 +296,4 @@ def test_the_module_and_the_installed_command_are_the_same():
         r"\[project.scripts\]\nfastfold = \"(.*):(.*)\"", (REPOSITORY / "pyproject.toml").read_text()
     )
     assert scripts is not None
-    assert (scripts[1], scripts[2]) == (module.__name__, module.main.__name__)
+    assert (scripts[1], scripts[2]) == (module.__name__, module.console.__name__)

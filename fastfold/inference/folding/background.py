@@ -199,6 +199,8 @@ class _Process:
         )
         try:
             self._process.start()
+        except (EOFError, OSError):  # the server of workers was ending; the next start has another
+            self._process.start()
         finally:
             theirs.close()
 
