@@ -21,8 +21,6 @@ _OTHER_MOLECULES = ("ccd", "smiles", "dna", "rna", "ligand", "glycan")
 _PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
 _PIR_PROTEINS = ("P1", "F1")
 _ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
-
-
 _INDENTED = re.compile(r"^[ \t]+>", re.MULTILINE)
 _QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
 
