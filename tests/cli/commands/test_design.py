@@ -97,6 +97,7 @@ records = [">native\\nGGGGGGGGGG", *(f">sample={i}, score=1.5\\n{one}" for i, on
 """
 
 
+@pytest.mark.slow
 def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) -> None:
     program = cli.folder / "fake.py"
     program.write_text(FAKE)
