@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One thread per test process; with three of them two cores stay busy while one waits.
-WORKERS ?= 3
+# One thread per test process: two of them share the cores.
+WORKERS ?= 2
 
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
