@@ -65,16 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that a user can cause are printed as one message, without a traceback.
     """
     open_standard_streams()
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 2
-    prepare_environment()
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
-        code = run(options)
-        return _flush_stdout() or code
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _fail(str(error), 2)
     except FastFoldError as error:
@@ -85,21 +79,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and (problem := _stdout_problem()):
+            return _fail(problem, 1)
         if debugging():
             raise
         return _fail(internal_error(error), 1)
 
 
-def _flush_stdout() -> int:
-    """Flush the standard output; return 1 if it fails, as on a full disk."""
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    prepare_environment()
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _stdout_problem() -> str:
+    """Return a message if the standard output takes no line, as on a full disk; empty if it takes one."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
+        print(flush=True)
     except OSError as error:
         silence_stdout()
-        return _fail(f"cannot write to the standard output: {error.strerror}; print to another place", 1)
-    return 0
+        return f"cannot write to the standard output: {error.strerror}; print to another place"
+    return ""
 
 
 def _fail(message: str, code: int) -> int:
