@@ -14,7 +14,7 @@ from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.config import MINI, has_whole_blocks, is_multimer, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
-from fastfold.evoformer.weights.checkpoint import check_weights, load_model
+from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.inference.config import InferConfig
 from fastfold.inference.network_settings import apply_settings
@@ -33,8 +33,7 @@ class Network:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.info, empty = check_weights(path)
-        self._empty: AlphaFold | None = empty
+        self.info: WeightsInfo = weights_info(path)
         self._model: AlphaFold | None = None
 
     @cached_property
@@ -75,8 +74,10 @@ class Network:
         wanted = precision or "fp32"
         kept = "fp32" if self._model is None else precision_of(self._model)
         if self._model is None or kept not in (wanted, "fp32"):
-            self._model, kept = load_model(self.path, model=self._empty), "fp32"
-            self._model.name, self._empty = self.name, None
+            if self._model is not None:
+                self.info = weights_info(self.path)  # with another network
+            self._model, kept = load_model(self.path, model=self.info.model), "fp32"
+            self._model.name = self.name
         return self._model if kept == wanted else set_precision(self._model, wanted)
 
 

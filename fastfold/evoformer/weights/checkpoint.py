@@ -47,17 +47,8 @@ def weights_info(path: AnyPath) -> WeightsInfo:
     Raises:
         WeightsError: As :func:`read_weights`.
     """
-    return check_weights(path)[0]
-
-
-def check_weights(path: AnyPath) -> tuple[WeightsInfo, AlphaFold]:
-    """Check names and shapes of a weights file; return its description and its network on the meta device.
-
-    Raises:
-        WeightsError: As :func:`read_weights`.
-    """
     with _open(Path(path), None) as file:
-        return file.info, file.model
+        return file.info
 
 
 def read_weights(
@@ -87,14 +78,14 @@ def load_model(
     Args:
         path: As :func:`read_weights`.
         config: As :func:`read_weights`.
-        model: The network of :func:`check_weights`, which gets the parameters; None to build one.
+        model: The network of :func:`weights_info`, which gets the parameters; None to build one.
 
     Raises:
         WeightsError: As :func:`read_weights`.
     """
     with _open(Path(path), config, model) as file:
-        file.model.load_state_dict(file.read(), assign=True)
-        return file.model.eval()
+        file.info.model.load_state_dict(file.read(), assign=True)
+        return file.info.model.eval()
 
 
 def save_weights(
@@ -163,23 +154,22 @@ def convert(
         if os.path.samefile(path_in, path_out):
             raise WeightsError(f"{path_out}: the output is the same file as the input; choose another name")
     with _open(path_in, config) as file:
-        info, model, state = file.info, file.model, file.read()
+        info, state = file.info, file.read()
     if path_out.suffix == ".safetensors":
         state = {name: value.to(dtype) for name, value in state.items()}
         save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
     else:
-        model.load_state_dict(state, assign=True)
+        info.model.load_state_dict(state, assign=True)
         with _replacing(path_out) as temporary:
-            _write_npz(temporary, model)
+            _write_npz(temporary, info.model)
     return weights_info(path_out)
 
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """Open file with parameters that fit ``model`` (on the meta device); ``read`` returns its state dict."""
+    """Open file with parameters that fit the network of ``info``; ``read`` returns its state dict."""
 
     info: WeightsInfo
-    model: AlphaFold
     read: Callable[[], dict[str, Tensor]]
 
 
@@ -196,7 +186,7 @@ def _open(
             preset = own.preset if config is None else None
             preset = preset or preset_of(model.config, path.name)
             info = WeightsInfo.of(path, "fastfold", model, own.dtype, preset, own.notes)
-            yield _OpenFile(info, model, own.read)
+            yield _OpenFile(info, own.read)
     elif kind == "npz":
         with open_archive(path) as archive:
             yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config, model)
@@ -216,7 +206,7 @@ def _open_foreign(
     mappings = alphafold_mappings(model)
     check_parameters(mappings, source)
     info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
-    return _OpenFile(info, model, lambda: read_parameters(model, mappings, source))
+    return _OpenFile(info, lambda: read_parameters(model, mappings, source))
 
 
 def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:

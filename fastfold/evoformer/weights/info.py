@@ -38,6 +38,7 @@ class WeightsInfo:
         dtype: Element types in the file; in memory they are float32.
         config: The network's configuration.
         notes: Further entries of the file's header, such as the training data.
+        model: The network, whose parameters are on the meta device until they are loaded.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class WeightsInfo:
     dtype: str
     config: ConfigDict
     notes: Mapping[str, str] = field(default_factory=dict)
+    model: AlphaFold = field(kw_only=True, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class WeightsInfo:
             dtype=dtype,
             config=model.config,
             notes=notes or {},
+            model=model,
         )
 
     def describe(self) -> str:
