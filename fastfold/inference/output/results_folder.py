@@ -99,42 +99,37 @@ class ResultsFolder:
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
-        path = self.state / "format.json"
+        file = self.state / "format.json"
         with self.locked():
-            written = json_object_or_none(path) or {}
+            written = json_object_or_none(file) or {}
             known: Any = written.get("output_format", "fastfold")
             has_folders = written.get("per_target") is True
             if known not in get_args(FolderFormat):
-                raise WriteError(f"{path}: unknown format {known!r:.40}; use another output folder")
+                raise WriteError(f"{file}: unknown format {known!r:.40}; use another output folder")
             self.output_format: FolderFormat = known if output_format is None else output_format
             self.per_target = has_folders if per_target is None else per_target
             if (self.output_format, self.per_target) == (known, has_folders):
                 return
             if any(self.state.glob("*/target.json")):
-                raise self._other_style(known, has_folders)
+                if self.per_target != has_folders:
+                    number, option = ("a", "with") if has_folders else ("no", "without")
+                    style = f"with {number} folder per target"
+                    remedy = f", or run {option} --folder-per-target"
+                else:
+                    has_option = "embeddings" not in (known, self.output_format)
+                    style = f"in the format {known}"
+                    remedy = f", or --output-format {known}" if has_option else ""
+                raise WriteError(f"{self.path} holds results {style}; give another --out{remedy}")
             agreed = {
                 "output_format": self.output_format,
                 **({"per_target": True} if self.per_target else {}),
             }
-            write_atomic(path, json.dumps(agreed) + "\n")
+            write_atomic(file, json.dumps(agreed) + "\n")
 
     @property
     def style(self) -> OutputFormat:
         """Style of the files of predictions."""
         return "colabfold" if self.output_format == "colabfold" else "fastfold"
-
-    def _other_style(self, known: FolderFormat, has_folders: bool) -> WriteError:
-        """Return the error for results here in a format or a layout other than the requested one."""
-        remedy = "give another --out"
-        if self.per_target != has_folders:
-            layout = "a folder per target" if has_folders else "no folder per target"
-            with_option = "with" if has_folders else "without"
-            return WriteError(
-                f"{self.path} holds results with {layout}; {remedy}, or run {with_option} --folder-per-target"
-            )
-        if "embeddings" not in (known, self.output_format):
-            remedy += f", or --output-format {known}"
-        return WriteError(f"{self.path} holds results in the format {known}; {remedy}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
