@@ -10,8 +10,15 @@ from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import Network, check_takers, limit_networks, refuse_complexes, suitable
-from fastfold.inference.network_settings import apply_settings, check_settings
+from fastfold.inference.models import (
+    Network,
+    check_settings,
+    check_takers,
+    limit_networks,
+    refuse_complexes,
+    suitable,
+)
+from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
