@@ -172,11 +172,6 @@ def _name_of(path: Path) -> str:
 
 
 def _check_sample(sample: bytes, path: Path) -> None:
-    """Check that a file begins like a FASTA file of proteins.
-
-    Raises:
-        InputError: It does not.
-    """
     text = sample.lstrip()
     if not text:
         raise InputError("is empty; a database has a line '>name' and a sequence for each protein", path=path)
@@ -189,13 +184,8 @@ def _check_sample(sample: bytes, path: Path) -> None:
     proteins, skipped = searchable_records(text)
     if skipped.others and proteins:
         text = proteins
-    letters = [
-        letter
-        for line in text.splitlines()
-        if not line.startswith(b">")
-        for letter in line
-        if letter in _LETTERS
-    ]
+    residues = b"".join(line for line in text.splitlines() if not line.startswith(b">"))
+    letters = [letter for letter in residues if letter in _LETTERS]
     if not letters:
         raise InputError("contains names without sequences; it cannot be searched", path=path)
     if len(letters) >= 100 and sum(letter in _NUCLEOTIDES for letter in letters) > 0.95 * len(letters):

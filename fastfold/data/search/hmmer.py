@@ -85,14 +85,7 @@ class HmmerEngine:
         return float(self.database.state()["size"]) * sum(map(len, sequences)) * self.settings.iterations
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
-        """Search for sequences.
-
-        Args:
-            sequences: Upper-case letters.
-            report: Called after each compared part of the database.
-
-        Yields:
-            Each sequence with its file.
+        """Search for sequences; see :meth:`~fastfold.data.search.engine.SearchEngine.search`.
 
         Raises:
             ConfigError: The memory is too small.

@@ -25,9 +25,6 @@ from fastfold.utils.units import parse_bytes
 def local_engines(sources: SearchSources) -> list[SearchEngine]:
     """Return an engine per FASTA file, and one for all databases of HH-suite.
 
-    Args:
-        sources: Databases, settings and limits of the search.
-
     Raises:
         ConfigError: No database is given, two have the same name, the memory is not an amount of memory, or hhblits is
             missing.

@@ -64,7 +64,7 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
         others += is_other
         if problem and not is_other:
             unreadable += 1
-            example = example or f"{_record_name(record)!r}: {problem}"
+            example = example or f"{record_name(record)[:60]!r}: {problem}"
         if not problem and (keep_others or not is_other):
             kept.append(b">" + record)
     return b"\n".join(kept), SkippedRecords(others, unreadable, example)
@@ -88,6 +88,7 @@ def record_problem(record: bytes) -> str:
     return ""
 
 
-def _record_name(record: bytes) -> str:
+def record_name(record: bytes) -> str:
+    """Return the name of a record as bytes after the ``>``; empty if it has none."""
     words = record.split(None, 1)
-    return words[0].decode("utf-8", "replace")[:60] if record[:1].strip() and words else ""
+    return words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""

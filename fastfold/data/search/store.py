@@ -95,13 +95,9 @@ class SearchStore:
         *,
         facts: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Add a result.
+        """Add the files of a result, by name, as found by :meth:`find`.
 
-        Args:
-            sequence: See :meth:`find`.
-            key: See :meth:`find`.
-            files: Contents by file name.
-            facts: Further facts about the result, for example the number of hits; not a part of its identity.
+        ``facts``, for example the number of hits, are recorded too, but not a part of the result's identity.
 
         Returns:
             Paths by file name.

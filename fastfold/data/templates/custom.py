@@ -153,13 +153,13 @@ def read_custom_alignment(path: PathLike) -> CustomAlignment:
     for record in records:
         name = (record.header.split() or [""])[0]
         letters = "".join("".join(record.lines).split()).replace(".", "-")
+        problem = ""
         if name in rows:
-            raise InputError(
-                "the name is repeated; each chain has one row", path=path, line=record.line, record=name
-            )
-        if not re.fullmatch("[A-Za-z-]+", letters):
-            message = "the row contains a character that is neither a letter nor a gap"
-            raise InputError(message, path=path, line=record.line, record=name)
+            problem = "the name is repeated; each chain has one row"
+        elif not re.fullmatch("[A-Za-z-]+", letters):
+            problem = "the row contains a character that is neither a letter nor a gap"
+        if problem:
+            raise InputError(problem, path=path, line=record.line, record=name)
         rows[name] = letters
     if len(rows) < 2:
         raise InputError("expected the chain's row, then a row for each structure, found one row", path=path)
@@ -225,8 +225,7 @@ def custom_templates(
             continue
         same = [t for j, _, t in candidates if chains[j].file == one.file and t.sequence == template.sequence]
         if same:
-            message = f"it repeats the letters of {same[0].name}"
-            outcomes[i] = Outcome(one.name, "repeated", message)
+            outcomes[i] = Outcome(one.name, "repeated", f"it repeats the letters of {same[0].name}")
             continue
         candidates.append((i, len(places), template))
     order = _by_structure(candidates, chains)
@@ -260,12 +259,7 @@ def _by_structure(
 
 
 def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar.
-
-    Args:
-        places: Residue of the chain for each residue of the query, by the profile; may be empty.
-        query: Sequence of the query.
-        one: The chain.
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the profile aligns none.
 
     Raises:
         TemplateSkipped: No part of its sequence aligns with the query.

@@ -41,10 +41,6 @@ def find_mmseqs() -> Path:
 def run_session(line: Sequence[str], log: IO[bytes]) -> int:
     """Run a program with all processes that it starts, which end with this one's wait.
 
-    Args:
-        line: Program and arguments.
-        log: File for its output.
-
     Returns:
         Its exit code.
 
@@ -92,12 +88,7 @@ class Mmseqs:
         return "--gpu " in self._output("search", "--help")
 
     def run(self, command: str, *arguments: str | Path, threaded: bool = True) -> None:
-        """Run one step.
-
-        Args:
-            command: Command of the step, for example ``search``.
-            arguments: Arguments of the command.
-            threaded: True if the command takes a number of threads.
+        """Run one step, such as ``search``, with a number of threads where the command takes one.
 
         Raises:
             ConfigError: The step fails; has the end of its output.
@@ -109,9 +100,8 @@ class Mmseqs:
             log.flush()
             code = run_session(line, log)
         if code:
-            raise ConfigError(
-                f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{self._tail()}"
-            )
+            end = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:])
+            raise ConfigError(f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{end}")
 
     def _output(self, *arguments: str) -> str:
         try:
@@ -134,7 +124,3 @@ class Mmseqs:
         if code == -signal.SIGILL:
             return " (it was built for a newer processor; install a build of MMseqs2 for this one)"
         return f" (signal {-code})" if code < 0 else ""
-
-    def _tail(self) -> str:
-        lines: Sequence[str] = self._log.read_text("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])

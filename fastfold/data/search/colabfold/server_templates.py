@@ -31,14 +31,7 @@ class _Wanted:
 
 
 def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
-    """Read a server's archive of template hits.
-
-    Args:
-        data: A ``tar.gz``.
-        origin: Where it came from, for errors.
-
-    Returns:
-        Contents by file name: the database's files and mmCIF files.
+    """Return the contents of a server's ``tar.gz`` of template hits by name: the database's and mmCIF files.
 
     Raises:
         InputError: The archive cannot be used, or a file of the database is missing.

@@ -94,13 +94,12 @@ class TicketServer:
         ticket, wait = None, _FIRST_WAIT_S
         said = ""
         while True:
-            if ticket is None:
-                answer = self._ask(f"/ticket/{endpoint}", form)
-            else:
-                answer = self._ask(f"/ticket/{ticket}", None)
+            path, data = (f"/ticket/{endpoint}", form) if ticket is None else (f"/ticket/{ticket}", None)
+            answer = self._ask(path, data)
             status = answer.get("status")
             if status == "COMPLETE":
-                return self._download(self._ticket(answer, ticket))
+                path = f"/result/download/{self._ticket(answer, ticket)}"
+                return self._fetch(path, None, MAX_RESULT)
             if not isinstance(status, str) or status not in _WAITING:
                 raise self._failed(status)
             if status in ("PENDING", "RUNNING"):
@@ -119,10 +118,7 @@ class TicketServer:
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
 
     def structures(self, names: Sequence[str]) -> bytes:
-        """Download the structures and profiles of template hits.
-
-        Args:
-            names: Hits such as ``1abc_A``.
+        """Download the structures and profiles of template hits such as ``1abc_A``.
 
         Returns:
             A ``tar.gz``: the profiles as a database ``pdb70`` of HH-suite, and an mmCIF file per entry.
@@ -167,9 +163,6 @@ class TicketServer:
                 "server?"
             )
         return answer
-
-    def _download(self, ticket: str) -> bytes:
-        return self._fetch(f"/result/download/{ticket}", None, MAX_RESULT)
 
     def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
         """Return the whole answer, requested again after a broken connection."""

@@ -15,6 +15,7 @@ MAX_UNPACKED = 1 << 30
 """Largest decompressed size of an archive in bytes."""
 _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
+_DAMAGE = (tarfile.TarError, EOFError, ArithmeticError, OSError, RecursionError, ValueError, zlib.error)
 
 
 def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[str, bytes]:
@@ -56,15 +57,7 @@ def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[st
                 file = archive.extractfile(member)
                 assert file is not None
                 found[name] = file.read()
-    except (
-        tarfile.TarError,
-        EOFError,
-        ArithmeticError,
-        OSError,
-        RecursionError,
-        ValueError,
-        zlib.error,
-    ) as error:
+    except _DAMAGE as error:
         raise InputError(
             f"the result is damaged or truncated ({error}); run the same command again", path=origin
         ) from None
@@ -76,11 +69,7 @@ def _harmful(origin: str, what: str) -> InputError:
 
 
 def _unpack(data: bytes, origin: str) -> bytes:
-    """Decompress a gzip to its end, so that truncation is detected.
-
-    Raises:
-        InputError: It decompresses to too much, or takes too long.
-    """
+    """Decompress a gzip to its end, so that truncation is detected."""
     pieces, left, end = [], MAX_UNPACKED, time.monotonic() + _UNPACK_S
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
         while piece := packed.read(1 << 20):
