@@ -13,12 +13,7 @@ Layout = Mapping[str, tuple[int | str, ...]]
 
 
 def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: int) -> dict[str, int]:
-    """Check presence and shapes of features.
-
-    Args:
-        features: Features to check.
-        layout: Expected names and shapes.
-        **sizes: Known sizes by letter.
+    """Check presence and shapes of features, some of whose sizes are known by letter.
 
     Returns:
         Size of each letter.

@@ -70,10 +70,6 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
 
     Copies of one chain have only their own rows, as for multimer networks.
 
-    Args:
-        chains: Chains of the complex.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
-
     Raises:
         InputError: Alignments do not belong to the chains, or cannot be paired.
     """

@@ -20,10 +20,6 @@ from fastfold.data.features.transforms import Alignment, Draw
 def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
     """Compute the features and the alignment that all recycling iterations share.
 
-    Args:
-        raw: Raw features of :mod:`fastfold.data.features.raw`.
-        config: Config tree of a monomer network.
-
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32

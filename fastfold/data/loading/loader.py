@@ -287,9 +287,6 @@ class SampleLoader(Iterator[Draw]):
         Entries in quarantine are tried again when they are drawn, because their files may have been repaired. If they
         still fail, they return to quarantine, so that the resumed run equals the uninterrupted one.
 
-        Args:
-            state: State of the same rank and number of ranks, or of :func:`merge_states` for any number.
-
         Raises:
             ConfigError: The state has another version, or belongs to another rank.
         """
@@ -317,10 +314,7 @@ class SampleLoader(Iterator[Draw]):
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all ranks, for a resume with any number of ranks.
-
-    Args:
-        states: :meth:`SampleLoader.state_dict` of each rank, taken at the same step, in any order.
+    """Merge the states of all ranks at one step, for a resume with any number of ranks.
 
     Raises:
         ConfigError: The states do not belong to all ranks of one run.

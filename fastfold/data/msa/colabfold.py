@@ -72,10 +72,6 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
     gaps. A row is paired if at least two chains have a residue in it. Rows of gaps are left out, and so are rows that
     repeat name and text of another. ``<tab>`` in a name separates the names of the chains' parts.
 
-    Args:
-        text: Content of the file, with ColabFold's first line.
-        path: Path in error messages.
-
     Raises:
         InputError: The first line is another one, two chains have one sequence, or the rows are not an A3M of its
             length.

@@ -65,16 +65,7 @@ def is_compressed(path: Path) -> bool:
 def split_database(
     path: Path, workers: int, part_bytes: int, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[Part]]:
-    """Split a database into rounds of one part per worker.
-
-    Args:
-        path: Path of the database, plain or compressed.
-        workers: Parts per round.
-        part_bytes: Length of a part; those of the last round are shorter.
-        chunk_bytes: Length of a chunk.
-
-    Yields:
-        Parts of a round; a part may be empty.
+    """Split a database into rounds of one part per worker; a part may be empty.
 
     Raises:
         InputError: A compressed file is damaged.

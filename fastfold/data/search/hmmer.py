@@ -54,14 +54,7 @@ class _Query:
 
 
 class HmmerEngine:
-    """Engine that searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`.
-
-    Args:
-        settings: Settings of the search.
-        database: Database to search.
-        num_workers: Number of processes; 1 for only this one.
-        memory_bytes: Memory limit for all processes together.
-    """
+    """Engine that searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`."""
 
     def __init__(
         self, settings: HmmerSettings, database: SequenceDatabase, *, num_workers: int, memory_bytes: int

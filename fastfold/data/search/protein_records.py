@@ -31,7 +31,6 @@ class SkippedRecords(NamedTuple):
     example: str = ""
 
     def __add__(self, more: object) -> SkippedRecords:
-        """Add the numbers of both."""
         if not isinstance(more, SkippedRecords):
             return NotImplemented
         return SkippedRecords(
@@ -39,7 +38,6 @@ class SkippedRecords(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Describe the records in words."""
         parts = [f"{self.others:,} that are not proteins (mol:na)"] if self.others else []
         parts += [f"{self.unreadable:,} that cannot be read ({self.example})"] if self.unreadable else []
         return f"records left out of the search: {' and '.join(parts) or 'none'}"
@@ -71,11 +69,7 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
 
 
 def record_problem(record: bytes) -> str:
-    """Return HMMER's reason why it cannot read a record; empty if it can.
-
-    Args:
-        record: Text after the ``>``.
-    """
+    """Return HMMER's reason why it cannot read a record, the text after ``>``; empty if it can."""
     header, _, body = record.partition(b"\n")
     if not header[:1].strip():
         return "no FASTA name found"

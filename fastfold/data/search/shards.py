@@ -55,12 +55,7 @@ class ShardHits(NamedTuple):
 
 @dataclass
 class ShardSearcher:
-    """Searcher in parts of a database; one per worker.
-
-    Attributes:
-        settings: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on.
-        memory_bytes: Memory limit for the kept parts.
-    """
+    """Searcher in parts of a database; each worker keeps some of them within its memory."""
 
     settings: Mapping[str, Any]
     memory_bytes: int

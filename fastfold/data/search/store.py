@@ -50,12 +50,9 @@ class SearchKey:
 
 
 class SearchStore:
-    """Folder of results of searches.
+    """Folder of results of searches, created with the first.
 
     Several processes may use one store: a result added by two of them is kept once.
-
-    Args:
-        folder: The store; created with the first result.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -69,9 +66,7 @@ class SearchStore:
     def find(self, sequence: str, key: SearchKey) -> dict[str, Path] | None:
         """Find the files of a result.
 
-        Args:
-            sequence: Sequence of a chain, or of a complex's chains joined by ``:``; case is ignored.
-            key: Other inputs of the search.
+        The sequence is that of a chain, or those of a complex's chains joined by ``:``; case is ignored.
 
         Returns:
             Paths by file name; None if the result is missing, or a file of it has changed.

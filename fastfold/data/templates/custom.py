@@ -199,14 +199,6 @@ def custom_templates(
     so on. If chains of one structure show the same letters, the first one is used. Dates and similarity to the query
     are ignored.
 
-    Args:
-        chains: Chains of the structures.
-        query: Sequence of the chain.
-        msa: Alignment of the chain, whose profile aligns the structures.
-        max_templates: Largest number of templates.
-        alignments: Alignments of the user; that of this chain is used for the structures that it names.
-        unusable: Files that were left out.
-
     Raises:
         InputError: An alignment of the user does not fit its structures.
     """

@@ -20,11 +20,6 @@ _ROW = re.compile(r"[A-Za-z.-]+")
 def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
     """Parse an alignment of hits.
 
-    Args:
-        text: Content of the file; empty for a search without hits.
-        query: Sequence of the searched profile.
-        path: Path in error messages.
-
     Returns:
         Hits in the order of the rows; other molecules than proteins are left out, but counted in ``index``.
 

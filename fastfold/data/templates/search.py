@@ -49,9 +49,6 @@ def to_stockholm(msa: Msa) -> str:
 
     The columns of the query are match states (``#=GC RF``). Inserted residues are written as ``x``, because a profile
     depends only on their number.
-
-    Returns:
-        Text in Stockholm format, one line per row.
     """
     kept = without_repeats(msa)
     deletions = np.asarray(msa.deletions)[kept]
@@ -124,10 +121,6 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
     """Align sequences with the profile of an alignment.
-
-    Args:
-        msa: Alignment whose first row is the query.
-        sequences: Sequences to align.
 
     Returns:
         Per sequence, the places of the query's residues: those of its largest domain, and of others in the same order

@@ -38,7 +38,6 @@ class ChainTemplates:
     sources: tuple[str, ...] = ()
 
     def __add__(self, other: ChainTemplates) -> ChainTemplates:
-        """Concatenate with other templates."""
         return ChainTemplates(
             self.templates + other.templates,
             self.outcomes + other.outcomes,

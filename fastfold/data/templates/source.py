@@ -111,11 +111,6 @@ class TemplateFinder:
 
         Hits among the target's alignments are used; otherwise the database is searched.
 
-        Args:
-            target: The target.
-            alignments: Alignments of each chain.
-            msa_dir: Folder of alignments, which may contain hits.
-
         Raises:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
@@ -216,10 +211,6 @@ def profile_msa(query: str, msas: ChainMsas) -> Msa:
     """Return the alignment for template searches: a chain's first (UniRef90), or the query alone.
 
     Rows without a residue are left out, and the first row is the query.
-
-    Args:
-        query: Sequence of the chain.
-        msas: Its alignments.
     """
     alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
     if not msas[0]:
@@ -238,14 +229,7 @@ def profile_msa(query: str, msas: ChainMsas) -> Msa:
 
 
 def read_hits(path: PathLike, query: str) -> list[TemplateHit]:
-    """Read the hits of a search.
-
-    Args:
-        path: HHsearch's output (``.hhr``) or an alignment of hmmsearch (``.sto``), plain or ``.gz``.
-        query: Sequence of the search.
-
-    Returns:
-        Hits of proteins in the order of the file.
+    """Read the hits of a search: HHsearch's output (``.hhr``), or an alignment of hmmsearch (``.sto``).
 
     Raises:
         InputError: The file cannot be read, is damaged, or belongs to another sequence.

@@ -61,16 +61,9 @@ def delete_blocks(
     num_blocks: int = 5,
     randomize_num_blocks: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Delete blocks of a chain's alignment in its raw features.
+    """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
     The copies of a chain in a complex must share one alignment: delete once and use the result for all.
-
-    Args:
-        raw: Raw features of :mod:`fastfold.data.features.raw`; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
-        rng: Random generator.
-        fraction: See :func:`rows_left`.
-        num_blocks: See :func:`rows_left`.
-        randomize_num_blocks: See :func:`rows_left`.
 
     Returns:
         All raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
@@ -89,14 +82,10 @@ def delete_blocks(
 def subsample_rows(
     raw: Mapping[str, np.ndarray], most: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Draw rows of a chain's alignment in its raw features, uniformly without replacement.
+    """Draw at most ``most`` rows of a chain's alignment in its raw features, always the query.
 
-    The paper draws 1,000 rows of the alignments of predicted structures in this way (supplement, section 1.3).
-
-    Args:
-        raw: See :func:`delete_blocks`.
-        most: Number of rows to keep, including the query, which always remains; a shallower alignment is kept whole.
-        rng: Random generator.
+    Rows are drawn uniformly without replacement. The paper draws 1,000 rows of the alignments of predicted structures
+    in this way (supplement, section 1.3).
 
     Returns:
         All raw features; the remaining rows keep their order.

@@ -208,16 +208,7 @@ class FeatureCache:
         pack: Callable[[T], Arrays],
         unpack: Callable[[Arrays], T],
     ) -> T:
-        """Return an object made from files, from the cache if present.
-
-        Args:
-            name: Name of the entry, for readers of the folder.
-            sources: Source files.
-            asked: Parameters of the object, distinguished by ``repr``.
-            make: Makes the object.
-            pack: Converts it to arrays.
-            unpack: Converts arrays to it.
-        """
+        """Return an object made from files, from the cache if present."""
         digest = _digest(sources, asked)
         path = self.directory / digest[:2] / f"{safe_stem(name)}-{digest[:32]}.npz"
         arrays = self._load(path, digest)

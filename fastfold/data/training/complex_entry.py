@@ -136,11 +136,6 @@ def read_complex(
     :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share the
     alignments of the first that has any.
 
-    Args:
-        entry: The complex.
-        structure_reader: Reads a structure file.
-        msa_reader: Reads an alignment of a sequence.
-
     Raises:
         InputError: A file is invalid, or an alignment belongs to another chain.
     """

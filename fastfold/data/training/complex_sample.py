@@ -45,16 +45,7 @@ def complex_sample(
 
     The alignment is cropped before its rows are drawn, unlike in the paper (doi:10.1101/2021.10.04.463034), because
     clustering a complex of thousands of residues for a small crop is slow. Rows without any residue in the crop are
-    left out.
-
-    Args:
-        chains: Chains with their structures, ``N`` residues together.
-        alignments: Alignments of each chain; those of equal chains must be equal.
-        config: Configuration tree of a multimer network.
-        settings: Settings of the sample.
-        rng: Random generator.
-        resolution: Resolution of the structure in Å, if known.
-        templates: Candidate templates by sequence, drawn once for all copies of a chain.
+    left out. Alignments of equal chains must be equal, and their templates are drawn once for all copies.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
@@ -154,12 +145,7 @@ def merged_features(
 def neighbouring_chains(
     chains: Sequence[ChainStructure], most: int, rng: np.random.Generator
 ) -> tuple[int, ...]:
-    """Choose chains of a large assembly: one at random, and its nearest neighbours.
-
-    Args:
-        chains: All chains.
-        most: Number of chains; a smaller complex is kept whole.
-        rng: Random generator, for the first chain.
+    """Choose some chains of a large assembly: one at random, and its nearest neighbours.
 
     Returns:
         Sorted indices. The distance of two chains is that of their nearest alpha carbons; chains without any come last.

@@ -41,12 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Sequence[Entry]):
-    """Entries, sorted by name.
-
-    Attributes:
-        entries: The chains.
-        unreadable: Names and reasons of invalid structures.
-    """
+    """Entries sorted by name, and names and reasons of invalid structures."""
 
     entries: tuple[Entry, ...]
     unreadable: tuple[tuple[str, str], ...] = field(default=())

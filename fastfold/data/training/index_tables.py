@@ -17,18 +17,7 @@ _CLUSTER_COLUMNS = ("cluster", "cluster30")
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """Data of a chain in a table; empty or None if unknown.
-
-    Attributes:
-        sequence: One-letter residues.
-        split: Name of its split.
-        chain_id: Name in the structure file.
-        cluster: Name of its sequence cluster.
-        cluster_size: Number of chains in its cluster, 1 if unknown.
-        resolution: Resolution of the structure in Å.
-        release_date: ``YYYY-MM-DD``.
-        msa_rows: Number of rows of its alignment, or None.
-    """
+    """Data of a chain in a table, as in :class:`~fastfold.data.training.entry.Entry`; empty or None if unknown."""
 
     sequence: str = ""
     split: str = ""

@@ -26,9 +26,6 @@ def sampling_weights(entries: Sequence[Entry]) -> np.ndarray:
 
     Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's factor.
 
-    Args:
-        entries: ``E`` chains.
-
     Returns:
         ``[E]`` float64, positive.
     """
@@ -95,7 +92,6 @@ class WeightedOrder(Generic[T]):
         return (places + rng.random()) / size
 
     def __call__(self, number: int) -> T:
-        """Return the entry of a draw."""
         index = self.index(number)
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self._sets[which][index - (int(self._ends[which - 1]) if which else 0)]

@@ -52,9 +52,6 @@ class Candidates:
         """Return features of random templates, see :meth:`fastfold.data.templates.select.ChainTemplates.features`.
 
         A hit with an invalid structure is replaced by the next in random order.
-
-        Args:
-            rng: Random generator; always two draws.
         """
         number = min(int(rng.integers(len(self.hits) + 1)), MAX_TEMPLATES)
         return self._features([self.hits[i] for i in rng.permutation(len(self.hits))], number)
@@ -72,10 +69,6 @@ class Candidates:
 
 def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:
     """Read the hits of a search and filter them by their alignments, the best first.
-
-    Args:
-        path: See :func:`fastfold.data.templates.source.read_hits`.
-        query: Sequence of the chain.
 
     Raises:
         InputError: The file is invalid, or belongs to another sequence.

@@ -62,13 +62,7 @@ def run_session(line: Sequence[str], log: IO[bytes]) -> int:
 
 
 class Mmseqs:
-    """The program, run step by step.
-
-    Args:
-        path: Path of the program.
-        threads: Number of threads of each step.
-        log: File to which output is appended.
-    """
+    """The program, run step by step."""
 
     def __init__(self, path: Path, *, threads: int, log: Path) -> None:
         self.path, self._threads, self._log = path, threads, log

@@ -25,13 +25,7 @@ _HIT_NAME = re.compile(r"[0-9][0-9A-Za-z]{3}_[0-9A-Za-z]{1,4}", re.ASCII)
 
 
 class MsaServer(ColabFoldSource):
-    """Source of alignments by an MSA server.
-
-    Args:
-        server: The server.
-        modes: Databases, pairs and templates.
-        say: Called with a line about unused parts of results.
-    """
+    """Source of alignments by an MSA server."""
 
     def __init__(
         self,

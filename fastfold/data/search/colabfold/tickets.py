@@ -75,15 +75,7 @@ class TicketServer:
         self._say, self._pause, self._now = say, pause, now
 
     def result(self, endpoint: Endpoint, query: str, mode: str) -> bytes:
-        """Send a query and wait for its result.
-
-        Args:
-            endpoint: ``msa`` for an alignment of each sequence, ``pair`` for paired rows.
-            query: FASTA text.
-            mode: The server's name of the search.
-
-        Returns:
-            Bytes of a ``tar.gz``.
+        """Send a query, FASTA text, in a mode of the server, and wait for its ``tar.gz``.
 
         Raises:
             QueryFailedError: The server fails on this query.

@@ -19,15 +19,7 @@ _DAMAGE = (tarfile.TarError, EOFError, ArithmeticError, OSError, RecursionError,
 
 
 def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[str, bytes]:
-    """Return the wanted files of a ``tar.gz`` as bytes.
-
-    Args:
-        data: The archive.
-        wanted: Names of files; others are skipped.
-        origin: Source of the archive in errors.
-
-    Returns:
-        Contents by name; missing files are absent.
+    """Return the wanted files of a ``tar.gz`` as bytes by name; missing files are absent.
 
     Raises:
         InputError: The data are not such an archive, are damaged or truncated, decompress to too much, or contain

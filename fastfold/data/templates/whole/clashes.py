@@ -22,9 +22,6 @@ _BONDS = np.array([element in "NOS" for element in _ELEMENTS])
 def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
     """Return the residues of each chain whose CA atom is within 3.5 Å of another residue's, in any chain.
 
-    Args:
-        chains: Chains of one structure.
-
     Returns:
         Per chain, ``[N]`` bool.
     """

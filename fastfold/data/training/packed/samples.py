@@ -22,10 +22,8 @@ _LEVEL = 1
 def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
     """Serialise an entry's data to a record; alignments shared by chains are stored once.
 
-    Args:
-        data: Content of its files; of a predicted structure with all residues.
-        hits: Template hits by sequence, filtered by their alignments
-            (:func:`fastfold.data.training.templates.read_candidates`).
+    Data of a predicted structure have all residues; hits are those of
+    :func:`fastfold.data.training.templates.read_candidates`.
     """
     if isinstance(data, ComplexData):
         msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
@@ -53,9 +51,6 @@ def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[Templat
 
 def of_record(record: bytes) -> EntryData | ComplexData:
     """Parse an entry's data with its template hits from a record.
-
-    Args:
-        record: Result of :func:`to_record`.
 
     Raises:
         InputError: The record has another version, or is damaged.
