@@ -23,14 +23,7 @@ class Attention(nn.Module):
     - Line 6: the values are averaged with these weights and gated.
     - Line 7: all heads together are projected to the output.
 
-    Args:
-        c_q: Channels of the queries' input.
-        c_kv: Channels of the keys' and values' input.
-        c_out: Output channels.
-        heads: Number of heads.
-        c_hidden: Channels of all heads together.
-        gating: Whether a sigmoid gate computed from the queries' input multiplies the result.
-        zero_init: Initialise the output projection with zeros.
+    ``c_hidden`` counts the channels of all heads together.
     """
 
     def __init__(
@@ -138,12 +131,6 @@ class GlobalAttention(nn.Module):
     - Line 4: a sigmoid gate is projected from every position.
     - Lines 5-6: each head attends once per row, and every position of the row has its own gate.
     - Line 7: all heads together are projected to the output.
-
-    Args:
-        c: Channels of input and output.
-        heads: Number of query heads.
-        gating: Whether a sigmoid gate multiplies the result.
-        zero_init: Initialise the output projection with zeros.
     """
 
     def __init__(self, c: int, *, heads: int, gating: bool, zero_init: bool) -> None:

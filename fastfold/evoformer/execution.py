@@ -189,9 +189,6 @@ class ExecutionPolicy:
 class PairRows:
     """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows.
 
-    Args:
-        pair: The tensor.
-
     Attributes:
         pair: Tensor of the same shape, to be cut into blocks. Only :meth:`read` returns valid contents.
     """
@@ -249,13 +246,7 @@ class OffloadedPairRows(PairRows):
 
 
 class LazyRows:
-    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand.
-
-    Args:
-        function: Computes rows ``[*, rows, N, c]``.
-        shape: Shape of the whole tensor.
-        policy: Sets the number of rows of a block.
-    """
+    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand."""
 
     def __init__(
         self, function: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy
@@ -339,23 +330,12 @@ class PolicyModule(nn.Module):
         """Return the bytes of a pass in place without gradients, in addition to its input.
 
         Buffers of operators for a part of a block are not included.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            elements: Elements of a block.
         """
         return 0
 
     @classmethod
     def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of a pass's matrix products.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            shape: Rows, columns and channels of the updated tensor.
-        """
+        """Return the operations of a pass's matrix products."""
         return 0.0
 
 

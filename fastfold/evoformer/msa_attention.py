@@ -27,12 +27,6 @@ class MSARowAttention(PolicyModule):
     - Line 3: the bias of each head is projected from the normalised pair, for all sequences alike.
     - Lines 5-7: each sequence attends along its residues; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, line 2: the result is added with dropout factors that all sequences share.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_m: MSA channels.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"
@@ -85,11 +79,6 @@ class MSAColumnAttention(PolicyModule):
     - Lines 2-3: queries, keys, values and gate are projected from it.
     - Lines 4-6: each residue attends along the sequences; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, line 3: the result is added.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_m: MSA channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"
@@ -124,11 +113,6 @@ class MSAColumnGlobalAttention(PolicyModule):
     - Lines 2-7: each residue attends along the sequences with one query per head; see
       :class:`~fastfold.evoformer.attention.GlobalAttention`.
     - Algorithm 18, line 3: the result is added.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_e: Extra MSA channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"

@@ -24,12 +24,6 @@ class OuterProductMean(PolicyModule):
     - Algorithm 6, line 5: the result is added.
 
     As in the official program, the bias of the output projection is also divided by the number of sequences.
-
-    Args:
-        config: Official config node (``num_outer_channel``).
-        c_m: MSA channels.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "outer product mean"

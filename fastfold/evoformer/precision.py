@@ -136,12 +136,7 @@ _PRODUCTS: dict[str, Products] = {"bf16-products": "bf16", "int8": "int8"}
 
 
 def multiply_with_fewer_bits(module: nn.Module, precision: str) -> None:
-    """Let the operators of a module's forward pass multiply with fewer bits, in place.
-
-    Args:
-        module: A module without a forward pass of the instance's own.
-        precision: ``bf16-products`` or ``int8``.
-    """
+    """Let the operators of a module's forward pass multiply with fewer bits, in place."""
     forward = type(module).forward
 
     @functools.wraps(forward)

@@ -24,10 +24,7 @@ class TriangleAttention(PolicyModule):
     - Lines 5-7: the edges of a node attend to each other; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, lines 8 and 9: the result is added with dropout factors that rows (starting) or columns share.
 
-    Args:
-        config: Official config node; ``orientation`` ``per_row`` is the starting node, ``per_column`` the ending.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
+    ``orientation`` in the official config node is ``per_row`` for the starting node, ``per_column`` for the ending.
     """
 
     operator = "triangle attention"

@@ -43,14 +43,8 @@ def mirror_images(
 
     Both are superposed on the given structure.
 
-    Args:
-        affines: Quaternions and CA positions in Å of a structure with right local poses, ``[N, 7]`` float32.
-        logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on; all rows without ranks.
-        bin_edges: ``[bins - 1]`` in Å, evenly spaced.
-        residue_index: ``[N]``.
-        present: ``[N]``, False for padding, which stays.
-        first_row: Number of the first row of ``logits``.
-        sum_over_ranks: Sums a tensor over the processes that hold other rows.
+    Arguments are those of :func:`fastfold.evoformer.structure.distogram_descent.descend`. Residues that are not
+    ``present [N]`` stay.
 
     Returns:
         Frames ``[N, 7]`` of both.

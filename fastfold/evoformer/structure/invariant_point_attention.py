@@ -32,13 +32,7 @@ class InvariantPointAttention(PolicyModule):
     Points are projected as ``[heads, points, 3]``. The official monomer and multimer programs order these channels
     differently; reading their weights reorders them.
 
-    Args:
-        config: Official ``structure_module`` config node.
-        c_s: Single channels.
-        c_z: Pair channels.
-        multimer: True for the multimer network, without biases on scalar projections and with another bound on
-            point norms.
-        zero_init: Initialise the output projection with zeros.
+    The multimer network has no biases on scalar projections, and another bound on point norms.
     """
 
     operator = "structure module"

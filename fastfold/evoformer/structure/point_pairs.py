@@ -35,11 +35,7 @@ class PointPairs:
         return PointPairs(first, second, copies * self._points)
 
     def offsets(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the way ``[P, 3]`` from second to first points, and its length ``[P]``, never zero.
-
-        Args:
-            points: ``[N, 3]`` in Å.
-        """
+        """Return the way ``[P, 3]`` from second to first ``points [N, 3]`` in Å, and its length ``[P]``, never zero."""
         rows = _wide_rows(points)
         wide = _selected(rows, self.first) - _selected(rows, self.second)
         x, y, z, *_ = wide.square().unbind(-1)  # a sum over so few elements is slow

@@ -21,11 +21,6 @@ class AngleResNet(nn.Module):
     - Line 11: both are projected and added.
     - Lines 12-13: residual blocks of two layers.
     - Line 14: seven angles as sine and cosine, which are normalised.
-
-    Args:
-        config: Official ``sidechain`` config node.
-        c_s: Single channels.
-        zero_init: Initialise the second layer of each residual block with zeros.
     """
 
     def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
@@ -69,13 +64,6 @@ class StructureModule(PolicyModule):
     Attributes:
         stop_rotation_gradient: True for line 20, as AlphaFold trains. False for gradients with respect to inputs, as
             design needs them; with line 20 they disagree with finite differences.
-
-    Args:
-        config: Official ``structure_module`` config node.
-        c_s: Single channels of the trunk.
-        c_z: Pair channels.
-        multimer: Build the multimer network's variant of the attention.
-        zero_init: Initialise the last layer of each update with zeros.
     """
 
     operator = "structure module"

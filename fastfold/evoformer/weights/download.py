@@ -147,11 +147,7 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
 
 
 def _checked(partial: Path, name: str, recorded: str | None) -> str:
-    """Check a downloaded file and return its SHA-256; remove a file that fails.
-
-    Raises:
-        WeightsError: The file is not a network's parameters, is damaged, or differs from the recorded SHA-256.
-    """
+    """Check a downloaded file and return its SHA-256; remove a file that fails."""
     try:
         with open_archive(partial) as archive:
             if damaged := archive.testzip():

@@ -159,11 +159,6 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
 def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
     """Read a network's state dict from a file that passed :func:`check_parameters`.
 
-    Args:
-        model: The network; only names and shapes are read, so it may be on the meta device.
-        mappings: All mappings of that network.
-        source: The file.
-
     Returns:
         Float32 tensors by our names. The memory peak is these tensors plus one parameter of the file.
 

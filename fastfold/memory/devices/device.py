@@ -26,15 +26,7 @@ class DeviceFull(RuntimeError):
 
 
 class EarlyCopy:
-    """Tensor that is being copied to a device before it is used.
-
-    Args:
-        tensor: Destination of the copy.
-        event: On a GPU, the event at the end of the copy.
-
-    Attributes:
-        tensor: The destination; None after it was taken or cancelled.
-    """
+    """Tensor that is being copied to a device before it is used; None after it was taken or cancelled."""
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
         self.tensor: Tensor | None = tensor

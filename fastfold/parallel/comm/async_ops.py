@@ -37,13 +37,7 @@ Box = tuple[slice, ...]
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a running collective, a tensor or several.
-
-    Attributes:
-        finish: Makes the result from the filled buffers.
-        work: Handle to wait for; None if nothing is running.
-        sent: Memory that is sent, kept while the collective runs.
-    """
+    """Result of a running collective, a tensor or several, which ``finish`` makes from the filled buffers."""
 
     finish: Callable[[], T]
     work: dist.Work | None = None

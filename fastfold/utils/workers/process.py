@@ -91,12 +91,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def describe_end(process: Any, grace_s: float = 1.0) -> str:
-    """Describe how a process ended.
-
-    Args:
-        process: Process that has closed its pipe or ended.
-        grace_s: Seconds after which it is killed if it still runs.
-    """
+    """Describe how a process ended."""
     process.join(grace_s)
     code = process.exitcode
     if code is None:
