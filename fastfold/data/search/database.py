@@ -25,16 +25,11 @@ PAIRING = "uniprot"
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
 # Beginnings of the file names of AlphaFold's databases, with AlphaFold's names of the searches.
+_OWN_NAMES = ("uniref90", "uniref100", "uniref50", "uniref30", "uniclust30", "mgnify", "small_bfd")
 _KNOWN = {
-    "uniref90": "uniref90",
-    "uniref100": "uniref100",
-    "uniref50": "uniref50",
-    "uniref30": "uniref30",
-    "uniclust30": "uniclust30",
-    "mgnify": "mgnify",
+    **{name: name for name in _OWN_NAMES},
     "mgy_clusters": "mgnify",
     "bfd-first_non_consensus_sequences": "small_bfd",
-    "small_bfd": "small_bfd",
     "bfd": "bfd",
     "uniprot": PAIRING,
 }

@@ -18,7 +18,7 @@ from functools import partial
 from typing import cast
 
 import pyhmmer
-from pyhmmer.easel import Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
+from pyhmmer.easel import MSA, Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
 
 from fastfold.data.search.database import SequenceDatabase, content_digest
@@ -191,7 +191,7 @@ def _build(query: _Query) -> HMM:
     return profile
 
 
-def stockholm_text(msa: DigitalMSA) -> bytes:
+def stockholm_text(msa: MSA) -> bytes:
     """Format an alignment as HMMER's programs do, the query first, with ``#=GC RF`` below each block."""
     buffer = io.BytesIO()
     msa.write(buffer, "stockholm")

@@ -54,12 +54,7 @@ def rows_left(
 
 
 def delete_blocks(
-    raw: Mapping[str, np.ndarray],
-    rng: np.random.Generator,
-    *,
-    fraction: float = 0.3,
-    num_blocks: int = 5,
-    randomize_num_blocks: bool = False,
+    raw: Mapping[str, np.ndarray], rng: np.random.Generator, *, num_blocks: int = 5
 ) -> dict[str, np.ndarray]:
     """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
@@ -70,13 +65,9 @@ def delete_blocks(
 
     Raises:
         InputError: The alignment is missing or malformed.
-        ConfigError: See :func:`rows_left`.
     """
     rows = check_layout(raw, MSA_LAYOUT)["S"]
-    kept = rows_left(
-        rows, rng, fraction=fraction, num_blocks=num_blocks, randomize_num_blocks=randomize_num_blocks
-    )
-    return _take_rows(raw, kept)
+    return _take_rows(raw, rows_left(rows, rng, num_blocks=num_blocks))
 
 
 def subsample_rows(

@@ -160,7 +160,6 @@ def read_complex(
 
 
 def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Entry | None]:
-    """Return the training set's entry of each chain of the file."""
     listed: dict[str | None, Entry] = {member.chain_id: member for member in entry.members}
     if len(chains) == 1:
         listed.setdefault(chains[0].chain_id, entry.members[0])
@@ -190,10 +189,7 @@ def _hits(entry: ComplexEntry, chain_id: str, sequence: str, member: Entry | Non
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
-    """Remove the residues of a predicted complex under a pLDDT.
-
-    See :func:`fastfold.data.training.entry.mask_low_plddt`.
-    """
+    """Remove the residues of a predicted complex under a pLDDT; see :func:`~.entry.mask_low_plddt`."""
     return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
 
 

@@ -64,10 +64,8 @@ def complex_sample(
         require_backbone(chain)
     if rng.random() < settings.single_sequence_probability:
         alignments = [ComplexMsas()] * len(chains)
-    drawn = {}
-    for sequence in dict.fromkeys(chain.sequence for chain in chains):
-        if templates is not None and sequence in templates:
-            drawn[sequence] = templates[sequence].draw(rng)
+    wanted = dict.fromkeys(chain.sequence for chain in chains if chain.sequence in (templates or {}))
+    drawn = {sequence: (templates or {})[sequence].draw(rng) for sequence in wanted}
 
     def augmented(msa: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if settings.max_rows is not None:

@@ -114,10 +114,7 @@ def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) ->
     Groups that a residue lacks are a single point: their rotation is zero and never read. A frame with a missing atom
     is finite, meaningless, and has mask 0.
 
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    Arguments are those of :func:`atom14_labels`.
 
     Returns:
         float32: ``rigidgroups_gt_frames`` and ``rigidgroups_alt_gt_frames`` ``[N, 8, 12]`` (rotation row by row,
@@ -151,10 +148,7 @@ def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) ->
 def torsion_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
     """Compute true torsion angles (supplement, section 1.2.9, Table 2).
 
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    Arguments are those of :func:`atom14_labels`.
 
     Returns:
         float32: ``chi_angles`` in radians and ``chi_mask`` ``[N, 4]``, ``torsion_angles_sin_cos`` and

@@ -111,9 +111,8 @@ def training_sample(
     )
     labels = crop_features(labels, crop)
     labels["use_clamped_fape"] = clamped
-    return {f"{FEATURES}{key}": x for key, x in features.items()} | {
-        f"{LABELS}{key}": x for key, x in labels.items()
-    }
+    parts = {FEATURES: features, LABELS: labels}
+    return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
 
 
 def _coevolution(

@@ -39,11 +39,8 @@ def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
 def overlapping_residues(chains: Sequence[EntryChain], overlap: float) -> list[np.ndarray]:
     """Return the residues of each chain with an atom that overlaps one of another residue, as in AlphaPulldown.
 
-    Neighbours in a chain do not count. Two atoms of nitrogen, oxygen or sulphur may overlap by 0.4 Å more.
-
-    Args:
-        chains: Chains of one structure.
-        overlap: Smallest overlap in Å of two van der Waals spheres.
+    Neighbours in a chain do not count. Spheres overlap by at least ``overlap`` in Å. Two atoms of nitrogen, oxygen or
+    sulphur may overlap by 0.4 Å more.
 
     Returns:
         Per chain, ``[N]`` bool.

@@ -25,11 +25,7 @@ _SAID_EVERY = 1000
 
 @dataclass(frozen=True)
 class MakeRecord:
-    """Maker of an entry's record; pickled for the loader's workers.
-
-    Attributes:
-        read: Reads an entry with all its residues.
-    """
+    """Maker of an entry's record by a reader of all its residues; pickled for the loader's workers."""
 
     read: Callable[[Entry], Any]
 

@@ -29,19 +29,17 @@ def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[Templat
         msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
     else:
         msas = {data.chain.sequence: ComplexMsas(data.alignments)}
+    found_hits = [
+        cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
+        for sequence, found in hits.items()
+    ]
     arrays = {
         "kind": cache_format.text_array("complex" if isinstance(data, ComplexData) else "chain"),
         "resolution": cache_format.optional(data.resolution),
         "release_date": cache_format.text_array(data.release_date),
         **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in data.chains]),
         "sequences": cache_format.text_array("\n".join(msas)),
-        **cache_format.many(
-            "hits",
-            [
-                cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
-                for sequence, found in hits.items()
-            ],
-        ),
+        **cache_format.many("hits", found_hits),
     }
     for number, of_chain in enumerate(msas.values()):
         for kind, several in of_chain._asdict().items():
