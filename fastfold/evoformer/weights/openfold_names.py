@@ -183,17 +183,7 @@ def _templates(multimer: bool, fused: bool) -> dict[str, str]:
         found |= _attention("template_pointwise_att.mha", f"{scope}/attention")
         stack = f"{single}/template_pair_stack/__layer_stack_no_state"
         return found | _pair_steps("template_pair_stack.blocks.*", stack, fused)
-    parts = [
-        "dgram",
-        "pseudo_beta_mask",
-        "aatype",
-        "aatype",
-        "x",
-        "y",
-        "z",
-        "backbone_mask",
-        "query_embedding",
-    ]
+    parts = ["dgram", "pseudo_beta_mask", "aatype", "aatype", *"xyz", "backbone_mask", "query_embedding"]
     for i, part in enumerate(parts):
         # aatype has two layers, one for columns and one for rows.
         number = f"_{i - 1}" if part == "aatype" else ""

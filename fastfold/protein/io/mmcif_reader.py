@@ -22,18 +22,9 @@ from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
     (
-        "_atom_site",
-        "_chem_comp",
-        "_database_pdb_rev",
-        "_em_3d_reconstruction",
-        "_entity_poly",
-        "_entity_poly_seq",
-        "_exptl",
-        "_pdbx_audit_revision_history",
-        "_pdbx_poly_seq_scheme",
-        "_pdbx_struct_mod_residue",
-        "_refine",
-        "_reflns",
+        *("_atom_site", "_chem_comp", "_database_pdb_rev", "_em_3d_reconstruction", "_entity_poly"),
+        *("_entity_poly_seq", "_exptl", "_pdbx_audit_revision_history", "_pdbx_poly_seq_scheme"),
+        *("_pdbx_struct_mod_residue", "_refine", "_reflns"),
     )
 )
 _RESOLUTIONS = (

@@ -19,16 +19,8 @@ DISTANCE_CUTOFF = 15.0
 _LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
 _MEAN = ("lis", "interface_pae")
 _SHARED = (
-    "ipsae_d0chn",
-    "ipsae_d0dom",
-    "iptm_d0chn",
-    "lis",
-    "n0res",
-    "n0chn",
-    "n0dom",
-    "d0res",
-    "d0chn",
-    "d0dom",
+    *("ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "lis"),
+    *("n0res", "n0chn", "n0dom", "d0res", "d0chn", "d0dom"),
 )
 
 MAX_CLASHING_ATOMS = 100
