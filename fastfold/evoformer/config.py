@@ -36,13 +36,7 @@ MINI = "mini"
 
 
 def model_config(name: str) -> ConfigDict:
-    """Return the configuration of an official model, or of ``mini``.
-
-    Args:
-        name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``; or :data:`MINI`.
-
-    Returns:
-        A fresh tree with AlphaFold's keys.
+    """Return a fresh tree of an official model in :data:`PRESETS`, or of :data:`MINI`, with AlphaFold's keys.
 
     Raises:
         ConfigError: The name is unknown; the message names the closest one.

@@ -119,9 +119,6 @@ class ExecutionPolicy:
             branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
-
-        Returns:
-            The updated tensor: ``x`` itself if the policy works in place.
         """
         branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
@@ -295,15 +292,9 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the tensors that a rank's layers read.
+    """Sizes of the tensors that a rank's layers read: ``own`` residues are those of its shard.
 
-    Attributes:
-        sequences: Rows of the MSA.
-        residues: N.
-        own: Residues of the rank's shard; N on one rank.
-        c_m: MSA channels.
-        c_z: Pair channels.
-        element_size: Bytes per element of the trunk.
+    ``element_size`` is in bytes.
     """
 
     sequences: int
@@ -315,12 +306,7 @@ class LayerSizes:
 
 
 class PolicyModule(nn.Module):
-    """Base of modules that run under a policy.
-
-    Attributes:
-        operator: Name of this kind of module in plans.
-        policy: The policy.
-    """
+    """Base of modules that run under a policy; ``operator`` is the name of their kind in plans."""
 
     operator: str = ""
     policy: ExecutionPolicy = ExecutionPolicy()

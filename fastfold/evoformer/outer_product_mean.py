@@ -61,11 +61,7 @@ class OuterProductMean(PolicyModule):
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 0) -> int:
         """Return the bytes of the right side with its mask, and of a part of the MSA or a block of rows.
 
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            elements: Elements of a block.
-            passing: Number of left sides of other ranks that exist at a time.
+        ``passing`` left sides of other ranks exist at a time.
         """
         n, depth, e = sizes.residues, sizes.sequences, sizes.element_size
         sequence = n * sizes.c_m

@@ -39,9 +39,7 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
 
     Structure module and heads stay in float32.
 
-    Args:
-        model: The network.
-        precision: One of :data:`Precision`; ``int8`` and ``bf16-products`` are for inference only.
+    ``int8`` and ``bf16-products`` are for inference only.
 
     Raises:
         ConfigError: The name is not a precision, or the model is not an AlphaFold network.

@@ -94,13 +94,9 @@ def _is_running(process: int) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary file next to ``path`` that replaces it at the end, or is removed after an error.
+    """Yield an empty temporary file that replaces ``path`` at the end, or is removed after an error.
 
-    Args:
-        path: Path of the file. An existing file is replaced, and kept after an error.
-
-    Yields:
-        Path to write to; an empty file exists there.
+    An existing file is replaced, and kept after an error.
 
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.

@@ -135,7 +135,7 @@ def download_databases(
     say: Say = lambda line: None,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Download databases; those that are present are left alone.
+    """Download databases, and return their folders; those that are present are left alone.
 
     Args:
         databases: The databases.
@@ -144,9 +144,6 @@ def download_databases(
             disk. None for the publishers' servers.
         say: Called with log messages.
         progress: Called with the progress of a file.
-
-    Returns:
-        Folders of the databases.
 
     Raises:
         ConfigError: The mirror cannot be read or lacks a file, or rsync is missing.

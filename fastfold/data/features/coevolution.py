@@ -136,10 +136,6 @@ def coupling_scores(
 def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """Compute the network's input from coevolution.
 
-    Args:
-        found: Coevolution of the alignment, or None without an alignment.
-        length: Number of residues ``N``.
-
     Returns:
         ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, a flag for an alignment, and
         one for couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations, its rank, a flag, and the

@@ -64,11 +64,6 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
 def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: int) -> dict[str, np.ndarray]:
     """Return the first ``max_templates`` templates, padded with zeros; ``template_mask`` marks real ones.
 
-    Args:
-        raw: Raw features; templates are absent without ``template_aatype``.
-        length: Number of residues ``N``.
-        max_templates: Number of templates ``T`` in the result.
-
     Returns:
         ``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` and
         ``template_pseudo_beta`` ``[T, N, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``,

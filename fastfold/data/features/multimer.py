@@ -190,13 +190,10 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
 
 
 def cycle_features(alignment: Alignment, draw: Draw, config: Any) -> dict[str, np.ndarray]:
-    """Compute the features of one recycling iteration from its draw.
+    """Compute the features of one recycling iteration (:func:`.transforms.cluster_features`) from its draw.
 
     If ColabFold's ``use_cluster_profile`` is False in ``model.embeddings_and_evoformer``, residues and deletions of the
     centres take the place of those of the clusters.
-
-    Returns:
-        Features of :func:`fastfold.data.features.transforms.cluster_features`.
     """
     if config.model.embeddings_and_evoformer.get("use_cluster_profile", True):
         profile, deletion_mean = summarize_clusters(alignment, draw)

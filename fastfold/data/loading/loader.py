@@ -27,13 +27,7 @@ _PASSED_OVER = "passed over"  # its entry is in quarantine already; the first re
 
 
 class Draw(NamedTuple):
-    """Sample with its origin.
-
-    Attributes:
-        number: Place in the order, over all ranks.
-        id: Name of its entry.
-        sample: Result of ``make_sample``.
-    """
+    """Sample with its number in the order over all ranks, and the name of its entry."""
 
     number: int
     id: str

@@ -53,12 +53,7 @@ class ChainPart(NamedTuple):
 
 
 class ColabFoldMsa(NamedTuple):
-    """ColabFold alignment of a complex.
-
-    Attributes:
-        parts: Different chains, in the order of the file.
-        warnings: Rows that were left out, one sentence each.
-    """
+    """ColabFold alignment of a complex: its different chains, and a warning for each row left out."""
 
     parts: list[ChainPart]
     warnings: list[str]

@@ -74,9 +74,6 @@ def search(
         settings: Further fields of :class:`~fastfold.data.search.settings.HmmerSettings`: ``engine``, ``iterations``,
             ``e_value`` and so on.
 
-    Returns:
-        The folder.
-
     Raises:
         InputError: A sequence or a database is invalid.
         ConfigError: A setting is invalid.

@@ -44,14 +44,9 @@ class SkippedRecords(NamedTuple):
 
 
 def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes, SkippedRecords]:
-    """Remove the records of a FASTA text that a protein search cannot use.
+    """Remove the records of a FASTA text that a protein search cannot use, and count them.
 
-    Args:
-        text: Whole records.
-        keep_others: Count records of other molecules, but keep those that HMMER can read.
-
-    Returns:
-        Text of the remaining records, and the removed ones.
+    ``keep_others`` counts records of other molecules, but keeps those that HMMER can read.
     """
     kept: list[bytes] = []
     others = unreadable = 0

@@ -90,12 +90,9 @@ class SearchStore:
         *,
         facts: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Add the files of a result, by name, as found by :meth:`find`.
+        """Add the files of a result, by name; return paths as :meth:`find`.
 
         ``facts``, for example the number of hits, are recorded too, but not a part of the result's identity.
-
-        Returns:
-            Paths by file name.
 
         Raises:
             WriteError: The store cannot be written. Incomplete files are removed.

@@ -64,15 +64,12 @@ class CustomAlignment:
 
 
 def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
-    """Read all protein chains of the user's structures.
+    """Read all protein chains of the user's structures, with an outcome for each file left out.
 
     An invalid file of a folder is left out, with a warning. Hidden files are ignored.
 
     Args:
         paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
-
-    Returns:
-        The chains, and an outcome for each file that is left out.
 
     Raises:
         InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid

@@ -145,13 +145,9 @@ def _lines(path: PathLike) -> list[str]:
 
 
 def read_obsolete(path: PathLike) -> dict[str, str | None]:
-    """Read the PDB's list of obsolete entries.
+    """Read the first successor, or None, of each entry in the PDB's list of obsolete entries.
 
-    Args:
-        path: Lines such as ``OBSLTE    31-JUL-94 116L     216L``.
-
-    Returns:
-        By obsolete id in lower case, the first successor, or None.
+    Lines are such as ``OBSLTE    31-JUL-94 116L     216L``; ids become lower case.
 
     Raises:
         InputError: The file cannot be read, or lacks such lines.
@@ -168,14 +164,11 @@ def read_obsolete(path: PathLike) -> dict[str, str | None]:
 
 
 def read_release_dates(path: PathLike) -> dict[str, date]:
-    """Read release dates.
+    """Read release dates by id in lower case.
 
     Args:
         path: Lines such as ``1abc:2001-02-03``; or, with suffix ``.json``, a JSON object of objects with
             ``release_date`` by id (OpenFold's ``mmcif_cache.json``).
-
-    Returns:
-        Dates by id in lower case.
 
     Raises:
         InputError: The file cannot be read, or a line or an object is invalid.

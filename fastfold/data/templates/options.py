@@ -37,11 +37,8 @@ class TemplateOptions:
     """Sources of templates; each option has its help.
 
     In Python, a structure may be an object in place of a file (:func:`fastfold.protein.io.read.read_structure`); it
-    becomes a :class:`~fastfold.protein.structure.Structure`.
-
-    Attributes:
-        server: Use hits of an MSA server, which are next to the alignments.
-        is_optional: Accept networks that use no templates.
+    becomes a :class:`~fastfold.protein.structure.Structure`. ``server`` uses hits of an MSA server, which are next to
+    the alignments; ``is_optional`` accepts networks that use no templates.
 
     Raises:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.

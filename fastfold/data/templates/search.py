@@ -191,16 +191,7 @@ def find_hhsearch() -> str | None:
 
 
 def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:
-    """Search profile databases with AlphaFold's settings.
-
-    Args:
-        msa: Alignment whose first row is the query.
-        databases: Common prefix of each database's files.
-        program: Path of the program; None for :func:`find_hhsearch`.
-        threads: Number of threads.
-
-    Returns:
-        Output of the program (:mod:`fastfold.data.templates.hhr`).
+    """Search profile databases, by the common prefix of their files, with AlphaFold's settings.
 
     Raises:
         ConfigError: The program is missing.

@@ -47,11 +47,7 @@ _KEPT = 32
 
 
 def open_templates(options: TemplateOptions) -> TemplateFinder | None:
-    """Open sources of templates; None if they name no templates.
-
-    Raises:
-        FastFoldError: See :class:`TemplateFinder`.
-    """
+    """Open sources of templates as :class:`TemplateFinder`; None if they name no templates."""
     return TemplateFinder(options) if options.wanted else None
 
 

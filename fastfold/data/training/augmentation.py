@@ -73,13 +73,10 @@ def delete_blocks(
 def subsample_rows(
     raw: Mapping[str, np.ndarray], most: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Draw at most ``most`` rows of a chain's alignment in its raw features, always the query.
+    """Draw at most ``most`` rows of a chain's alignment in its raw features, always the query, in order.
 
     Rows are drawn uniformly without replacement. The paper draws 1,000 rows of the alignments of predicted structures
     in this way (supplement, section 1.3).
-
-    Returns:
-        All raw features; the remaining rows keep their order.
 
     Raises:
         InputError: The alignment is missing or malformed.
@@ -102,13 +99,7 @@ def _take_rows(raw: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, np.
 def sample_fape_clamp(rng: np.random.Generator, *, unclamped: float = 0.1) -> np.ndarray:
     """Draw the feature ``use_clamped_fape``: 1 if backbone FAPE is clamped (supplement, section 1.11.5).
 
-    Args:
-        rng: Random generator. The paper draws once per batch; for that, give each sample of a batch a generator in the
-            same state.
-        unclamped: Probability of no clamping.
-
-    Returns:
-        Float32 scalar, 1 for clamped and 0 for unclamped.
+    The paper draws once per batch; for that, give each sample of a batch a generator in the same state.
 
     Raises:
         ConfigError: A probability outside of [0, 1].

@@ -76,13 +76,7 @@ class CacheReport:
 class FeatureCache:
     """Reader of entries through a cache folder; picklable and safe with any number of processes.
 
-    Args:
-        directory: The folder; created if missing.
-        version: Version of the parsers; None for their fingerprint.
-
-    Attributes:
-        hits: Number of entries found.
-        misses: Number of entries made.
+    ``hits`` and ``misses`` count entries that were found and made.
 
     Raises:
         OutputError: The folder cannot be created.

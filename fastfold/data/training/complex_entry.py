@@ -41,8 +41,7 @@ class ComplexMsas(NamedTuple):
 class ComplexEntry(Entry):
     """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members.
 
-    Attributes:
-        members: Chains listed by the training set; other chains of the file also belong to the complex.
+    Members are listed by the training set; other chains of the file also belong to the complex.
     """
 
     members: tuple[Entry, ...] = ()
@@ -86,15 +85,12 @@ class ComplexData:
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
-    """Group chains by structure file to complexes.
+    """Group chains by structure file to complexes, sorted by name.
 
     A complex has the name of its file, or of its only chain. Its weight is the sum over its different sequences of
     ``min(1, copies / cluster_size)`` times the chain's own factor. Therefore the complexes of a cluster of chains
     together are drawn as often as a single chain without relatives. A ring of twelve equal chains is not drawn twelve
     times as often as a single chain.
-
-    Returns:
-        The complexes, sorted by name.
     """
     files: dict[Path, list[Entry]] = {}
     for entry in entries:

@@ -169,7 +169,7 @@ def _nearest(one: np.ndarray, other: np.ndarray) -> float:
 def copies_of_residues(
     merged: dict[str, np.ndarray], positions: np.ndarray, mask: np.ndarray, crop: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the atoms of cropped residues in all copies of their chain; empty without copies.
+    """Return the data of :func:`complex_sample` on cropped residues in all copies; empty without copies.
 
     Residues of copies correspond by their place in the sequence, because copies may be numbered differently without
     SEQRES.
@@ -179,9 +179,6 @@ def copies_of_residues(
         positions: ``[N, 37, 3]`` in Å.
         mask: ``[N, 37]``.
         crop: ``[n]`` residues of the sample.
-
-    Returns:
-        Data described in :func:`complex_sample`.
     """
     asym, entity = merged["asym_id"], merged["entity_id"]
     if (merged["sym_id"][np.isin(entity, entity[crop])] == 1).all():

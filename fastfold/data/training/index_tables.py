@@ -35,9 +35,6 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
     ``name`` is required. ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
     ``release_date`` and ``msa_rows`` are used if present; other columns are ignored.
 
-    Returns:
-        Records by name, in the order of the file.
-
     Raises:
         InputError: The file cannot be read, a line has another number of columns than the first, a name is repeated or
             could lead out of the folder, or a number or date is invalid.

@@ -116,12 +116,7 @@ def over_bins(function: Callable[..., Tensor], logits: Tensor | PairLogits, *pai
 
 
 def pair_logits(head: dict[str, Any], order: Tensor | None = None) -> Tensor | PairLogits:
-    """Return the logits of a head's result in an order of residues.
-
-    Args:
-        head: Result of a head, with ``logits`` of pairs, and ``rows`` if several processes hold them.
-        order: See :class:`PairLogits`.
-    """
+    """Return the logits of a head's result in an order of residues."""
     logits, rows = head["logits"], head.get("rows")
     if isinstance(logits, Tensor) and rows is None:
         return logits if order is None else logits[order][:, order]

@@ -182,11 +182,7 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
 
 
 def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the official float32 arrays of a network, one after the other.
-
-    Yields:
-        Official key (without the common prefix) and array.
-    """
+    """Yield official key, without the common prefix, and float32 array of a network's parameters, one by one."""
     by_key: dict[str, list[ParamMapping]] = {}
     for mapping in mappings:
         by_key.setdefault(mapping.key, []).append(mapping)

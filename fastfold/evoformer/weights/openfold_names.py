@@ -42,15 +42,12 @@ def spell(name: str) -> tuple[str, int | None]:
 
 @cache
 def official_keys(*, multimer: bool, fused: bool, fused_templates: bool) -> Mapping[str, str]:
-    """Return the official key of each OpenFold name.
+    """Return official keys by OpenFold name in the common spelling, with ``*`` for the number of a block.
 
     Args:
         multimer: True for the multimer network.
         fused: True if triangle multiplications have fused projections (multimer version 3).
         fused_templates: True if those of the template pair stack do.
-
-    Returns:
-        Keys by name, in the common spelling and with ``*`` for the number of a block.
     """
     return (
         _embedders(multimer)

@@ -160,10 +160,7 @@ class Device(Tier):
         raise NotImplementedError
 
     def enforce(self) -> Callable[[], None]:
-        """Apply the budget to operators too, on devices that do not always do.
-
-        Returns:
-            Function that undoes it.
+        """Apply the budget to operators too, on devices that do not always do; return a function that undoes it.
 
         Raises:
             BudgetError: More memory is in use already.

@@ -135,12 +135,9 @@ _ALIGNMENT = 16
 
 
 def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
-    """Carry out several moves with one message to each rank.
+    """Carry out several moves with one message to each rank; waiting for one result waits for all.
 
     Tensors may have any dtypes; at least one is moved.
-
-    Returns:
-        One result for each move; waiting for one waits for all.
     """
     if len(moves) == 1:
         ((x, move),) = moves

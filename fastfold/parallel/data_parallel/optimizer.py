@@ -26,8 +26,7 @@ OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()
 class ParallelOptimizer(Optimizer):
     """Optimizer from :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules accept it.
 
-    Attributes:
-        inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
+    ``inner`` is the optimizer of this rank's share; its ``param_groups`` hold learning rates.
     """
 
     def __init__(

@@ -28,12 +28,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Packed(NamedTuple):
-    """Message ready to be sent.
-
-    Attributes:
-        head: Pickled message without its arrays, and their sizes.
-        buffers: Memory of the arrays.
-    """
+    """Message ready to be sent: pickled without its arrays, with their sizes, and the arrays' memory."""
 
     head: bytes
     buffers: list[memoryview]

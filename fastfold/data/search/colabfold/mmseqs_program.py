@@ -39,10 +39,7 @@ def find_mmseqs() -> Path:
 
 
 def run_session(line: Sequence[str], log: IO[bytes]) -> int:
-    """Run a program with all processes that it starts, which end with this one's wait.
-
-    Returns:
-        Its exit code.
+    """Run a program with all processes that it starts, which end with this one's wait; return its exit code.
 
     Raises:
         OSError: The program cannot be started.

@@ -48,10 +48,7 @@ def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
 
 @contextmanager
 def unpacked_templates(path: Path) -> Iterator[Path]:
-    """Unpack a file of template hits into a temporary folder.
-
-    Yields:
-        The folder: a database ``pdb70`` of HH-suite, and mmCIF files.
+    """Unpack a file of template hits into a temporary folder: a database ``pdb70`` and mmCIF files.
 
     Raises:
         InputError: The file cannot be used.

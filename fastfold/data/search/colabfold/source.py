@@ -74,8 +74,7 @@ def search_colabfold(
 ) -> SearchSummary:
     """Make the alignments of targets in a folder, whose store keeps the results.
 
-    Returns:
-        Summary, with the targets that the source failed on; nothing is written for them.
+    The summary has the targets that the source failed on; nothing is written for them.
 
     Raises:
         OutputError: An alignment exists that is not from a search, or would take precedence over the result.
@@ -154,12 +153,7 @@ def _check(target: Target, out: Path) -> None:
 
 
 class _Plan(NamedTuple):
-    """Searches that a target needs.
-
-    Attributes:
-        alone: Its chains that need an alignment of their own.
-        together: Its chains that are paired; empty for none.
-    """
+    """Searches that a target needs: of chains alone, and of chains that are paired, empty for none."""
 
     alone: Chains
     together: Chains
