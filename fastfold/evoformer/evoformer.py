@@ -140,13 +140,9 @@ class EvoformerBlock(nn.Module):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the updated ``msa`` and ``pair``.
+        """Return the updated ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
-            pair_mask: ``[*, N, N]``, 0 for padding.
+        The masks ``msa_mask [*, S, N]`` and ``pair_mask [*, N, N]`` are 0 for padding.
         """
         for step in self.steps():
             updated = getattr(self, step.name)(*step.inputs(msa, pair, msa_mask, pair_mask))

@@ -437,10 +437,7 @@ def recycled(representations: Features, structure: dict[str, Any]) -> Features:
 def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tensor:
     """Return the root mean square change of CA-CA distances between two cycles, a number in Å.
 
-    Args:
-        before: ``prev_pos [*, N, 37, 3]`` in Å of one cycle.
-        after: ``prev_pos`` of the next cycle.
-        seq_mask: ``[*, N]``, 0 for padding.
+    Both ``prev_pos`` are ``[*, N, 37, 3]`` in Å; ``seq_mask [*, N]`` is 0 for padding.
     """
     ca = rc.atom_order["CA"]
     old, new = (x["prev_pos"][..., ca, :] for x in (before, after))

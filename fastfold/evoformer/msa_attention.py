@@ -42,11 +42,8 @@ class MSARowAttention(PolicyModule):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``msa + dropout_rowwise(attention(norm(msa), pair))``, ``[*, S, N, c_m]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
-            bias: Precomputed :meth:`bias` of the pair; None to compute it.
+        The pair is ``[*, N, N, c_z]``, and ``msa_mask [*, S, N]`` is 0 for padding. ``bias`` is a precomputed
+        :meth:`bias` of the pair.
         """
         bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 

@@ -39,10 +39,7 @@ class OuterProductMean(PolicyModule):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``pair + output(mean(left ⊗ right))``, ``[*, N, N, c_z]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
+        The MSA is ``[*, S, N, c_m]``, and ``msa_mask [*, S, N]`` is 0 for padding.
         """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
@@ -84,12 +81,8 @@ class OuterProductMean(PolicyModule):
     ) -> Tensor:
         """Return the updated ``pair [*, I, J, c_z]``, with gradients.
 
-        Args:
-            left: ``[*, S, I, c]``.
-            right: ``[*, S, J, c]``.
-            pair: ``[*, I, J, c_z]``.
-            left_mask: ``[*, S, I]``, 0 for padding.
-            right_mask: ``[*, S, J]``, 0 for padding.
+        The sides are ``left [*, S, I, c]`` and ``right [*, S, J, c]``; their masks ``[*, S, I]`` and ``[*, S, J]`` are
+        0 for padding.
         """
         weight, bias = self.output.weight, self.output.bias
         return kernels.outer_product_mean(left, right, left_mask, right_mask, weight, bias, residual=pair)

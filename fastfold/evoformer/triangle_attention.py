@@ -40,10 +40,7 @@ class TriangleAttention(PolicyModule):
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``pair + dropout(attention(norm(pair)))``, ``[*, N, N, c_z]``.
 
-        Args:
-            pair: ``[*, N, N, c_z]``.
-            pair_mask: ``[*, N, N]``, 0 for padding.
-            bias: Precomputed :meth:`bias` of the pair; None to compute it.
+        ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
         bias = self.bias(pair) if bias is None else bias
         # Outside of the branch, so that blocks do not each transpose and align the bias.

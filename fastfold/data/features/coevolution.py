@@ -198,13 +198,9 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
 
 
 def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the network's input from one alignment per chain; pairs across chains are zero.
+    """Compute the network's input from one alignment ``[S, N]`` per chain; pairs across chains are zero.
 
-    Args:
-        raw_msas: Per chain, ``[S, N]`` HHblits ids as in :func:`of_alignment`.
-
-    Returns:
-        ``coevolution_single`` and ``coevolution_pair`` as in :func:`features`, of all residues together.
+    Ids are those of :func:`of_alignment`, the result is that of :func:`features`, of all residues together.
     """
     found = [of_alignment(msa) for msa in raw_msas]
     ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])

@@ -17,9 +17,7 @@ MAX_ROWS_PER_SPECIES = 600
 def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndarray]:
     """Return the rows of each species, most similar to the query first, ties in alignment order.
 
-    Args:
-        msa: ``[S, N]`` integers, the query in row 0.
-        species: ``[S]`` bytes, empty where unknown (such rows belong to no species).
+    The query is row 0 of ``msa [S, N]``. Rows of an unknown ``species [S]``, empty bytes, belong to none.
     """
     similarity = (msa == msa[0]).mean(axis=1)
     names, inverse = np.unique(species, return_inverse=True)

@@ -172,13 +172,7 @@ def copies_of_residues(
     """Return the data of :func:`complex_sample` on cropped residues in all copies; empty without copies.
 
     Residues of copies correspond by their place in the sequence, because copies may be numbered differently without
-    SEQRES.
-
-    Args:
-        merged: Merged features of the whole complex.
-        positions: ``[N, 37, 3]`` in Å.
-        mask: ``[N, 37]``.
-        crop: ``[n]`` residues of the sample.
+    SEQRES. The ``crop [n]`` is of the whole complex with ``positions [N, 37, 3]`` in Å and ``mask [N, 37]``.
     """
     asym, entity = merged["asym_id"], merged["entity_id"]
     if (merged["sym_id"][np.isin(entity, entity[crop])] == 1).all():

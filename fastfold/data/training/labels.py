@@ -84,12 +84,8 @@ def structure_labels(
 def atom14_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
     """Compute true atoms in the dense layout, under both namings of symmetric atoms (Table 3).
 
-    See the supplement, section 1.8.5.
-
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    See the supplement, section 1.8.5. The residue types are ``[N]`` from 0 to 20, the positions ``[N, 37, 3]`` in Å,
+    zero where the ``mask [N, 37]`` is.
 
     Returns:
         ``atom14_gt_positions``, ``atom14_alt_gt_positions`` ``[N, 14, 3]``, ``atom14_gt_exists``,

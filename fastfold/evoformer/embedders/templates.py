@@ -52,14 +52,9 @@ def backbone_mask(mask: Tensor) -> Tensor:
 
 
 def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
-    """Return the CA position of every residue in the backbone frame of every other residue.
+    """Return the CA position of every residue in the backbone frames of ``rows``, ``[*, rows, N, 3]`` in Å.
 
-    Args:
-        positions: ``[*, N, 37, 3]`` in Å.
-        rows: Residues whose frames are used.
-
-    Returns:
-        ``[*, rows, N, 3]`` in Å.
+    The positions are ``[*, N, 37, 3]`` in Å.
     """
     n, ca, c = (positions[..., rc.atom_order[name], :] for name in ("N", "CA", "C"))
     # The official frame has C on its x axis and N in the x-y plane.

@@ -72,14 +72,9 @@ def mirror_images(
 
 
 def turned(affines: Tensor, points: Tensor) -> Tensor:
-    """Move frames to other CA positions, and turn each as the residues around it turn.
+    """Move frames ``[N, 7]`` to other CA ``points [N, 3]``, and turn each as the residues around it turn.
 
-    Args:
-        affines: Quaternions and CA positions in Å, ``[N, 7]``.
-        points: New CA positions ``[N, 3]``.
-
-    Returns:
-        Frames ``[N, 7]``. Rotations are proper, so a mirror image keeps the handedness of each residue.
+    Rotations are proper, so a mirror image keeps the handedness of each residue.
     """
     length = len(affines)
     near = torch.arange(length)[:, None] + torch.arange(-_WINDOW, _WINDOW + 1)

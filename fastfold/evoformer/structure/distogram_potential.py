@@ -191,13 +191,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Springs:
-    """Springs between S pairs of points.
-
-    Attributes:
-        pairs: The pairs.
-        length: ``[S]`` in Å.
-        weight: ``[S]`` per Å².
-    """
+    """Springs between S pairs of points, of length ``[S]`` in Å and weight ``[S]`` per Å²."""
 
     pairs: PointPairs
     length: Tensor

@@ -10,13 +10,7 @@ _EPSILON = 1e-6
 
 
 class PointPairs:
-    """Pairs of points between which forces act.
-
-    Args:
-        first: Numbers of points ``[P]``, int64.
-        second: Numbers of points ``[P]``, int64.
-        points: Number of all points N.
-    """
+    """Pairs ``[P]`` of int64 numbers of points between which forces act, among ``points`` in all."""
 
     def __init__(self, first: Tensor, second: Tensor, points: int) -> None:
         self.first, self.second, self._points = first, second, points

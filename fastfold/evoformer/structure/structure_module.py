@@ -92,13 +92,9 @@ class StructureModule(PolicyModule):
         self.angles = AngleResNet(config.sidechain, c, zero_init=zero_init)
 
     def forward(self, single: Tensor, pair: Tensor, aatype: Tensor, seq_mask: Tensor) -> dict[str, Any]:
-        """Predict the structure.
+        """Predict the structure from ``single [*, N, c_s]`` and ``pair [*, N, N, c_z]``.
 
-        Args:
-            single: ``[*, N, c_s]``.
-            pair: ``[*, N, N, c_z]``.
-            aatype: ``[*, N]``.
-            seq_mask: ``[*, N]``, 0 for padding.
+        The residue types are ``[*, N]``, and ``seq_mask [*, N]`` is 0 for padding.
 
         Returns:
             AlphaFold's ``structure_module`` results: ``final_atom_positions [*, N, 37, 3]`` and
@@ -158,12 +154,9 @@ class StructureModule(PolicyModule):
         }
 
     def moved(self, structure: dict[str, Any], affines: Tensor, aatype: Tensor) -> dict[str, Any]:
-        """Return a structure with other residue frames and the same torsion angles.
+        """Return a structure with other frames ``affines [*, N, 7]`` and the same torsion angles.
 
-        Args:
-            structure: Result of :meth:`forward`; the iterations that it holds stay as they are.
-            affines: Frames ``[*, N, 7]``: quaternions, and CA positions in Å.
-            aatype: ``[*, N]``.
+        The frames are quaternions, and CA positions in Å. The iterations in ``structure`` stay as they are.
         """
         backbone = Rigid(quaternion_to_rotation(affines[..., :4]), affines[..., 4:])
         frames = torsion_angles_to_frames(aatype, backbone, structure["sidechains"]["angles_sin_cos"][-1])

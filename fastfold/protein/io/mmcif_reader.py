@@ -46,12 +46,9 @@ _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 @dataclass
 class _Polymers:
-    """Polymers of a file.
+    """Polymers of a file: residue names by entity, or by chain (label), and True for a protein.
 
-    Attributes:
-        protein: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open.
-        sequences: Residue names by entity.
-        by_asym: Residue names by chain (label), if not by entity.
+    It is False for another polymer, and None if the type leaves it open.
     """
 
     protein: dict[str, bool | None] = field(default_factory=dict)

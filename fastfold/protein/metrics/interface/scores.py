@@ -172,12 +172,9 @@ class _Chain:
 
 @dataclass(frozen=True, eq=False)
 class _Clashes:
-    """Clashes between ``C`` chains.
+    """Clashes between ``C`` chains: ``pairs [C, C]`` of atoms that overlap, and ``atoms [C]`` near others.
 
-    Attributes:
-        pairs: ``[C, C]`` int, pairs of atoms that overlap.
-        atoms: ``[C]`` int, atoms of each chain within 1.1 Å of another chain.
-        has_clash: Whether a chain has too many of these.
+    Atoms are those of each chain within 1.1 Å of another chain; ``has_clash`` is True if a chain has too many of these.
     """
 
     pairs: np.ndarray
