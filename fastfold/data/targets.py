@@ -195,13 +195,10 @@ def parse_sequence(
     record: str | None = None,
     first_line: int | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Parse the chains in the sequence lines of one record.
+    """Parse the upper-case chains in the sequence lines of one record, with a list of warnings.
 
-    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. The time
-    is linear in the length of the record.
-
-    Returns:
-        Sequences of the chains in upper case, with letters such as B unchanged, and a list of warnings.
+    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. Letters
+    such as B stay. The time is linear in the length of the record.
 
     Raises:
         InputError: The record or a chain is empty, or a character is not a residue; with its line.

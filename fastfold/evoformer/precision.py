@@ -86,15 +86,12 @@ def precision_of(model: AlphaFold) -> Precision:
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
-    """Choose the precision for a device.
+    """Choose the precision for a device, and give the reason for it in a few words.
 
     Args:
         name: One of :data:`Precision`, or ``auto``: ``bf16`` on a GPU that supports it; on a CPU ``bf16-products``
             with bfloat16 units, else ``int8`` with VNNI; otherwise ``fp32``.
         device: Device of the network.
-
-    Returns:
-        The precision, and the reason for it in a few words.
 
     Raises:
         ConfigError: The device does not support the precision, or the name is not a precision.

@@ -106,8 +106,7 @@ def share_frames(templates: Sequence[Mapping[str, Any] | None]) -> bool:
 def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> list[np.ndarray]:
     """Return each chain's own alignment, else its paired one, in the order of the features.
 
-    Returns:
-        Per chain, ``[S, N]`` int32 HHblits ids.
+    Alignments are ``[S, N]`` int32 HHblits ids.
     """
     own, _ = alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}

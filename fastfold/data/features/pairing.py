@@ -29,17 +29,12 @@ def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndar
 
 
 def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
-    """Return the row of each chain in each line of the paired alignment.
+    """Return the row of each chain in each line of the paired alignment, ``[P, chains]`` int64, -1 for a gap.
 
-    A species is used if it occurs in at least two chains. Its number of lines is that of its rows in the chain with the
-    fewest; chains without the species have a gap. Lines with more chains come first, and among these the ones with the
-    smaller product of row numbers (and therefore e-values).
-
-    Args:
-        species_rows: Per chain, the result of :func:`rows_by_species`.
-
-    Returns:
-        ``[P, chains]`` int64 row numbers, -1 for a gap; line 0 is all zeros (the queries).
+    The rows of each chain are from :func:`rows_by_species`; line 0 is all zeros (the queries). A species is used if it
+    occurs in at least two chains. Its number of lines is that of its rows in the chain with the fewest; chains without
+    the species have a gap. Lines with more chains come first, and among these the ones with the smaller product of row
+    numbers (and therefore e-values).
     """
     number = len(species_rows)
     lines: dict[int, list[np.ndarray]] = {number: [np.zeros((1, number), np.int64)]}

@@ -206,10 +206,9 @@ def say_stops(records: Sequence[FastaRecord], path: PathLike | None = None) -> N
 
 
 def insertions(row: bytes) -> np.ndarray:
-    """Count the residues before each column of a row with lower-case insertions.
+    """Count the residues before each column of a row with lower-case insertions, ``[N]``.
 
-    Returns:
-        ``[N]`` integers; residues after the last column are not counted.
+    Residues after the last column are not counted.
     """
     columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
     return np.diff(columns, prepend=-1) - 1

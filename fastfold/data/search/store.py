@@ -64,12 +64,9 @@ class SearchStore:
         return self.folder / digest[:2] / digest / f"{key.name}-{key.digest[:16]}"
 
     def find(self, sequence: str, key: SearchKey) -> dict[str, Path] | None:
-        """Find the files of a result.
+        """Find the paths of a result's files by name; None if it is missing, or a file of it has changed.
 
         The sequence is that of a chain, or those of a complex's chains joined by ``:``; case is ignored.
-
-        Returns:
-            Paths by file name; None if the result is missing, or a file of it has changed.
         """
         place = self.place(sequence, key)
         try:

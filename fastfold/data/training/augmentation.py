@@ -24,17 +24,9 @@ def rows_left(
     """Return the rows of an alignment that remain after block deletion (supplement, Algorithm 1).
 
     Similar sequences are adjacent in an alignment. Deleting blocks removes whole branches of the family, so that the
-    network learns from less data. Blocks may overlap and extend over the end.
-
-    Args:
-        rows: Number of rows ``S``.
-        rng: Random generator.
-        fraction: Size of a block relative to all rows; in [0, 1].
-        num_blocks: Number of blocks.
-        randomize_num_blocks: Draw the number of blocks from 1 to ``num_blocks``.
-
-    Returns:
-        Sorted int64 indices; row 0, the query, always remains.
+    network learns from less data. Blocks may overlap and extend over the end. The result is sorted int64 indices; row
+    0, the query, always remains. ``fraction`` is the size of a block relative to all rows; with
+    ``randomize_num_blocks`` the number is drawn from 1 to ``num_blocks``.
 
     Raises:
         ConfigError: A fraction outside of [0, 1], or an invalid number of blocks.
@@ -58,10 +50,8 @@ def delete_blocks(
 ) -> dict[str, np.ndarray]:
     """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
-    The copies of a chain in a complex must share one alignment: delete once and use the result for all.
-
-    Returns:
-        All raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
+    The copies of a chain in a complex must share one alignment: delete once and use the result for all. It has all raw
+    features; those by row contain the remaining rows, and ``num_alignments`` is their number.
 
     Raises:
         InputError: The alignment is missing or malformed.

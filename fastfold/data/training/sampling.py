@@ -22,12 +22,9 @@ T = TypeVar("T")
 
 
 def sampling_weights(entries: Sequence[Entry]) -> np.ndarray:
-    """Compute relative probabilities of entries: higher for longer chains, lower in large clusters.
+    """Compute relative probabilities ``[E]`` of entries: higher for longer chains, lower in large clusters.
 
     Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's factor.
-
-    Returns:
-        ``[E]`` float64, positive.
     """
     lengths = np.array([len(entry) for entry in entries], np.float64)
     sizes = np.array([entry.cluster_size for entry in entries], np.float64)

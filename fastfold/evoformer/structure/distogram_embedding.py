@@ -39,15 +39,10 @@ def mirror_images(
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> list[Tensor]:
-    """Return two structures at the distances of a distogram, mirror images in everything but the local poses.
+    """Return frames ``[N, 7]`` of two mirror images at the distances of a distogram, with equal local poses.
 
-    Both are superposed on the given structure.
-
-    Arguments are those of :func:`fastfold.evoformer.structure.distogram_descent.descend`. Residues that are not
-    ``present [N]`` stay.
-
-    Returns:
-        Frames ``[N, 7]`` of both.
+    Both are superposed on the given structure. Arguments are those of
+    :func:`fastfold.evoformer.structure.distogram_descent.descend`. Residues that are not ``present [N]`` stay.
     """
     length = len(affines)
     width = float(bin_edges[1] - bin_edges[0])

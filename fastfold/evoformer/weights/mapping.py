@@ -157,10 +157,9 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
 
 
 def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
-    """Read a network's state dict from a file that passed :func:`check_parameters`.
+    """Read a network's float32 state dict from a file that passed :func:`check_parameters`.
 
-    Returns:
-        Float32 tensors by our names. The memory peak is these tensors plus one parameter of the file.
+    The memory peak is these tensors plus one parameter of the file.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.

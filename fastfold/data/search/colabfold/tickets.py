@@ -110,10 +110,9 @@ class TicketServer:
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
 
     def structures(self, names: Sequence[str]) -> bytes:
-        """Download the structures and profiles of template hits such as ``1abc_A``.
+        """Download a ``tar.gz`` of the structures and profiles of template hits such as ``1abc_A``.
 
-        Returns:
-            A ``tar.gz``: the profiles as a database ``pdb70`` of HH-suite, and an mmCIF file per entry.
+        Profiles are a database ``pdb70`` of HH-suite, structures an mmCIF file per entry.
 
         Raises:
             NetworkError: The server cannot be reached or refuses the request.

@@ -212,8 +212,7 @@ class Forward:
 def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
     """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
 
-    Returns:
-        Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
+    They are the normalised ``[r, N, c]``, statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
     """
     normed, *statistics = normalise(scratch.copy("x", x), *weights.norm, EPS)
     return [normed, *statistics, project(normed, projections(weights), weights, heads, scratch)]
@@ -236,14 +235,11 @@ def backward_block(
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
-    """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
+    """Compute the gradient of ``x [r, N, c]`` of a block of rows, and new totals, from its result's gradient.
 
     The bias's gradients ``[H, N, N]`` are added to those of earlier blocks, which exist unless this is the first one.
     So are the parameters', to ``totals``. The weights are from :func:`arrange`, and ``begun`` from
     :func:`begin_backward` if it was called before. The buffers have the dtype of the products.
-
-    Returns:
-        Gradient of ``x [r, N, c]``, and the new totals.
     """
     x, bias, masked, _, dropout = rows
     totals = zeros_like(weights, weights.norm[0].dtype) if totals is None else totals

@@ -71,11 +71,7 @@ class Forward:
 def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Attend within a projected block.
-
-    Returns:
-        Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis.
-    """
+    """Attend within a projected block: ``[1, r, N, H, D]``, sums of exponentials, and batched operands."""
     q, k, v, *gate = projected.unsqueeze(0).unbind(3)
     operands = TritonOperands(
         *(q, k, v),
@@ -91,8 +87,7 @@ def _attend(
 def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
     """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
 
-    Returns:
-        Normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
+    They are the normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
     """
     normed = _normalise_exactly(x, weights)
     if normed.shape[-1] > x.shape[-1]:
