@@ -8,13 +8,7 @@ from fastfold.utils.text_files import split_lines
 
 
 class FastaRecord(NamedTuple):
-    """Record of a FASTA file.
-
-    Attributes:
-        header: Header without its ``>``.
-        line: Line number of the header, from 1.
-        lines: Lines below it, up to the next header.
-    """
+    """Record of a FASTA file: its header without ``>``, the header's line from 1, and the lines below it."""
 
     header: str
     line: int

@@ -123,13 +123,7 @@ class Target:
 
 
 class FoundTarget(NamedTuple):
-    """Target of a file, whose name is not unique yet.
-
-    Attributes:
-        target: The target.
-        path: Path of its file.
-        line: Line of its record, from 1.
-    """
+    """Target of a file, whose name is not unique yet."""
 
     target: Target
     path: PathLike
@@ -137,11 +131,9 @@ class FoundTarget(NamedTuple):
 
 
 def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
-    """Return the targets with unique names.
+    """Return the targets with unique names, in the order of the input.
 
-    Args:
-        found: Targets in the order of the input.
-        errors: Receives an error for each repeated identifier, whose target is left out.
+    ``errors`` receives an error for each repeated identifier, whose target is left out.
     """
     targets: list[Target] = []
     places: dict[str, str] = {}
@@ -182,12 +174,7 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
 
 
 def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
-    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on.
-
-    Args:
-        sequences: One per chain, upper case.
-        records: Identifiers of the chains' records, or empty texts.
-    """
+    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on."""
     records = records or [""] * len(sequences)
     chains = []
     for number, (letters, record) in enumerate(zip(sequences, records, strict=True)):
@@ -208,19 +195,10 @@ def parse_sequence(
     record: str | None = None,
     first_line: int | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Parse the chains in the sequence lines of one record.
+    """Parse the upper-case chains in the sequence lines of one record, with a list of warnings.
 
-    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. The time
-    is linear in the length of the record.
-
-    Args:
-        lines: Sequence lines without the header.
-        path: Path in error messages.
-        record: Record in error messages.
-        first_line: Line number of the first line.
-
-    Returns:
-        Sequences of the chains in upper case, with letters such as B unchanged, and a list of warnings.
+    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. Letters
+    such as B stay. The time is linear in the length of the record.
 
     Raises:
         InputError: The record or a chain is empty, or a character is not a residue; with its line.
@@ -279,9 +257,6 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
 
     Safe identifiers keep their names. Another identifier with the same stem is marked with its hash, so that its name
     does not depend on its place in the list.
-
-    Args:
-        identifiers: Distinct strings.
     """
     stems = [safe_stem(identifier) for identifier in identifiers]
     taken: set[str] = set()

@@ -119,9 +119,6 @@ class ExecutionPolicy:
             branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
-
-        Returns:
-            The updated tensor: ``x`` itself if the policy works in place.
         """
         branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
@@ -189,9 +186,6 @@ class ExecutionPolicy:
 class PairRows:
     """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows.
 
-    Args:
-        pair: The tensor.
-
     Attributes:
         pair: Tensor of the same shape, to be cut into blocks. Only :meth:`read` returns valid contents.
     """
@@ -249,13 +243,7 @@ class OffloadedPairRows(PairRows):
 
 
 class LazyRows:
-    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand.
-
-    Args:
-        function: Computes rows ``[*, rows, N, c]``.
-        shape: Shape of the whole tensor.
-        policy: Sets the number of rows of a block.
-    """
+    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand."""
 
     def __init__(
         self, function: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy
@@ -304,15 +292,9 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the tensors that a rank's layers read.
+    """Sizes of the tensors that a rank's layers read: ``own`` residues are those of its shard.
 
-    Attributes:
-        sequences: Rows of the MSA.
-        residues: N.
-        own: Residues of the rank's shard; N on one rank.
-        c_m: MSA channels.
-        c_z: Pair channels.
-        element_size: Bytes per element of the trunk.
+    ``element_size`` is in bytes.
     """
 
     sequences: int
@@ -324,12 +306,7 @@ class LayerSizes:
 
 
 class PolicyModule(nn.Module):
-    """Base of modules that run under a policy.
-
-    Attributes:
-        operator: Name of this kind of module in plans.
-        policy: The policy.
-    """
+    """Base of modules that run under a policy; ``operator`` is the name of their kind in plans."""
 
     operator: str = ""
     policy: ExecutionPolicy = ExecutionPolicy()
@@ -339,23 +316,12 @@ class PolicyModule(nn.Module):
         """Return the bytes of a pass in place without gradients, in addition to its input.
 
         Buffers of operators for a part of a block are not included.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            elements: Elements of a block.
         """
         return 0
 
     @classmethod
     def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of a pass's matrix products.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            shape: Rows, columns and channels of the updated tensor.
-        """
+        """Return the operations of a pass's matrix products."""
         return 0.0
 
 

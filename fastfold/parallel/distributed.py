@@ -136,16 +136,7 @@ class Meeting:
 
 @dataclass
 class DistributedContext:
-    """The processes that work on one model together.
-
-    Attributes:
-        rank: This process's number.
-        size: Number of processes.
-        device: Device of this process.
-        mesh: The processes laid out by the run's plan.
-        cpu_group: Group for small messages and checkpoints on the host; None for a single process.
-        meeting: Process groups of all processes; None for a single process.
-    """
+    """The processes that work on one model together; group and meeting are None for a single process."""
 
     rank: int
     size: int

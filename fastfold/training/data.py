@@ -34,13 +34,9 @@ _LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Reader of entries, with an optional cache.
+    """Reader of entries, with an optional cache, packed set and source of template candidates.
 
-    Attributes:
-        cache: Cache of entries, or None.
-        min_plddt: Residues of predicted structures under this pLDDT are masked.
-        templates: Source of template candidates, or None for no templates.
-        packed: The packed set of the entries, or None.
+    Residues of predicted structures under ``min_plddt`` are masked.
     """
 
     cache: FeatureCache | None

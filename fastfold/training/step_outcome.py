@@ -139,10 +139,9 @@ def straggling(busy: Sequence[float]) -> Numbers:
 
 
 class BusyTimer:
-    """Time of this process's computation in a step, without a wait for the device.
+    """Time of this process's computation in the last finished step, without a wait for the device.
 
-    Attributes:
-        seconds: Seconds of the last step that has finished; 0 before.
+    ``seconds`` is 0 before.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -75,9 +75,6 @@ def check_options(settings: Any) -> None:
 
     None is a value of the fields that have it as default.
 
-    Args:
-        settings: Instance of the dataclass.
-
     Raises:
         ConfigError: A value has the wrong type, or is none of the possible ones; names the field.
     """

@@ -42,16 +42,7 @@ class Readable(Protocol):
 def append_bytes(
     source: Readable, path: Path, *, name: str, offset: int, size: int, say: Say, progress: Progress
 ) -> None:
-    """Copy a part of a source to a file, from the file's end on.
-
-    Args:
-        source: File on the disk or on a server.
-        path: File to append to; it has the beginning of the part already, or is empty.
-        name: Name of the file in messages.
-        offset: Beginning of the part in the source, in bytes.
-        size: Size of the part in bytes.
-        say: Called with a message where an earlier download is resumed.
-        progress: Called after each block.
+    """Copy a part of a source to a file that has its beginning already; ``offset`` and ``size`` are bytes.
 
     Raises:
         EOFError: The source ends before the part does.

@@ -40,16 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Source:
-    """A packed file on a server or on the disk.
-
-    Attributes:
-        name: Its name.
-        place: Its address or path.
-        file: Its content.
-        size: Size in bytes.
-        version: Changes whenever the file changes.
-        md5: MD5 sum that the server states.
-    """
+    """A packed file on a server or on the disk; ``version`` changes whenever the file changes."""
 
     name: str
     place: str
@@ -61,13 +52,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class DatabaseSize:
-    """Size of a database before its download.
-
-    Attributes:
-        database: The database.
-        download: Bytes of the packed files by the server; None where it does not tell.
-        is_present: True if the database is in the folder already.
-    """
+    """Size of a database in bytes before its download; ``download`` is None where the server does not tell it."""
 
     database: PublishedDatabase
     download: int | None
@@ -86,12 +71,6 @@ def database_sizes(
     databases: Sequence[PublishedDatabase], folder: Path, *, mirror: str | None = None, say: Say
 ) -> list[DatabaseSize]:
     """Ask for the sizes of downloads.
-
-    Args:
-        databases: The databases.
-        folder: Folder of all databases.
-        mirror: See :func:`download_databases`.
-        say: Called with messages about broken connections.
 
     Raises:
         ConfigError: The mirror cannot be read, or lacks a file.
@@ -156,7 +135,7 @@ def download_databases(
     say: Say = lambda line: None,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Download databases; those that are present are left alone.
+    """Download databases, and return their folders; those that are present are left alone.
 
     Args:
         databases: The databases.
@@ -165,9 +144,6 @@ def download_databases(
             disk. None for the publishers' servers.
         say: Called with log messages.
         progress: Called with the progress of a file.
-
-    Returns:
-        Folders of the databases.
 
     Raises:
         ConfigError: The mirror cannot be read or lacks a file, or rsync is missing.
@@ -195,7 +171,6 @@ def download_databases(
 def _bring(
     database: PublishedDatabase, place: Path, mirror: str | None, say: Say, progress: Progress
 ) -> None:
-    """Download, check and unpack one database."""
     packed = [_fetch(url, place, mirror, say, progress) for url in database.urls]
     files: dict[str, dict[str, Any]] = {}
     if database.kind == "rsync":

@@ -33,9 +33,6 @@ def find_databases(folder: Path) -> FoundDatabases:
     BFD and UniRef30 are searched by hhblits if it is installed, else the small BFD. Templates come from
     ``pdb_seqres.txt``, which needs no program, or from PDB70. They need the PDB's mmCIF files.
 
-    Args:
-        folder: Folder with ``uniref90/uniref90.fasta`` and so on.
-
     Raises:
         InputError: The folder has no database for alignments.
     """

@@ -136,10 +136,6 @@ def coupling_scores(
 def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """Compute the network's input from coevolution.
 
-    Args:
-        found: Coevolution of the alignment, or None without an alignment.
-        length: Number of residues ``N``.
-
     Returns:
         ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, a flag for an alignment, and
         one for couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations, its rank, a flag, and the
@@ -202,13 +198,9 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
 
 
 def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the network's input from one alignment per chain; pairs across chains are zero.
+    """Compute the network's input from one alignment ``[S, N]`` per chain; pairs across chains are zero.
 
-    Args:
-        raw_msas: Per chain, ``[S, N]`` HHblits ids as in :func:`of_alignment`.
-
-    Returns:
-        ``coevolution_single`` and ``coevolution_pair`` as in :func:`features`, of all residues together.
+    Ids are those of :func:`of_alignment`, the result is that of :func:`features`, of all residues together.
     """
     found = [of_alignment(msa) for msa in raw_msas]
     ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])

@@ -42,13 +42,9 @@ class ComplexLines:
         return self.number_paired + sum(len(msa.sequences) for msa in self.own.values())
 
     def take(self, lines: np.ndarray) -> list[ChainMsas]:
-        """Return alignments of the queries and some lines, paired line by line.
+        """Return alignments of the queries and some lines, paired line by line, with ``Msa.as_is``.
 
-        Args:
-            lines: ``[K]`` integers, lines from 0, in increasing order.
-
-        Returns:
-            Own and paired alignments of each chain, with ``Msa.as_is``.
+        The ``lines [K]`` are integers from 0 in increasing order.
         """
         start = self.number_paired
         shared = lines[lines < start]
@@ -69,10 +65,6 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
     """Pair the rows of a complex as its features do, and return all lines.
 
     Copies of one chain have only their own rows, as for multimer networks.
-
-    Args:
-        chains: Chains of the complex.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
 
     Raises:
         InputError: Alignments do not belong to the chains, or cannot be paired.

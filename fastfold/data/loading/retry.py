@@ -20,10 +20,6 @@ _log = logging.getLogger(__name__)
 def retry_io(function: Callable[[], T], waits_s: Sequence[float] = WAITS_S) -> T:
     """Call a function, again if a file could not be read for a temporary reason.
 
-    Args:
-        function: Function without arguments.
-        waits_s: Seconds to wait before each further try.
-
     Raises:
         InputError: A file is invalid, or could not be read in any try.
         OSError: A file could not be read in any try.

@@ -39,10 +39,6 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
     For each radius from 3 to 20 in steps of 0.5, a random quarter of the rows is clustered. Noise counts as a cluster
     there. All rows are then clustered with the best radius, the smallest of several.
 
-    Args:
-        msa: The alignment; the query is its first row.
-        rng: Draws the quarters.
-
     Raises:
         ConfigError: The package scikit-learn is not installed.
     """

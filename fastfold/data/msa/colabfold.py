@@ -53,12 +53,7 @@ class ChainPart(NamedTuple):
 
 
 class ColabFoldMsa(NamedTuple):
-    """ColabFold alignment of a complex.
-
-    Attributes:
-        parts: Different chains, in the order of the file.
-        warnings: Rows that were left out, one sentence each.
-    """
+    """ColabFold alignment of a complex: its different chains, and a warning for each row left out."""
 
     parts: list[ChainPart]
     warnings: list[str]
@@ -71,10 +66,6 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
     belong to the latter. Columns beyond the query's are left out. In a row that ends early, incomplete chains count as
     gaps. A row is paired if at least two chains have a residue in it. Rows of gaps are left out, and so are rows that
     repeat name and text of another. ``<tab>`` in a name separates the names of the chains' parts.
-
-    Args:
-        text: Content of the file, with ColabFold's first line.
-        path: Path in error messages.
 
     Raises:
         InputError: The first line is another one, two chains have one sequence, or the rows are not an A3M of its

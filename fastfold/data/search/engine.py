@@ -9,13 +9,7 @@ from fastfold.data.search.store import SearchKey, SearchStore
 
 
 class Found(NamedTuple):
-    """Result for one sequence.
-
-    Attributes:
-        sequence: The sequence.
-        files: Contents by file name in the folder of a chain.
-        facts: Further facts, for example the number of hits.
-    """
+    """Result for one sequence: contents by file name in a chain's folder, and facts such as the number of hits."""
 
     sequence: str
     files: Mapping[str, bytes]
@@ -51,12 +45,4 @@ class SearchEngine(Protocol):
         """Return the work of a search, for example in database bytes compared with one residue."""
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
-        """Search for distinct sequences in upper case.
-
-        Args:
-            sequences: Upper-case letters.
-            report: Called after each piece of work.
-
-        Yields:
-            Each result when it is finished, in any order.
-        """
+        """Search for distinct sequences in upper case; yield each result when it is finished, in any order."""

@@ -64,15 +64,12 @@ class CustomAlignment:
 
 
 def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
-    """Read all protein chains of the user's structures.
+    """Read all protein chains of the user's structures, with an outcome for each file left out.
 
     An invalid file of a folder is left out, with a warning. Hidden files are ignored.
 
     Args:
         paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
-
-    Returns:
-        The chains, and an outcome for each file that is left out.
 
     Raises:
         InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid
@@ -153,13 +150,13 @@ def read_custom_alignment(path: PathLike) -> CustomAlignment:
     for record in records:
         name = (record.header.split() or [""])[0]
         letters = "".join("".join(record.lines).split()).replace(".", "-")
+        problem = ""
         if name in rows:
-            raise InputError(
-                "the name is repeated; each chain has one row", path=path, line=record.line, record=name
-            )
-        if not re.fullmatch("[A-Za-z-]+", letters):
-            message = "the row contains a character that is neither a letter nor a gap"
-            raise InputError(message, path=path, line=record.line, record=name)
+            problem = "the name is repeated; each chain has one row"
+        elif not re.fullmatch("[A-Za-z-]+", letters):
+            problem = "the row contains a character that is neither a letter nor a gap"
+        if problem:
+            raise InputError(problem, path=path, line=record.line, record=name)
         rows[name] = letters
     if len(rows) < 2:
         raise InputError("expected the chain's row, then a row for each structure, found one row", path=path)
@@ -199,14 +196,6 @@ def custom_templates(
     so on. If chains of one structure show the same letters, the first one is used. Dates and similarity to the query
     are ignored.
 
-    Args:
-        chains: Chains of the structures.
-        query: Sequence of the chain.
-        msa: Alignment of the chain, whose profile aligns the structures.
-        max_templates: Largest number of templates.
-        alignments: Alignments of the user; that of this chain is used for the structures that it names.
-        unusable: Files that were left out.
-
     Raises:
         InputError: An alignment of the user does not fit its structures.
     """
@@ -225,8 +214,7 @@ def custom_templates(
             continue
         same = [t for j, _, t in candidates if chains[j].file == one.file and t.sequence == template.sequence]
         if same:
-            message = f"it repeats the letters of {same[0].name}"
-            outcomes[i] = Outcome(one.name, "repeated", message)
+            outcomes[i] = Outcome(one.name, "repeated", f"it repeats the letters of {same[0].name}")
             continue
         candidates.append((i, len(places), template))
     order = _by_structure(candidates, chains)
@@ -260,12 +248,7 @@ def _by_structure(
 
 
 def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar.
-
-    Args:
-        places: Residue of the chain for each residue of the query, by the profile; may be empty.
-        query: Sequence of the query.
-        one: The chain.
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the profile aligns none.
 
     Raises:
         TemplateSkipped: No part of its sequence aligns with the query.

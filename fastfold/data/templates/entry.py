@@ -109,9 +109,6 @@ class Entry:
     def chain(self, chain_id: str) -> EntryChain:
         """Read the atoms of a chain.
 
-        Args:
-            chain_id: One of :attr:`sequences`.
-
         Raises:
             InputError: A coordinate is not a number.
         """

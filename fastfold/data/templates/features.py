@@ -57,13 +57,6 @@ def template_of_hit(
     The chain is searched by name and sequence, then by sequence, then with ``X`` for any letter. If no chain has the
     listed sequence, the hit is realigned with the sequence of the chain of its name.
 
-    Args:
-        hit: The hit.
-        pdb_id: Id of the entry to read: the hit's, or that of its successor.
-        query: Sequence of the query, ``N`` letters.
-        database: The entries.
-        limit: Latest release date, None for any.
-
     Raises:
         TemplateSkipped: The hit cannot be a template; has the reason.
     """
@@ -147,10 +140,7 @@ def place_template(
 def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | None:
     """Return the chain with these letters, and their first place in it; None if there is none.
 
-    Args:
-        entry: The entry.
-        chain_id: Name of the chain to check first.
-        letters: Letters of the hit without gaps. If no chain matches exactly, ``X`` on either side matches any letter.
+    The chain of the given name is checked first. If no chain matches exactly, ``X`` on either side matches any letter.
     """
     sequences = entry.sequences
     names = [chain_id] if chain_id in sequences else []

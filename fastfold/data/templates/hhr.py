@@ -35,10 +35,7 @@ class _Rows:
 
 
 def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
-    """Parse HHsearch's output.
-
-    Returns:
-        Hits in the order of the file.
+    """Parse HHsearch's output to its hits, in the order of the file.
 
     Raises:
         InputError: The text is not such a file, is damaged or truncated, or belongs to another sequence.

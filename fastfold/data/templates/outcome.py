@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal[
-    "used",
-    "repeated",
-    "not needed",
-    "withdrawn",
-    "date",
-    "coverage",
-    "duplicate",
-    "short",
-    "name",
-    "missing file",
-    "unreadable",
-    "no chains",
-    "no date",
-    "late",
-    "not found",
-    "other sequence",
-    "no atoms",
-    "broken",
-]
+Reason = (
+    Literal["used", "not needed", "coverage", "duplicate", "short", "repeated", "name"]
+    | Literal["withdrawn", "date", "late", "no date", "missing file", "unreadable", "no chains"]
+    | Literal["not found", "other sequence", "no atoms", "broken"]
+)
 """``used``, or the reason why not:
 
 - there are enough templates already (``not needed``);

@@ -23,12 +23,6 @@ def check_hit(
     The checks are AlphaFold's, in its order: the listed release date, the aligned share, a repetition of the query, the
     length.
 
-    Args:
-        hit: The hit.
-        query: Sequence of the query.
-        released: Listed release date of the entry, None if unknown.
-        limit: Latest release date, None for any.
-
     Raises:
         TemplateSkipped: The hit is left out; has the reason.
     """

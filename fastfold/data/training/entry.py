@@ -69,7 +69,6 @@ class Entry:
     record: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of residues."""
         return len(self.sequence)
 
     @property
@@ -168,10 +167,6 @@ def read_chain_msa(path: PathLike, sequence: str) -> Msa:
     Programs write modified residues differently (as X, or as different parents), and treat a ligand at the chain's end
     differently. Therefore up to 5% of the first row's letters may differ, and X may follow the chain's end. The first
     row is then replaced by the chain.
-
-    Args:
-        path: Path of the file.
-        sequence: Sequence of the chain, ``N`` letters.
 
     Raises:
         InputError: The file is invalid, or belongs to another chain.

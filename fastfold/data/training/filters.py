@@ -61,11 +61,6 @@ def apply_filters(
 ) -> Filtered:
     """Remove the chains outside of the bounds.
 
-    Args:
-        entries: All chains.
-        filters: The bounds.
-        resolved: Returns the share of resolved residues of an entry without it; by default reads its files.
-
     Raises:
         ConfigError: No chain remains; has the number removed by each filter.
     """

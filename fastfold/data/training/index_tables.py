@@ -17,18 +17,7 @@ _CLUSTER_COLUMNS = ("cluster", "cluster30")
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """Data of a chain in a table; empty or None if unknown.
-
-    Attributes:
-        sequence: One-letter residues.
-        split: Name of its split.
-        chain_id: Name in the structure file.
-        cluster: Name of its sequence cluster.
-        cluster_size: Number of chains in its cluster, 1 if unknown.
-        resolution: Resolution of the structure in Å.
-        release_date: ``YYYY-MM-DD``.
-        msa_rows: Number of rows of its alignment, or None.
-    """
+    """Data of a chain in a table, as in :class:`~fastfold.data.training.entry.Entry`; empty or None if unknown."""
 
     sequence: str = ""
     split: str = ""
@@ -45,9 +34,6 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
 
     ``name`` is required. ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
     ``release_date`` and ``msa_rows`` are used if present; other columns are ignored.
-
-    Returns:
-        Records by name, in the order of the file.
 
     Raises:
         InputError: The file cannot be read, a line has another number of columns than the first, a name is repeated or

@@ -72,18 +72,10 @@ def training_sample(
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
     templates: Candidates | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute features and labels of one chain for a monomer network.
+    """Compute features and labels of one chain of ``N`` residues for a monomer network.
 
-    Args:
-        chain: The chain with its structure, ``N`` residues.
-        alignments: Alignments whose first rows are the chain; may be empty.
-        config: Configuration tree of a monomer network.
-        settings: Settings of the sample.
-        rng: Random generator.
-        resolution: Resolution of the structure in Å, if known.
-        analyse: Returns the coevolution of a numbered subset of the first alignment's rows; None for
-            :func:`fastfold.data.features.coevolution.analyse_subset`.
-        templates: Candidate templates; None for none.
+    ``analyse`` returns the coevolution of a numbered subset of the first alignment's rows, by default
+    :func:`fastfold.data.features.coevolution.analyse_subset`.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -119,9 +111,8 @@ def training_sample(
     )
     labels = crop_features(labels, crop)
     labels["use_clamped_fape"] = clamped
-    return {f"{FEATURES}{key}": x for key, x in features.items()} | {
-        f"{LABELS}{key}": x for key, x in labels.items()
-    }
+    parts = {FEATURES: features, LABELS: labels}
+    return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
 
 
 def _coevolution(

@@ -34,14 +34,7 @@ _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidate templates of a chain.
-
-    Attributes:
-        hits: At most :data:`MAX_CANDIDATES`, the best first.
-        query: Sequence of the chain, ``N`` letters.
-        entries: Reader of the structures.
-        limit: Latest release date, None for any.
-    """
+    """Candidate templates of a chain: at most :data:`MAX_CANDIDATES` hits, the best first."""
 
     hits: Sequence[TemplateHit]
     query: str
@@ -52,9 +45,6 @@ class Candidates:
         """Return features of random templates, see :meth:`fastfold.data.templates.select.ChainTemplates.features`.
 
         A hit with an invalid structure is replaced by the next in random order.
-
-        Args:
-            rng: Random generator; always two draws.
         """
         number = min(int(rng.integers(len(self.hits) + 1)), MAX_TEMPLATES)
         return self._features([self.hits[i] for i in rng.permutation(len(self.hits))], number)
@@ -73,10 +63,6 @@ class Candidates:
 def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:
     """Read the hits of a search and filter them by their alignments, the best first.
 
-    Args:
-        path: See :func:`fastfold.data.templates.source.read_hits`.
-        query: Sequence of the chain.
-
     Raises:
         InputError: The file is invalid, or belongs to another sequence.
     """
@@ -93,13 +79,7 @@ def _passes(hit: TemplateHit, query: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TrainingTemplates:
-    """Finder of training chains' candidate templates.
-
-    Attributes:
-        entries: The PDB's entries, for the atoms of hits.
-        max_date: Latest release date of any template, or None.
-        read: Reads hits: :func:`read_candidates`, or the same through a cache.
-    """
+    """Finder of training chains' candidate templates, up to a latest release date or None."""
 
     entries: MmcifFolder
     max_date: date | None = None

@@ -92,13 +92,10 @@ def chain_confidence(
 
 
 def contact_probability(logits: Tensor, bin_edges: Tensor) -> Tensor:
-    """Return the probability ``[*, N, N]`` that two residues touch.
+    """Return the probability ``[*, N, N]`` that two residues touch, from ``logits [*, N, N, bins]``.
 
-    As in ColabFold, all of a bin counts if its lower edge is under :data:`CONTACT_DISTANCE`.
-
-    Args:
-        logits: Distogram logits ``[*, N, N, bins]``.
-        bin_edges: ``[bins - 1]`` in Å.
+    As in ColabFold, all of a bin counts if its lower edge is under :data:`CONTACT_DISTANCE`. The ``bin_edges [bins -
+    1]`` are in Å.
     """
     near = torch.cat([bin_edges.new_zeros(1), bin_edges]) < CONTACT_DISTANCE
     return torch.softmax(logits.float(), -1)[..., : int(near.sum())].sum(-1)

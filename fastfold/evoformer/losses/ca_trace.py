@@ -63,15 +63,10 @@ def _log_square_radius(points: Tensor, mask: Tensor) -> Tensor:
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """Return the weighted sum of :func:`ca_trace_losses` after every layer of the structure module.
+    """Return the weighted sum of :func:`ca_trace_losses` after every layer, ``[layers, *]``.
 
-    Args:
-        structure: Has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å.
-        batch: Has ``all_atom_positions``, ``all_atom_mask`` and ``residue_index``.
-        config: Config node ``ca_trace``: ``overlap_distance`` in Å, and the weights ``overlap``, ``bond``, ``radius``.
-
-    Returns:
-        ``[layers, *]``.
+    The structure has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å, the batch ``all_atom_positions``,
+    ``all_atom_mask`` and ``residue_index``, and the config node ``ca_trace`` the arguments and weights.
     """
     ca = rc.atom_order["CA"]
     terms = ca_trace_losses(

@@ -102,16 +102,10 @@ def match_chains(
 
 @dataclass(frozen=True)
 class _Pairs:
-    """All pairs of a predicted and an experimental chain of one sequence.
+    """All ``K`` pairs of a predicted and an experimental chain of one sequence.
 
-    Attributes:
-        asym: ``[K]`` ``asym_id`` of the predicted chain.
-        chain: ``[K]`` index of the experimental chain.
-        entity: ``[K]`` entity of both.
-        given: ``[K]`` True if both have the same ``asym_id``.
-        predicted: ``[K, L, 3]`` CA positions in Å, padded to the longest chain.
-        true: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment.
-        mask: ``[K, L]`` residues that the experiment resolved.
+    CA positions are ``[K, L, 3]`` in Å, padded to the longest chain, and ``mask [K, L]`` has the residues that the
+    experiment resolved. ``given [K]`` is True if both chains have the same ``asym_id``.
     """
 
     asym: list[int]

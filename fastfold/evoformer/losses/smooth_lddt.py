@@ -48,15 +48,10 @@ def _distances(points: Tensor) -> Tensor:
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """Return :func:`smooth_lddt_loss` of the CA atoms after every layer of the structure module.
+    """Return :func:`smooth_lddt_loss` of the CA atoms after every layer, ``[layers, *]``.
 
-    Args:
-        structure: Has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å.
-        batch: Has ``all_atom_positions`` and ``all_atom_mask``.
-        config: Config node ``smooth_lddt``, with ``cutoff`` in Å.
-
-    Returns:
-        ``[layers, *]``.
+    The structure has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å, the batch ``all_atom_positions``
+    and ``all_atom_mask``, and the config node ``smooth_lddt`` the ``cutoff`` in Å.
     """
     ca = rc.atom_order["CA"]
     return smooth_lddt_loss(

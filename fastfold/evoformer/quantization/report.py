@@ -31,7 +31,6 @@ class QuantizationReport:
     layer_errors: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return memory, errors, and the refused layers by reason in words."""
         lines = [
             f"{len(self.quantized)} layers in 8 bits: {self.bytes_before / _MIB:,.1f} MiB of parameters before, "
             f"{self.bytes_after / _MIB:,.1f} MiB after"

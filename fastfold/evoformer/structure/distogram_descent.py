@@ -107,17 +107,7 @@ def descent_bytes(rows: int, residues: int, bins: int) -> int:
 
 
 class _Fall:
-    """Rigid residues under forces between their atoms.
-
-    Args:
-        affines: Frames ``[N, 7]`` whose local poses are kept.
-        distances: Potential of the pairs of this process.
-        aatype: ``[N]``.
-        residue_index: ``[N]``.
-        present: ``[N]``, False for padding.
-        config: See :func:`descend`.
-        sum_over_ranks: See :func:`descend`.
-    """
+    """Rigid residues under forces between their atoms."""
 
     def __init__(
         self,

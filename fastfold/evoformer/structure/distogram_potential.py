@@ -71,13 +71,8 @@ class Distances:
         Without the reference, a structure would grow: most pairs are far apart, and an uncertain pair would be pushed
         there too.
 
-        Args:
-            logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on.
-            bin_edges: ``[bins - 1]`` in Å, evenly spaced.
-            residue_index: ``[N]``.
-            present: ``[N]``, False for padding.
-            first_row: Number of the first row of ``logits``.
-            sum_over_ranks: Sums a tensor over the processes that hold other rows.
+        Arguments are those of :func:`fastfold.evoformer.structure.distogram_descent.descend`; ``present [N]`` is False
+        for padding.
         """
         device, bins = present.device, logits.shape[-1]
         own = torch.arange(first_row, first_row + logits.shape[-3], device=device)
@@ -196,13 +191,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Springs:
-    """Springs between S pairs of points.
-
-    Attributes:
-        pairs: The pairs.
-        length: ``[S]`` in Å.
-        weight: ``[S]`` per Å².
-    """
+    """Springs between S pairs of points, of length ``[S]`` in Å and weight ``[S]`` per Å²."""
 
     pairs: PointPairs
     length: Tensor

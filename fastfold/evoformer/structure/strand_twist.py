@@ -25,9 +25,7 @@ def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
     Each pair of near residues in extended parts adds the sine of the angle of their directions about the line between
     them, times the cosine. So parallel and antiparallel pairs agree.
 
-    Args:
-        ca: CA positions ``[N, 3]`` in Å.
-        residue_index: ``[N]``; a gap parts chains.
+    The CA positions are ``[N, 3]`` in Å; a gap in ``residue_index [N]`` parts chains.
     """
     if len(ca) <= 2 * _REACH:
         return ca.new_zeros(())

@@ -33,15 +33,7 @@ _WITHOUT_DATA = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Location of a requested file in its source.
-
-    Attributes:
-        name: Name of the file.
-        source: File or archive that contains it.
-        offset: Offset in the source, in bytes.
-        size: Size in bytes.
-        version: Changes whenever the source changes.
-    """
+    """Location of a requested file in its source, in bytes; ``version`` changes whenever the source changes."""
 
     name: str
     source: Readable

@@ -157,15 +157,9 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
 
 
 def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
-    """Read a network's state dict from a file that passed :func:`check_parameters`.
+    """Read a network's float32 state dict from a file that passed :func:`check_parameters`.
 
-    Args:
-        model: The network; only names and shapes are read, so it may be on the meta device.
-        mappings: All mappings of that network.
-        source: The file.
-
-    Returns:
-        Float32 tensors by our names. The memory peak is these tensors plus one parameter of the file.
+    The memory peak is these tensors plus one parameter of the file.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.
@@ -187,11 +181,7 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
 
 
 def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the official float32 arrays of a network, one after the other.
-
-    Yields:
-        Official key (without the common prefix) and array.
-    """
+    """Yield official key, without the common prefix, and float32 array of a network's parameters, one by one."""
     by_key: dict[str, list[ParamMapping]] = {}
     for mapping in mappings:
         by_key.setdefault(mapping.key, []).append(mapping)

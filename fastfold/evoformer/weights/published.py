@@ -82,11 +82,7 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
 
 
 def one_weights_file(name: str | os.PathLike[str]) -> Path:
-    """Return the file of one network; see :func:`weights_files`.
-
-    Raises:
-        WeightsError: As :func:`weights_files`, or the name is a set of several networks.
-    """
+    """Return the file of one network; see :func:`weights_files`, and a set of several is refused."""
     paths = weights_files(name)
     if len(paths) > 1:
         raise WeightsError(

@@ -26,15 +26,7 @@ class DeviceFull(RuntimeError):
 
 
 class EarlyCopy:
-    """Tensor that is being copied to a device before it is used.
-
-    Args:
-        tensor: Destination of the copy.
-        event: On a GPU, the event at the end of the copy.
-
-    Attributes:
-        tensor: The destination; None after it was taken or cancelled.
-    """
+    """Tensor that is being copied to a device before it is used; None after it was taken or cancelled."""
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
         self.tensor: Tensor | None = tensor
@@ -168,10 +160,7 @@ class Device(Tier):
         raise NotImplementedError
 
     def enforce(self) -> Callable[[], None]:
-        """Apply the budget to operators too, on devices that do not always do.
-
-        Returns:
-            Function that undoes it.
+        """Apply the budget to operators too, on devices that do not always do; return a function that undoes it.
 
         Raises:
             BudgetError: More memory is in use already.

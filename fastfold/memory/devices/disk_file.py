@@ -31,10 +31,7 @@ _PIECE = 1 << 22
 def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap, int]:
     """Create an anonymous file of zeros, map it into memory, and reserve its blocks on the disk.
 
-    ``keep`` keeps the file open.
-
-    Returns:
-        The map, and the file's descriptor; -1 if the file was closed.
+    The result has the file's descriptor, which ``keep`` keeps open; else it is -1.
 
     Raises:
         ConfigError: The system does not support it (Windows).

@@ -144,13 +144,10 @@ class _Multiplication(Function):
 def multiplication_of_terms(
     pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
 ) -> Tensor:
-    """Return ``pair`` plus its update by :func:`fastfold.kernels.triangle_multiplication`, cut along its rows.
+    """Return ``pair [*, n, N, c_z]``, updated by :func:`fastfold.kernels.triangle_multiplication`, cut by rows.
 
     The pair and its mask are ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones; the factors
     of the dropout are for the rows ``[*, 1, N, c_z]``.
-
-    Returns:
-        ``[*, n, N, c_z]``.
     """
     out: Tensor = _Multiplication.apply(pair, mask, dropout, how, *parameters)
     return out

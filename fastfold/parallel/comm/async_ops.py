@@ -37,13 +37,7 @@ Box = tuple[slice, ...]
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a running collective, a tensor or several.
-
-    Attributes:
-        finish: Makes the result from the filled buffers.
-        work: Handle to wait for; None if nothing is running.
-        sent: Memory that is sent, kept while the collective runs.
-    """
+    """Result of a running collective, a tensor or several, which ``finish`` makes from the filled buffers."""
 
     finish: Callable[[], T]
     work: dist.Work | None = None
@@ -141,12 +135,9 @@ _ALIGNMENT = 16
 
 
 def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
-    """Carry out several moves with one message to each rank.
+    """Carry out several moves with one message to each rank; waiting for one result waits for all.
 
     Tensors may have any dtypes; at least one is moved.
-
-    Returns:
-        One result for each move; waiting for one waits for all.
     """
     if len(moves) == 1:
         ((x, move),) = moves

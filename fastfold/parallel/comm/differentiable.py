@@ -47,15 +47,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Shared:
-    """State shared by the two ends of a message.
-
-    Attributes:
-        forward: Starts the message.
-        backward: Starts the message of the gradients; a gradient is None if its input needs none.
-        needed: True for each input that needs a gradient.
-        pending: The running message.
-        meanwhile: Work of the backward pass before it waits for the gradients.
-    """
+    """State shared by the two ends of a message."""
 
     forward: StartMany
     backward: StartGradients

@@ -92,11 +92,7 @@ def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition of features over ranks.
-
-    Attributes:
-        parts: For each rank the indices of its features, in its order.
-    """
+    """Partition of features over ranks: for each rank the indices of its features, in its order."""
 
     parts: tuple[tuple[int, ...], ...]
 

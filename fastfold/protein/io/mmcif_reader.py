@@ -22,18 +22,9 @@ from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
     (
-        "_atom_site",
-        "_chem_comp",
-        "_database_pdb_rev",
-        "_em_3d_reconstruction",
-        "_entity_poly",
-        "_entity_poly_seq",
-        "_exptl",
-        "_pdbx_audit_revision_history",
-        "_pdbx_poly_seq_scheme",
-        "_pdbx_struct_mod_residue",
-        "_refine",
-        "_reflns",
+        *("_atom_site", "_chem_comp", "_database_pdb_rev", "_em_3d_reconstruction", "_entity_poly"),
+        *("_entity_poly_seq", "_exptl", "_pdbx_audit_revision_history", "_pdbx_poly_seq_scheme"),
+        *("_pdbx_struct_mod_residue", "_refine", "_reflns"),
     )
 )
 _RESOLUTIONS = (
@@ -55,12 +46,9 @@ _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 @dataclass
 class _Polymers:
-    """Polymers of a file.
+    """Polymers of a file: residue names by entity, or by chain (label), and True for a protein.
 
-    Attributes:
-        protein: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open.
-        sequences: Residue names by entity.
-        by_asym: Residue names by chain (label), if not by entity.
+    It is False for another polymer, and None if the type leaves it open.
     """
 
     protein: dict[str, bool | None] = field(default_factory=dict)

@@ -93,14 +93,11 @@ class ChainRecord:
     def add_atom(
         self, atom: AtomRecord, number: int, insertion: str, *, hetero: bool, position: int | None = None
     ) -> str:
-        """Add an atom to its residue, which is created with its first atom.
+        """Add an atom to its residue, created with its first atom; return a problem with a remedy, or no text.
 
         A HETATM atom (``hetero``) that contradicts earlier atoms belongs to a ligand with the number of a residue, and
         is left out. Of an atom outside the atom37 table, only the name is kept. A residue is identified by the author's
         number and its insertion code, or by its position in the sequence, counted from 0, if the file states it.
-
-        Returns:
-            Description of a problem with the atom, with a remedy; empty if there is none.
         """
         key = (number, insertion) if position is None else (position, "")
         residue = self.residues.get(key)

@@ -120,12 +120,10 @@ def sum_contact_bins(
 def contact_precision(
     scores: np.ndarray, beta: np.ndarray, mask: np.ndarray, min_separation: int = CONTACT_SEPARATION
 ) -> ContactPrecision | None:
-    """Return the share of contacts among the pairs with the highest ``scores [N, N]``.
+    """Return the share of contacts among the pairs with the highest ``scores [N, N]``, or None.
 
-    Structure and mask are those of :func:`score_distogram`.
-
-    Returns:
-        None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation.
+    It is None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation. Structure and mask are
+    those of :func:`score_distogram`.
     """
     i, j = _resolved_pairs(mask, min_separation)
     contact = _distances(beta, i, j) < CONTACT_DISTANCE

@@ -41,9 +41,6 @@ def tm_score(
         reference_length: Number of residues of the whole reference, which normalises the score; None for the number in
             the mask.
         quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
-
-    Returns:
-        A score in (0, 1]; 0 without a common residue.
     """
     points = _Points.of(predicted, reference, mask)
     length = points.count if reference_length is None else reference_length

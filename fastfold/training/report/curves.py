@@ -31,13 +31,11 @@ def curves_png(
     panels: bool = False,
     marks: Sequence[int] = (),
 ) -> bytes:
-    """Draw curves over the step, by their names in the legend; smooth those with many points.
+    """Draw curves over the step as a PNG file, by their names in the legend; smooth those with many points.
 
-    A logarithmic axis needs values above 0. With ``panels`` each curve has its own panel and vertical axis, with its
-    name above. ``marks`` are steps of events, drawn as vertical lines.
-
-    Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+    The same input and matplotlib version give the same bytes. A logarithmic axis needs values above 0. With ``panels``
+    each curve has its own panel and vertical axis, with its name above. ``marks`` are steps of events, drawn as
+    vertical lines.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -42,13 +42,10 @@ _NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetc
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Chains of a run, or complexes for a multimer network.
+    """Chains of a run, or complexes for a multimer network: training entries after filters, and others.
 
-    Attributes:
-        train: Training entries after filters.
-        distillation: Predicted structures to mix in, or None.
-        valid: Validation entries; may be empty.
-        unreadable: Names of structures that cannot be used, and reasons.
+    ``distillation`` are predicted structures to mix in, or None; ``valid`` may be empty; ``unreadable`` has names and
+    reasons.
     """
 
     train: Filtered

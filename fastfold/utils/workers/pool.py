@@ -42,13 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """Result of a task.
-
-    Attributes:
-        key: Number of the task.
-        value: Result of the function; None if it failed.
-        failure: Reason of a failure in one line; None for success.
-    """
+    """Result of a task by its number: a value, or the reason of a failure in one line."""
 
     key: int
     value: Any
@@ -56,13 +50,7 @@ class Outcome(NamedTuple):
 
 
 class WorkerDeath(NamedTuple):
-    """Worker process that ended unexpectedly.
-
-    Attributes:
-        pid: Process id.
-        cause: Cause of the end, for example ``killed by SIGKILL``.
-        key: Task that it worked on, or None.
-    """
+    """Worker process that ended unexpectedly, its cause such as ``killed by SIGKILL``, and its task or None."""
 
     pid: int | None
     cause: str
@@ -118,9 +106,6 @@ class WorkerPool:
         function: Function to run; it, its arguments and its values must be picklable.
         workers: Number of processes, at least 1.
         timeout_s: Limit in seconds for a task, after which its worker is killed; None for no limit.
-
-    Attributes:
-        deaths: Workers that ended unexpectedly, in the order of detection.
 
     Raises:
         ConfigError: The function cannot be pickled.

@@ -128,9 +128,6 @@ class HhblitsEngine:
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
         """Search for sequences, one after the other.
 
-        Yields:
-            Each sequence with its file.
-
         Raises:
             InputError: The program fails, or does not return an alignment of the sequence.
         """

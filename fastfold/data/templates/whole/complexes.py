@@ -95,9 +95,6 @@ def complex_templates(
         overlap: Smallest overlap in Å of van der Waals spheres that clash instead (:func:`overlapping_residues`).
         chain_map: By name of a structure, its chain for indices of the target's chains; other structures are assigned
             by sequence.
-
-    Returns:
-        Templates of each chain of the target.
     """
     replacing = _assign(sequences, profiles, chains)
     found = [ChainTemplates() for _ in sequences]

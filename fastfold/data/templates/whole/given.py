@@ -66,10 +66,7 @@ def masked_template(chain: ChainStructure, name: bytes) -> Features:
     """Return AF2Rank's template of a chain: gaps as its sequence, N, CA, C, O and CB as its atoms.
 
     Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
-    that glycines are not revealed.
-
-    Returns:
-        Raw template features with one template (:func:`fastfold.data.features.raw.template_features`).
+    that glycines are not revealed. The features are raw (:func:`fastfold.data.features.raw.template_features`).
     """
     positions, mask = np.zeros_like(chain.positions), np.zeros_like(chain.mask)
     mask[:, :_SHOWN] = chain.mask[:, :_SHOWN]

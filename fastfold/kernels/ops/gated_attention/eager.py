@@ -155,12 +155,8 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 class RowBlock(NamedTuple):
     """Operands of some rows or all, or their gradients; shapes with leading axes for all.
 
-    Attributes:
-        x: ``[r, N, c]``.
-        bias: Bias of their batch element, ``[H, N, N]``, or None.
-        mask: ``[r, N]``, or None; of some rows as ``prepare`` returns it.
-        residual: ``[r, N, c]`` or None.
-        dropout: ``[r, N, c]`` or None.
+    ``x``, residual and dropout are ``[r, N, c]``, the mask is ``[r, N]`` (of some rows as ``prepare`` returns it), and
+    the bias ``[H, N, N]`` that of their batch element; all but ``x`` may be None.
     """
 
     x: Tensor

@@ -71,11 +71,7 @@ class Forward:
 def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Attend within a projected block.
-
-    Returns:
-        Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis.
-    """
+    """Attend within a projected block: ``[1, r, N, H, D]``, sums of exponentials, and batched operands."""
     q, k, v, *gate = projected.unsqueeze(0).unbind(3)
     operands = TritonOperands(
         *(q, k, v),

@@ -49,14 +49,9 @@ def contraction_bytes(
 ) -> int:
     """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
-    Args:
-        n: Length N of the target.
-        c: Hidden channels.
-        element_size: Bytes per element.
-        channels: Channels whose factors exist at a time.
-        streamed: True if the product is kept on the host.
-        kept: Share of its rows that stay on the device.
-        width: See :attr:`TriangleBackend.width`; N by default.
+    The target has ``n`` residues and ``c`` hidden channels, of which ``channels`` exist at a time. A ``streamed``
+    product is on the host, but for the share ``kept`` of its rows. ``width`` is :attr:`TriangleBackend.width`, by
+    default ``n``.
     """
     w = width or n
     factors = 2 * channels * w * w

@@ -19,16 +19,8 @@ DISTANCE_CUTOFF = 15.0
 _LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
 _MEAN = ("lis", "interface_pae")
 _SHARED = (
-    "ipsae_d0chn",
-    "ipsae_d0dom",
-    "iptm_d0chn",
-    "lis",
-    "n0res",
-    "n0chn",
-    "n0dom",
-    "d0res",
-    "d0chn",
-    "d0dom",
+    *("ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "lis"),
+    *("n0res", "n0chn", "n0dom", "d0res", "d0chn", "d0dom"),
 )
 
 MAX_CLASHING_ATOMS = 100
@@ -180,12 +172,9 @@ class _Chain:
 
 @dataclass(frozen=True, eq=False)
 class _Clashes:
-    """Clashes between ``C`` chains.
+    """Clashes between ``C`` chains: ``pairs [C, C]`` of atoms that overlap, and ``atoms [C]`` near others.
 
-    Attributes:
-        pairs: ``[C, C]`` int, pairs of atoms that overlap.
-        atoms: ``[C]`` int, atoms of each chain within 1.1 Å of another chain.
-        has_clash: Whether a chain has too many of these.
+    Atoms are those of each chain within 1.1 Å of another chain; ``has_clash`` is True if a chain has too many of these.
     """
 
     pairs: np.ndarray
