@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,8 @@ def check_place(place: Path, name: str) -> None:
     Raises:
         OutputError: An alignment of that name exists that is not from a search.
     """
-    ours = _listed((json_object_or_none(place / RECORD) or {}).get(name, {}))
-    for ending in (".sto", ".a3m", ".sto.gz", ".a3m.gz"):
-        path = place / f"{name}_hits{ending}"
-        _check_ours(path, ours.get(path.name, ()))
+    endings = (".sto", ".a3m", ".sto.gz", ".a3m.gz")
+    _own_files(place, name, dict.fromkeys(f"{name}_hits{ending}" for ending in endings))
 
 
 def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path]:
@@ -77,11 +75,8 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
     """
     prepare_output_directory(place)
     sweep_temporary(place)
-    record = json_object_or_none(place / RECORD) or {}
     digests = {name: file_digest(path) for name, path in files.items()}
-    ours = _listed(record.get(key.name, {}))
-    for name, digest in digests.items():
-        _check_ours(place / name, (digest, *ours.get(name, ())))
+    record, ours = _own_files(place, key.name, digests)
     # Listed before anything moves, so that our files are known after an interruption.
     replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
     record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
@@ -95,24 +90,35 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
     return [place / name for name in files]
 
 
-def _listed(own: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the present and earlier digests of a search's files, by file name."""
-    listed = {name: list(digests) for name, digests in own.get("replaced", {}).items()}
+def _own_files(
+    place: Path, search: str, new: Mapping[str, str | None]
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return a folder's record, and the digests of a search's present and earlier files by name.
+
+    Args:
+        place: Folder of a chain.
+        search: Name of the search.
+        new: Names of files to put there, with their digests once they are known.
+
+    Raises:
+        OutputError: A file of such a name is not from the search.
+    """
+    record = json_object_or_none(place / RECORD) or {}
+    own = record.get(search, {})
+    ours = {name: list(digests) for name, digests in own.get("replaced", {}).items()}
     for name, digest in own.get("files", {}).items():
-        listed[name] = [digest, *(x for x in listed.get(name, ()) if x != digest)]
-    return listed
-
-
-def _check_ours(path: Path, digests: Sequence[str]) -> None:
-    """Refuse to replace a file of another origin than a search, whose files have these digests."""
-    try:
-        is_ours = not os.path.lexists(path) or file_digest(path) in digests
-    except OSError as error:
-        raise output_error(path, "read", error) from error
-    if not is_ours:
-        raise OutputError(
-            f"{path}: exists already, and is not from a search; move it away or choose another folder"
-        )
+        ours[name] = [digest, *(x for x in ours.get(name, ()) if x != digest)]
+    for name, wanted in new.items():
+        path = place / name
+        try:
+            is_ours = not os.path.lexists(path) or file_digest(path) in (wanted, *ours.get(name, ()))
+        except OSError as error:
+            raise output_error(path, "read", error) from error
+        if not is_ours:
+            raise OutputError(
+                f"{path}: exists already, and is not from a search; move it away or choose another folder"
+            )
+    return record, ours
 
 
 def _link(source: Path, path: Path) -> None:

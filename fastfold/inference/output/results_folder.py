@@ -99,17 +99,6 @@ class ResultsFolder:
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
-        self.output_format, self.per_target = self._agreed_format(output_format, per_target)
-
-    @property
-    def style(self) -> OutputFormat:
-        """Style of the files of predictions."""
-        return "colabfold" if self.output_format == "colabfold" else "fastfold"
-
-    def _agreed_format(
-        self, wanted: FolderFormat | None, per_target: bool | None
-    ) -> tuple[FolderFormat, bool]:
-        """Return style of file names and layout here; a folder without targets takes the requested ones."""
         path = self.state / "format.json"
         with self.locked():
             written = json_object_or_none(path) or {}
@@ -117,24 +106,35 @@ class ResultsFolder:
             has_folders = written.get("per_target") is True
             if known not in get_args(FolderFormat):
                 raise WriteError(f"{path}: unknown format {known!r:.40}; use another output folder")
-            wanted = known if wanted is None else wanted
-            per_target = has_folders if per_target is None else per_target
-            if (wanted, per_target) == (known, has_folders):
-                return wanted, per_target
+            self.output_format: FolderFormat = known if output_format is None else output_format
+            self.per_target = has_folders if per_target is None else per_target
+            if (self.output_format, self.per_target) == (known, has_folders):
+                return
             if any(self.state.glob("*/target.json")):
-                remedy = "give another --out"
-                if per_target != has_folders:
-                    layout = "a folder per target" if has_folders else "no folder per target"
-                    with_option = "with" if has_folders else "without"
-                    raise WriteError(
-                        f"{self.path} holds results with {layout}; {remedy}, or run {with_option} --folder-per-target"
-                    )
-                if "embeddings" not in (known, wanted):
-                    remedy += f", or --output-format {known}"
-                raise WriteError(f"{self.path} holds results in the format {known}; {remedy}")
-            agreed = {"output_format": wanted, **({"per_target": True} if per_target else {})}
+                raise self._other_style(known, has_folders)
+            agreed = {
+                "output_format": self.output_format,
+                **({"per_target": True} if self.per_target else {}),
+            }
             write_atomic(path, json.dumps(agreed) + "\n")
-            return wanted, per_target
+
+    @property
+    def style(self) -> OutputFormat:
+        """Style of the files of predictions."""
+        return "colabfold" if self.output_format == "colabfold" else "fastfold"
+
+    def _other_style(self, known: FolderFormat, has_folders: bool) -> WriteError:
+        """Return the error for results here in a format or a layout other than the requested one."""
+        remedy = "give another --out"
+        if self.per_target != has_folders:
+            layout = "a folder per target" if has_folders else "no folder per target"
+            with_option = "with" if has_folders else "without"
+            return WriteError(
+                f"{self.path} holds results with {layout}; {remedy}, or run {with_option} --folder-per-target"
+            )
+        if "embeddings" not in (known, self.output_format):
+            remedy += f", or --output-format {known}"
+        return WriteError(f"{self.path} holds results in the format {known}; {remedy}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
