@@ -25,7 +25,7 @@ from fastfold.evoformer.inputs import (
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.limits import Limits, count_residues
+from fastfold.inference.design.limits import Limits, count_residues, limit_weights
 from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
@@ -104,8 +104,7 @@ class Evaluator:
         self._bias = None if bias is None else bias.to(self.device, self.dtype)
         self._losses = task.losses(self.device, self.dtype)
         self.limits = limits or Limits()
-        no_chain = torch.zeros(1, RESIDUES)
-        known = {*self._losses, "seq_ent", *self.limits.losses(no_chain)}
+        known = {*self._losses, "seq_ent", *limit_weights(self.limits)}
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
         for model in models:

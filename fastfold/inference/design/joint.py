@@ -39,7 +39,6 @@ class JointEvaluator(Evaluator):
     def __call__(
         self, parameters: Tensor, relaxation: Relaxation, *, gradient: bool = True, **settings: Any
     ) -> Evaluation:
-        """Compute the losses, and their gradient; arguments as those of :class:`Evaluator`."""
         settings["gradient"] = gradient
         first = super().__call__(parameters, relaxation, **settings)
         targets = [first, *(one(parameters, relaxation, **settings) for one in self._others)]
@@ -73,12 +72,8 @@ def planned_evaluator(
 ) -> Evaluator:
     """Return the losses of a task with the weights of its protocol and of the settings.
 
-    Args:
-        task: The task.
-        config: Settings of the optimisation.
-        plans: Plan of the gradients of each of its complexes; None for those without a memory limit.
-        models: Networks of one kind, on one device.
-        group: Ranks that share each complex; None for one.
+    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. ``group``
+    are the ranks that share each complex.
 
     Raises:
         ConfigError: The loss ``avoid`` is asked for without off-targets, or see :class:`Evaluator`.

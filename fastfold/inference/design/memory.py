@@ -11,9 +11,14 @@ from fastfold.evoformer.precision import precision_of
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun
 from fastfold.inference.planning.available_memory import FoldMemory
-from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.inference.planning.gradient_plan import (
+    GradientPlan,
+    GradientPlanner,
+    gradient_run,
+    plan_gradients,
+)
 from fastfold.inference.planning.planner import parameter_bytes
 from fastfold.parallel.comm.groups import Group
 from fastfold.utils.units import GIB
@@ -73,10 +78,7 @@ def design_gradients(
 
     ``group`` are the ranks that share the target; None for one.
     """
-    if plan is not None:
-        return plan.run_on(device, group)
-    ranks = 1 if group is None else group.size
-    return GradientRun(GradientPolicy.of_length(len(task.source), _templates(task), ranks=ranks), None, group)
+    return gradient_run(plan, len(task.source), device, group, _templates(task))
 
 
 def _templates(task: DesignTask) -> tuple[int, ...] | None:

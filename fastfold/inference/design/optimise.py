@@ -98,15 +98,9 @@ class DesignConfig:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the schedule.
+    """One step of the schedule, whose stage is ``soft``, ``temperature``, ``hard`` or ``mutate``.
 
-    Attributes:
-        stage: ``soft``, ``temperature``, ``hard`` or ``mutate``.
-        relaxation: Mixture that the network sees.
-        rate: Factor of the learning rate.
-        recycles: Extra passes.
-        dropout: True for dropout.
-        all_networks: True to average over all networks.
+    The network sees the relaxation, and ``rate`` is a factor of the learning rate.
     """
 
     stage: str
@@ -164,21 +158,13 @@ class DesignState:
 
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:
-    """Check that a task has the first sequence of the settings.
-
-    Raises:
-        ConfigError: The start is ``wildtype`` and the task has no given structure.
-    """
+    """Raise ConfigError if the start is ``wildtype`` and the task has no given structure."""
     if config.start == "wildtype" and task.reference is None:
         raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
 
 
 def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
-    """Return the state before the first step.
-
-    Raises:
-        ConfigError: See :func:`check_start`.
-    """
+    """Return the state before the first step; errors as those of :func:`check_start`."""
     check_start(evaluator.task, config)
     task = evaluator.task
     rng = np.random.default_rng([seed, 0])

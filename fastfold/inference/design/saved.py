@@ -39,11 +39,7 @@ def _task_facts(task: DesignTask) -> list[Any]:
 
 
 def save_state(path: Path, state: DesignState, identity: str) -> None:
-    """Write a state with the identity of its design.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a state with the identity of its design, or raise WriteError."""
     tensors = {
         "parameters": state.parameters.contiguous(),
         "moments": state.moments.contiguous(),

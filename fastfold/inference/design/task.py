@@ -325,8 +325,8 @@ def binder(
     atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
 
     def bound(other: TargetStructure) -> DesignTask:
-        given = {"chains": other.chains, "hotspots": other.hotspots}
-        return binder(other.path, length, **given, flexible=flexible, cyclic=cyclic)
+        where, spots = other.chains, other.hotspots
+        return binder(other.path, length, chains=where, hotspots=spots, flexible=flexible, cyclic=cyclic)
 
     return DesignTask(
         "binder",

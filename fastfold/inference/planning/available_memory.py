@@ -53,12 +53,9 @@ def _reusable_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class FoldMemory:
-    """Memory of one process for a fold.
+    """Bytes for a fold of one process: free ones of the device, of the host and of a disk for offloaded tensors.
 
-    Attributes:
-        free: Bytes on the device.
-        host: Bytes of host memory for offloaded tensors.
-        disk: Bytes on a disk for tensors that exceed the host memory.
+    The disk takes tensors that exceed the host memory.
     """
 
     free: int

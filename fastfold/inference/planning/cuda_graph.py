@@ -28,11 +28,7 @@ Capture = Callable[[Callable[[], PassResult], torch.device], tuple[Callable[[], 
 
 
 def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
-    """Check that a device can replay CUDA graphs, if they are requested.
-
-    Raises:
-        ConfigError: The device is not a GPU.
-    """
+    """Raise ConfigError if CUDA graphs are requested on a device that is not a GPU."""
     if wanted and device.type != "cuda":
         raise ConfigError(
             f"cuda_graphs needs a GPU, and the device is {device.type}: leave out --cuda-graphs, or choose a GPU with "
@@ -193,5 +189,4 @@ class KeptGraph:
 
 
 def _copies(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a tree of tensors."""
     return {k: x.clone() if isinstance(x, Tensor) else _copies(x) for k, x in tree.items()}

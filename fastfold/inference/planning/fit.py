@@ -26,17 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Fit:
-    """Target that fits, with its plan.
-
-    Attributes:
-        planner: Planner for the network and device.
-        plan: Plan of the fold.
-        budget: Budget of the plan in bytes.
-        residues: Length of the target, all chains together.
-        name: Name of the target in messages.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
-    """
+    """Target that fits, with its plan and the arguments of :func:`fit_target`."""
 
     planner: Planner
     plan: FoldPlan

@@ -22,16 +22,7 @@ from fastfold.utils.units import GIB, clock
 
 @dataclass(frozen=True)
 class GpuFold:
-    """Planned fold on GPUs.
-
-    Attributes:
-        plan: Plan of each GPU.
-        time: Estimated time of all passes.
-        planner: Planner of the plan.
-        budget: Memory of each GPU in bytes.
-        speeds: Rates of the GPUs.
-        passes: Number of recycles plus one.
-    """
+    """Planned fold on GPUs with their bytes and rates, and its estimated time for a number of passes."""
 
     plan: FoldPlan
     time: FoldTime

@@ -60,15 +60,9 @@ The trace runs the path of a CPU, which sums the distances of points in one oper
 class GradientPlan:
     """Plan of a pass with gradients.
 
-    Attributes:
-        policy: How gradients are recorded.
-        peak: Predicted bytes of each device.
-        parts: Bytes of it by their use.
-        seconds: Estimated seconds of the pass on a GPU.
-        forward_seconds: The same of a pass without gradients.
-        offload_from: Bytes from which a saved tensor is offloaded.
-        flops: Operations of the pass on all ranks, recomputation included.
-        forward_flops: The same of a pass without gradients.
+    ``peak`` are the predicted bytes of each device, ``parts`` those of each use. Seconds are estimates for a GPU, and
+    operations are those of all ranks with recomputation; ``forward_`` is a pass without gradients. Saved tensors are
+    offloaded from ``offload_from`` bytes on.
     """
 
     policy: GradientPolicy
@@ -85,11 +79,21 @@ class GradientPlan:
         """Bytes of the host for offloaded tensors, with room for a whole one more, because they leave whole."""
         return self.policy.host + self.offload_from if self.policy.host else 0
 
-    def run_on(self, device: torch.device, group: Group | None = None) -> GradientRun:
-        """Return the passes of the plan on a device and its ranks, with the host's memory that they need."""
-        if not self.policy.host:
-            return GradientRun(self.policy, None, group)
-        return GradientRun(self.policy, SavedInputs(self.host_room, self.offload_from // 2, device), group)
+
+def gradient_run(
+    plan: GradientPlan | None,
+    residues: int,
+    device: torch.device,
+    group: Group | None = None,
+    templates: tuple[int, ...] | None = None,
+) -> GradientRun:
+    """Return the passes by a plan, with the host's memory that they need, or by a target's length without one."""
+    if plan is None:
+        ranks = 1 if group is None else group.size
+        return GradientRun(GradientPolicy.of_length(residues, templates, ranks=ranks), None, group)
+    is_saved = plan.policy.host > 0
+    saved = SavedInputs(plan.host_room, plan.offload_from // 2, device) if is_saved else None
+    return GradientRun(plan.policy, saved, group)
 
 
 @dataclass(frozen=True)

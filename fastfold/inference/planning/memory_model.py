@@ -138,33 +138,12 @@ class Fold:
         return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
 
 
-def fold_sizes(
-    config: Any,
-    residues: int,
-    *,
-    element_size: int,
-    alignment_rows: int | None = None,
-    templates: int | None = None,
-    parameters: int = 0,
-    device: str = "cpu",
-    ranks: int = 1,
-    cuda_graph: bool = False,
-) -> Fold:
-    """Return the sizes of a fold by a network; None means the network's maximum of rows or templates."""
-    c = config.model.embeddings_and_evoformer
+def max_rows(config: Any) -> tuple[int, int]:
+    """Return the largest numbers of rows of the MSA and of the extra MSA of a network."""
     if is_multimer(config):
-        most_clusters, most_extra = c.num_msa, c.num_extra_msa
-    else:
-        most_clusters, most_extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
-    most_templates = c.template.max_templates if c.template.enabled else 0
-    if templates is None or is_multimer(config):
-        # The multimer network embeds empty templates too.
-        templates = most_templates
-    rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
-    clusters = min(rows, most_clusters)
-    extra = min(max(1, rows - clusters), most_extra)
-    shown = min(templates, most_templates)
-    return Fold(residues, element_size, clusters, extra, shown, rows, parameters, device, ranks, cuda_graph)
+        trunk = config.model.embeddings_and_evoformer
+        return int(trunk.num_msa), int(trunk.num_extra_msa)
+    return int(config.data.eval.max_msa_clusters), int(config.data.common.max_extra_msa)
 
 
 def pair_bytes(config: Any, fold: Fold) -> int:

@@ -11,13 +11,7 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Away:
-    """Offloaded share of a tensor's rows.
-
-    Attributes:
-        rows: Number of offloaded rows.
-        of: Number of all rows.
-        nbytes: Bytes of the offloaded rows.
-    """
+    """Number of offloaded rows of a tensor, of all its rows, and their bytes."""
 
     rows: int
     of: int
@@ -36,12 +30,7 @@ class Away:
 
 @dataclass(frozen=True)
 class OffloadRoom:
-    """Capacity for offloaded tensors in bytes.
-
-    Attributes:
-        host: Bytes of the host's memory.
-        disk: Bytes of a disk, used when the host's memory is full.
-    """
+    """Bytes for offloaded tensors in the host's memory, and on a disk, used when that is full."""
 
     host: int = 0
     disk: int = 0

@@ -44,15 +44,15 @@ _PAIR_TRAFFIC = {
 
 @dataclass(frozen=True)
 class Products:
-    """Time of steps with triangle multiplications.
+    """Time of steps with triangle multiplications, in seconds.
 
     Attributes:
-        work: Seconds of all in one group of channels.
-        per_group: Seconds that each further group adds.
+        work: All in one group of channels.
+        per_group: Each further group.
         count: Number of multiplications.
-        copies: Seconds of copying one product to the host and back, which overlap the contraction.
-        contraction: Seconds of the contraction of one product.
-        latency: Seconds added to each multiplication with copies.
+        copies: Copies of one product to the host and back, which overlap the contraction.
+        contraction: Contraction of one product.
+        latency: Added to each multiplication with copies.
         disk: Factor by which copies to a disk are slower.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
@@ -29,17 +30,10 @@ from fastfold.inference.target_templates import takes_templates
 
 @dataclass(frozen=True)
 class Admission:
-    """Checks of a job before it is admitted.
+    """Checks of a job before it is admitted, for folds on a type of device.
 
-    Attributes:
-        networks: Networks of the server.
-        config: Settings of folds.
-        options: Options of runs.
-        device: Type of the device of folds, ``cpu`` or ``cuda``.
-        memory: Bytes of a fold; None if unknown, and then the fold checks them.
-        host_memory: Bytes of host memory for tensors offloaded from a GPU.
-        shipped: True for the network that ships with the package, which folds single chains only.
-        max_residues: Largest number of residues; None for the memory's limit alone.
+    ``memory`` are the bytes of a fold; None if unknown, and then the fold checks them. ``host_memory`` is for tensors
+    offloaded from a GPU. The shipped network folds single chains only.
     """
 
     networks: Sequence[Network]
@@ -90,7 +84,7 @@ class Admission:
                 cuda_graph=config.cuda_graphs,
             )
             templates = shown if takes_templates(network.info.config, target) else 0
-            needs = {"name": target.record, "rows": rows, "templates": templates}
+            needs: dict[str, Any] = {"name": target.record, "rows": rows, "templates": templates}
             check_fit(planner, target.num_residues, config.budget, self.memory, **needs)
             if config.budget is not None:
                 plan_target(planner, target.num_residues, config.budget, **needs)

@@ -21,13 +21,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class RequestLimits:
     """ASGI middleware that refuses large bodies and gives up slow clients.
 
-    Args:
-        app: The application.
-        max_body: Largest number of bytes of a body.
-        body_seconds: Seconds in which the body must have arrived.
-        send_seconds: Seconds in which the client must take a piece of the answer.
-        may_send: Returns False for a request whose body is not read, from its headers.
-        answered: Called with the method and the status of each answer.
+    Limits are bytes of a body, seconds in which it must have arrived, and seconds for each piece of the answer. From
+    its headers, ``may_send`` tells if the body of a request is read. ``answered`` is called with method and status.
     """
 
     def __init__(
@@ -45,7 +40,6 @@ class RequestLimits:
         self._may_send, self._answered = may_send, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -78,9 +78,5 @@ class ServeOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only programs of this machine can reach an address, or the name ``localhost``.
-
-    Raises:
-        ValueError: The host is neither.
-    """
+    """Return True for an address of this machine alone, or ``localhost``; raise ValueError if it is neither."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -18,27 +18,15 @@ FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
 """States after which a job does not change."""
 SIMILAR = 1.25
 """Largest ratio of the lengths of the first job of a group and of another one."""
-MAX_LOSSES = 2
-"""Number of lost workers after which a job is given up, because it may be the cause."""
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    user TEXT NOT NULL,
-    key TEXT,
-    name TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    residues INTEGER NOT NULL,
-    fingerprint TEXT NOT NULL,
-    state TEXT NOT NULL,
-    text TEXT NOT NULL DEFAULT '',
-    result TEXT NOT NULL DEFAULT '{}',
-    submitted REAL NOT NULL,
-    started REAL,
-    finished REAL,
-    answer INTEGER UNIQUE,
-    losses INTEGER NOT NULL DEFAULT 0,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL, key TEXT, name TEXT NOT NULL,
+    priority INTEGER NOT NULL, residues INTEGER NOT NULL, fingerprint TEXT NOT NULL,
+    state TEXT NOT NULL, text TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}',
+    submitted REAL NOT NULL, started REAL, finished REAL,
+    answer INTEGER UNIQUE, losses INTEGER NOT NULL DEFAULT 0,
     UNIQUE (user, key)
 );
 CREATE INDEX IF NOT EXISTS waiting ON jobs (state, priority DESC, number);
@@ -48,24 +36,11 @@ CREATE INDEX IF NOT EXISTS owned ON jobs (user, state);
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """Job of the queue.
+    """Job of the queue, with a random ``id``, name and length of its target, and a hash of its settings.
 
-    Attributes:
-        number: Order of admission, from 1.
-        id: Random name.
-        user: User who submitted it.
-        name: Name of its target.
-        priority: Jobs of higher priority start first.
-        residues: Length of its target.
-        fingerprint: Hash of its settings.
-        state: See :data:`State`.
-        text: Result or reason in words.
-        result: Result in JSON.
-        submitted: Time of admission, in seconds since 1970; so are ``started`` and ``finished``.
-        started: Time of its last start.
-        finished: Time of its answer.
-        answer: Order of the answers, from 1; None before.
-        losses: Number of workers that ended while they folded it.
+    Numbers count admissions from 1, and answers; both times and answer are None before. Jobs of higher priority start
+    first. ``text`` is the result or the reason in words, ``result`` is JSON. Times are seconds since 1970, of the
+    admission, the last start and the answer. ``losses`` counts workers that ended while they folded it.
     """
 
     number: int
@@ -93,10 +68,7 @@ class QueueFullError(InputError):
 
 
 class JobQueue:
-    """Queue of jobs, for several threads of one process.
-
-    Args:
-        path: SQLite file; created if missing.
+    """Queue of jobs in an SQLite file, created if missing, for several threads of one process.
 
     Raises:
         InputError: The file is not a queue of this version.

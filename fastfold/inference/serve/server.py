@@ -46,18 +46,10 @@ def serve(
     where: ScreenOptions,
     say: Say,
 ) -> None:
-    """Serve until a signal ends the process.
+    """Serve until a signal ends the process, or raise FastFoldError if the server cannot start.
 
-    Args:
-        options: Options of the server.
-        weights: Weights files or names; empty for the small network that ships with the package.
-        config: Settings of folds, which requests may change in part.
-        run_options: Options of runs, which requests may change in part.
-        where: Workers; with limits of time or memory they get one job at a time.
-        say: Called with lines for the operator.
-
-    Raises:
-        FastFoldError: The server cannot start.
+    Without weights, the network is the small one that ships with the package. Requests may change some settings of
+    folds and options of runs. Workers with limits of time or memory get one job at a time.
     """
     if where.has_limits:
         options = replace(options, group=1)

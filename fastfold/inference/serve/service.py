@@ -32,13 +32,7 @@ _SWEEP_S = 3600.0
 
 @dataclass(frozen=True)
 class Backend:
-    """Folding part of a server.
-
-    Attributes:
-        check: Refuses a job.
-        executor: Starts the workers.
-        memory: Memory of each fold in bytes; None if the worker decides.
-    """
+    """Folding part of a server: refuses jobs, starts the workers, and limits the bytes of each fold if it is known."""
 
     check: Check
     executor: Callable[[], Executor]
@@ -47,11 +41,6 @@ class Backend:
 
 class Service:
     """Queue, users, workers and metrics of a server.
-
-    Args:
-        options: Options of the server.
-        backend: Checks and folds jobs.
-        say: Called with lines for the operator.
 
     Raises:
         InputError: The tokens or the queue cannot be used.

@@ -51,9 +51,6 @@ class GroupWorker:
     """Picklable function that folds groups of jobs; the networks are opened with the first group.
 
     The answer to a job is a file in its folder, so it outlives the worker and the server.
-
-    Attributes:
-        base: Networks, settings, and device of the worker.
     """
 
     base: FoldWorker
@@ -117,7 +114,6 @@ class GroupWorker:
     def _start(
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
-        """Open the results and the progress of a job."""
         from fastfold.data.templates.source import open_templates
         from fastfold.inference.models import limit_networks, target_cost
         from fastfold.inference.output.results_folder import ResultsFolder
@@ -161,7 +157,6 @@ def _answering(folder: Path, target: Target | None) -> Iterator[None]:
 
 
 def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
-    """Return the answer to a job that was folded."""
     from fastfold.inference.folding.target_lines import conclusion
 
     records = runner.folder.target(job.target).records()
@@ -175,11 +170,7 @@ def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str
 
 
 def write_answer(folder: Path, answer: dict[str, Any]) -> None:
-    """Write the answer to a job: its ``state``, a ``text``, and ``scores`` and ``files`` of a folded one.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write the answer to a job: its ``state``, a ``text``, and ``scores`` and ``files`` of a folded one."""
     write_atomic(folder / ANSWER, json.dumps(answer))
 
 

@@ -88,15 +88,8 @@ def design_rows(
 ) -> list[dict[str, Any]]:
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
-    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains.
-
-    Args:
-        designs: The designs.
-        output: Folder of their folds.
-        networks: Networks that fold, in their order.
-        filters: Filters of the designs.
-        limits: Limits of the designed chains.
-        where: Condition on :data:`COLUMNS` that designs have to meet as well; None for none.
+    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains. ``where`` is a condition on
+    :data:`COLUMNS` that designs have to meet as well.
 
     Raises:
         ConfigError: The condition is not understood.
@@ -179,7 +172,6 @@ def _row(
 
 
 def _figures(design: Design, name: str, fold: FoundPrediction) -> Figures:
-    """Return the figures of one fold of a design."""
     task, positions = design.complexes[name], design.state.positions
     if name == f"{design.name}_alone":
         return alone_figures(fold, task, positions[design.task.designed_chain])
@@ -210,7 +202,6 @@ def _failures(
 
 
 def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
-    """Return the cells of the best fold."""
     plddt = [float(value) for value in best.scores["plddt"]]
     found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
     columns = (("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2))
