@@ -41,19 +41,16 @@ def is_input(config: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Coevolution:
-    """Coevolution in an alignment of ``N`` columns.
+    """Coevolution in an alignment of ``N`` columns."""
 
-    Attributes:
-        scores: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
-            couplings.
-        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1.
-        conservation: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue).
-        log_effective_rows: Natural logarithm of the number of rows, where similar rows count as one together.
-    """
-
+    #: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
+    #: couplings.
     scores: np.ndarray | None
+    #: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1
     profile: np.ndarray
+    #: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue)
     conservation: np.ndarray
+    #: Natural logarithm of the number of rows, where similar rows count as one together
     log_effective_rows: float
 
 

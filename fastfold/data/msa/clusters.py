@@ -22,14 +22,10 @@ _GIVE_UP_EPS = 10.0
 
 
 class RowClusters(NamedTuple):
-    """Clusters of the rows of an alignment.
+    """Clusters of the rows of an alignment."""
 
-    Attributes:
-        eps: Radius of DBSCAN, the Euclidean distance of one-hot rows.
-        rows: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels.
-    """
-
-    eps: float
+    eps: float  #: Radius of DBSCAN, the Euclidean distance of one-hot rows
+    #: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels
     rows: list[np.ndarray]
 
 

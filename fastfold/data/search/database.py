@@ -44,15 +44,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SequenceDatabase:
-    """FASTA file to search.
+    """FASTA file to search."""
 
-    Attributes:
-        name: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``.
-        path: Path of the file, plain or gzipped.
-    """
-
-    name: str
-    path: Path
+    name: str  #: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``
+    path: Path  #: Path of the file, plain or gzipped
 
     def check(self) -> None:
         """Check the beginning of the file before a long search.

@@ -17,15 +17,10 @@ class Found(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Finished piece of work.
+    """Finished piece of work."""
 
-    Attributes:
-        cost: Its part of :meth:`SearchEngine.cost`.
-        cells: Compared residues of sequences times residues of the database; 0 if unknown.
-    """
-
-    cost: float
-    cells: float = 0.0
+    cost: float  #: Its part of :meth:`SearchEngine.cost`
+    cells: float = 0.0  #: Compared residues of sequences times residues of the database; 0 if unknown
 
 
 Report = Callable[[Step], None]

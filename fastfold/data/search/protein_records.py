@@ -18,17 +18,11 @@ _SPACE = b" \t\r\n"
 
 
 class SkippedRecords(NamedTuple):
-    """Records left out of a search.
+    """Records left out of a search."""
 
-    Attributes:
-        others: Number of records that are not proteins by their headers.
-        unreadable: Number of records that HMMER cannot read.
-        example: Name of the first unreadable record, with the reason.
-    """
-
-    others: int = 0
-    unreadable: int = 0
-    example: str = ""
+    others: int = 0  #: Number of records that are not proteins by their headers
+    unreadable: int = 0  #: Number of records that HMMER cannot read
+    example: str = ""  #: Name of the first unreadable record, with the reason
 
     def __add__(self, more: object) -> SkippedRecords:
         if not isinstance(more, SkippedRecords):

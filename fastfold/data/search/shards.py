@@ -38,19 +38,13 @@ class ShardTask(NamedTuple):
 
 
 class ShardHits(NamedTuple):
-    """Hits in a part.
+    """Hits in a part."""
 
-    Attributes:
-        hits: Hits of each profile; until they are merged, their E-values are those of a search in this part alone.
-        num_residues: Residues in the part.
-        is_kept: True if the worker keeps the part in memory.
-        skipped: Records that were left out.
-    """
-
+    #: Hits of each profile; until they are merged, their E-values are those of a search in this part alone
     hits: list[TopHits]
-    num_residues: int
-    is_kept: bool
-    skipped: SkippedRecords = SkippedRecords()
+    num_residues: int  #: Residues in the part
+    is_kept: bool  #: True if the worker keeps the part in memory
+    skipped: SkippedRecords = SkippedRecords()  #: Records that were left out
 
 
 @dataclass

@@ -60,17 +60,14 @@ def is_cluster_database(path: Path) -> bool:
 class HhblitsEngine:
     """Search of HH-suite's databases; see :class:`~fastfold.data.search.engine.SearchEngine`.
 
-    Attributes:
-        databases: Databases that are searched together. A path is the common beginning of the names of its files.
-        num_threads: Threads of the program.
-
     Raises:
         ConfigError: The program is not installed.
         InputError: A part of a database is missing.
     """
 
+    #: Databases that are searched together. A path is the common beginning of the names of its files.
     databases: tuple[SequenceDatabase, ...]
-    num_threads: int = 1
+    num_threads: int = 1  #: Threads of the program
 
     def __post_init__(self) -> None:
         for database in self.databases:
