@@ -81,15 +81,11 @@ class _Starting(Function):
 
 
 class RegatheringLayer(nn.Module):
-    """A layer that gathers a tensor from all ranks.
+    """A layer that gathers a tensor from all ranks."""
 
-    Attributes:
-        shards: The cut.
-        keeps_gathered: True if the layer keeps gathered tensors for its backward pass. In recomputed blocks the
-            recomputation gathers them again anyway.
-    """
-
-    shards: AxialShards
+    shards: AxialShards  #: The cut
+    #: True if the layer keeps gathered tensors for its backward pass. In recomputed blocks the recomputation gathers
+    #: them again anyway.
     keeps_gathered: bool = False
 
     def regathers(self, pair: Tensor) -> bool:
