@@ -20,21 +20,13 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Cost of one call beyond reading its inputs and writing its results.
+    """Cost of one call beyond reading its inputs and writing its results."""
 
-    Attributes:
-        flops: Floating-point operations of its matrix products.
-        traffic: Bytes of intermediate results that are written and read.
-        workspace: Bytes held in addition to inputs and results.
-        launches: Number of kernels launched.
-        exponentials: Number of exponentials of its softmax.
-    """
-
-    flops: float
-    traffic: float = 0.0
-    workspace: float = 0.0
-    launches: int = 1
-    exponentials: float = 0.0
+    flops: float  #: Floating-point operations of its matrix products
+    traffic: float = 0.0  #: Bytes of intermediate results that are written and read
+    workspace: float = 0.0  #: Bytes held in addition to inputs and results
+    launches: int = 1  #: Number of kernels launched
+    exponentials: float = 0.0  #: Number of exponentials of its softmax
 
 
 CostOf = Callable[[Arguments], OperatorCost]

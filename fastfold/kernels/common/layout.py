@@ -80,20 +80,13 @@ MAX_AXES = 3
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of several tensors with equal leading axes and adjacent channels.
+    """Rows of several tensors with equal leading axes and adjacent channels."""
 
-    Attributes:
-        tensors: The tensors, copied if their rows could not be walked in place.
-        count: Number of rows.
-        axes: Number of axes that the rows have in memory, 1 to 3.
-        sizes: Sizes of the last two axes, which split up a row's number.
-        strides: Strides ``(outer, middle, inner)`` of the three axes for each tensor.
-    """
-
-    tensors: list[Tensor]
-    count: int
-    axes: int
-    sizes: tuple[int, int]
+    tensors: list[Tensor]  #: The tensors, copied if their rows could not be walked in place
+    count: int  #: Number of rows
+    axes: int  #: Number of axes that the rows have in memory, 1 to 3
+    sizes: tuple[int, int]  #: Sizes of the last two axes, which split up a row's number
+    #: Strides ``(outer, middle, inner)`` of the three axes for each tensor
     strides: list[tuple[int, int, int]]
 
 

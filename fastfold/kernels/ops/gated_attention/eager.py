@@ -26,29 +26,17 @@ backward_dtype = accumulation_dtype
 
 
 class GatedAttentionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients.
+    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients."""
 
-    Attributes:
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        query_weight: ``[H D, c]``.
-        key_weight: ``[H D, c]``.
-        value_weight: ``[H D, c]``.
-        gate_weight: ``[H D, c]``, or None for no gate.
-        gate_bias: ``[H D]``, or None for no gate.
-        output_weight: O ``[c, H D]``.
-        output_bias: o ``[c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    query_weight: Tensor
-    key_weight: Tensor
-    value_weight: Tensor
-    gate_weight: Tensor | None
-    gate_bias: Tensor | None
-    output_weight: Tensor
-    output_bias: Tensor
+    norm_weight: Tensor  #: ``[c]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c]``, its shift
+    query_weight: Tensor  #: ``[H D, c]``
+    key_weight: Tensor  #: ``[H D, c]``
+    value_weight: Tensor  #: ``[H D, c]``
+    gate_weight: Tensor | None  #: ``[H D, c]``, or None for no gate
+    gate_bias: Tensor | None  #: ``[H D]``, or None for no gate
+    output_weight: Tensor  #: O ``[c, H D]``
+    output_bias: Tensor  #: o ``[c]``
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> GatedAttentionParams:
