@@ -36,25 +36,16 @@ _LDDT_WIDTH = 0.3
 
 @dataclass(frozen=True)
 class Distances:
-    """Potential of CB distances of P pairs of residues.
+    """Potential of CB distances of P pairs of residues."""
 
-    Attributes:
-        blocks: The pairs, in blocks whose forces are computed at a time.
-        separation: Classes of separations in the chain ``[P]``, int64.
-        energy: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class.
-        reference: Logarithm of the mean distributions of the classes, ``[classes, bins]``.
-        start: Middle of the first bin in Å.
-        width: Width of a bin in Å.
-        copies: Number of structures with these pairs, whose points are numbered one after the other.
-    """
-
-    blocks: Sequence[PointPairs]
-    separation: Tensor
+    blocks: Sequence[PointPairs]  #: The pairs, in blocks whose forces are computed at a time
+    separation: Tensor  #: Classes of separations in the chain ``[P]``, int64
+    #: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class
     energy: Tensor
-    reference: Tensor
-    start: float
-    width: float
-    copies: int = 1
+    reference: Tensor  #: Logarithm of the mean distributions of the classes, ``[classes, bins]``
+    start: float  #: Middle of the first bin in Å
+    width: float  #: Width of a bin in Å
+    copies: int = 1  #: Number of structures with these pairs, whose points are numbered one after the other
 
     @classmethod
     def from_logits(
