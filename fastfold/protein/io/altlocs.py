@@ -24,20 +24,13 @@ for _slots in _SLOTS.values():
 
 @dataclass
 class Conformer:
-    """Residue with one location per atom.
+    """Residue with one location per atom."""
 
-    Attributes:
-        name: Residue name in the file.
-        letter: One of the twenty, or X.
-        known: True if its name is that of an amino acid (an unknown name may be that of a ligand).
-        record: Record of the residue.
-        atoms: Atoms by atom37 slot; the selenium of selenomethionine is in the slot of SD.
-    """
-
-    name: str
-    letter: str
-    known: bool
-    record: ResidueRecord
+    name: str  #: Residue name in the file
+    letter: str  #: One of the twenty, or X
+    known: bool  #: True if its name is that of an amino acid (an unknown name may be that of a ligand)
+    record: ResidueRecord  #: Record of the residue
+    #: Atoms by atom37 slot; the selenium of selenomethionine is in the slot of SD
     atoms: dict[int, AtomRecord]
 
     def position(self, name: str) -> np.ndarray | None:

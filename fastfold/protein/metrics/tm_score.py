@@ -103,16 +103,12 @@ def _search_radii(length: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Points:
-    """Corresponding points, with the per-point terms of all sums and distances.
+    """Corresponding points, with the per-point terms of all sums and distances."""
 
-    Attributes:
-        moments: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1.
-            Their sums over a selection are its covariance and centers. Squared distances are linear in them.
-        squares: ``[n]``, sum of the squared lengths of both vectors, in Å².
-    """
-
+    #: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1. Their sums
+    #: over a selection are its covariance and centers. Squared distances are linear in them.
     moments: Tensor
-    squares: Tensor
+    squares: Tensor  #: ``[n]``, sum of the squared lengths of both vectors, in Å²
 
     @staticmethod
     def of(predicted: Tensor, reference: Tensor, mask: Tensor) -> _Points:

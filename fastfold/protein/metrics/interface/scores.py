@@ -32,20 +32,15 @@ MAX_CLASHING_SHARE = 0.5
 class ChainConfidence:
     """Confidence in ``C`` chains from a network's logits, which cannot be computed from the aligned error.
 
-    Attributes:
-        ptm: ``[C]`` float64, pTM of each chain, 0 to 1.
-        iptm: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal has no meaning.
-        pair_actifptm: ``[C, C]`` float64, actifpTM of each pair; None without a distogram.
-        actifptm: actifpTM of all interfaces; None without a distogram.
-
     Raises:
         ValueError: Shapes disagree, or only one of both actifpTM is given.
     """
 
-    ptm: np.ndarray
-    iptm: np.ndarray
+    ptm: np.ndarray  #: ``[C]`` float64, pTM of each chain, 0 to 1
+    iptm: np.ndarray  #: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal has no meaning
+    #: ``[C, C]`` float64, actifpTM of each pair; None without a distogram
     pair_actifptm: np.ndarray | None = None
-    actifptm: float | None = None
+    actifptm: float | None = None  #: actifpTM of all interfaces; None without a distogram
 
     def __post_init__(self) -> None:
         chains = len(self.ptm)
