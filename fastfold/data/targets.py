@@ -113,8 +113,8 @@ class FoundTarget(NamedTuple):
     """Target of a file, whose name is not unique yet."""
 
     target: Target
-    path: PathLike
-    line: int
+    path: PathLike  #: Path of its file
+    line: int  #: Line of its record, from 1
 
 
 def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:

@@ -282,23 +282,20 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the tensors that a rank's layers read: ``own`` residues are those of its shard.
+    """Sizes of the tensors that a rank's layers read."""
 
-    ``element_size`` is in bytes.
-    """
-
-    sequences: int
-    residues: int
-    own: int
-    c_m: int
-    c_z: int
-    element_size: int
+    sequences: int  #: Rows of the MSA
+    residues: int  #: N
+    own: int  #: Residues of the rank's shard; N on one rank
+    c_m: int  #: MSA channels
+    c_z: int  #: Pair channels
+    element_size: int  #: Bytes per element of the trunk
 
 
 class PolicyModule(nn.Module):
-    """Base of modules that run under a policy; ``operator`` is the name of their kind in plans."""
+    """Base of modules that run under a policy."""
 
-    operator: str = ""
+    operator: str = ""  #: Name of this kind of module in plans
     policy: ExecutionPolicy = ExecutionPolicy()
 
     @classmethod

@@ -26,12 +26,12 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class FileSlice(os.PathLike[str]):
-    """File inside a larger file, from byte ``start`` on; the functions here read it like any other."""
+    """File inside a larger file; the functions here read it like any other."""
 
-    container: Path
-    name: str
-    start: int
-    size: int
+    container: Path  #: The larger file
+    name: str  #: Name of the inner file, with its ending
+    start: int  #: Its first byte
+    size: int  #: Number of its bytes
 
     def __fspath__(self) -> str:
         """Return the name for messages; no file has this path."""

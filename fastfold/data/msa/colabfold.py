@@ -47,10 +47,10 @@ class ChainPart(NamedTuple):
 
 
 class ColabFoldMsa(NamedTuple):
-    """ColabFold alignment of a complex: its different chains, and a warning for each row left out."""
+    """ColabFold alignment of a complex."""
 
-    parts: list[ChainPart]
-    warnings: list[str]
+    parts: list[ChainPart]  #: Different chains, in the order of the file
+    warnings: list[str]  #: Rows that were left out, one sentence each
 
 
 def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:

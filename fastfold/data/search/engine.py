@@ -9,11 +9,11 @@ from fastfold.data.search.store import SearchKey, SearchStore
 
 
 class Found(NamedTuple):
-    """Result for one sequence: contents by file name in a chain's folder, and facts such as the number of hits."""
+    """Result for one sequence."""
 
     sequence: str
-    files: Mapping[str, bytes]
-    facts: Mapping[str, Any]
+    files: Mapping[str, bytes]  #: Contents by file name in the folder of a chain
+    facts: Mapping[str, Any]  #: Further facts, for example the number of hits
 
 
 class Step(NamedTuple):

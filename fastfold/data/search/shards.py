@@ -49,10 +49,11 @@ class ShardHits(NamedTuple):
 
 @dataclass
 class ShardSearcher:
-    """Searcher in parts of a database; each worker keeps some of them within its memory."""
+    """Searcher in parts of a database; one per worker."""
 
+    #: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on
     settings: Mapping[str, Any]
-    memory_bytes: int
+    memory_bytes: int  #: Memory limit for the kept parts
     _kept: dict[int, tuple[DigitalSequenceBlock, int, SkippedRecords]] = field(
         default_factory=dict, init=False, repr=False
     )

@@ -35,11 +35,9 @@ class ComplexMsas(NamedTuple):
 
 @dataclass(frozen=True)
 class ComplexEntry(Entry):
-    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members.
+    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members."""
 
-    Members are listed by the training set; other chains of the file also belong to the complex.
-    """
-
+    #: Chains listed by the training set; other chains of the file also belong to the complex
     members: tuple[Entry, ...] = ()
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:

@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Sequence[Entry]):
-    """Entries sorted by name, and names and reasons of invalid structures."""
+    """Entries, sorted by name."""
 
-    entries: tuple[Entry, ...]
-    unreadable: tuple[tuple[str, str], ...] = field(default=())
+    entries: tuple[Entry, ...]  #: The chains
+    unreadable: tuple[tuple[str, str], ...] = field(default=())  #: Names and reasons of invalid structures
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -182,11 +182,11 @@ class Distances:
 
 @dataclass(frozen=True)
 class Springs:
-    """Springs between S pairs of points, of length ``[S]`` in Å and weight ``[S]`` per Å²."""
+    """Springs between S pairs of points."""
 
     pairs: PointPairs
-    length: Tensor
-    weight: Tensor
+    length: Tensor  #: ``[S]`` in Å
+    weight: Tensor  #: ``[S]`` per Å²
 
     def repeated(self, copies: int) -> Springs:
         """Return the same springs in each of ``copies`` structures, whose points are numbered one after the other."""

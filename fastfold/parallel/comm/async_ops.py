@@ -37,11 +37,11 @@ Box = tuple[slice, ...]
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a running collective, a tensor or several, which ``finish`` makes from the filled buffers."""
+    """Result of a running collective, a tensor or several."""
 
-    finish: Callable[[], T]
-    work: dist.Work | None = None
-    sent: Tensor | None = None
+    finish: Callable[[], T]  #: Makes the result from the filled buffers
+    work: dist.Work | None = None  #: Handle to wait for; None if nothing is running
+    sent: Tensor | None = None  #: Memory that is sent, kept while the collective runs
 
     def wait(self) -> T:
         """Return the result after every rank has sent its part; on a GPU the stream waits, not the host.

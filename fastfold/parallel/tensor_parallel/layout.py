@@ -87,9 +87,9 @@ def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition of features over ranks: for each rank the indices of its features, in its order."""
+    """Partition of features over ranks."""
 
-    parts: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, ...], ...]  #: For each rank the indices of its features, in its order
 
     @classmethod
     def even(cls, length: int, ranks: int) -> Partition:

@@ -44,7 +44,8 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
 
     The choice is for the whole residue, so that a side chain is never combined from two locations. Only missing atoms
     are taken from the next best location of the same amino acid. A residue of unknown name and atoms counts as an amino
-    acid (X) if it has N, CA and C. It is None if the residue is not an amino acid or lacks all atoms of its type.
+    acid (X) if it has N, CA and C. The result is None if the residue is not an amino acid or lacks all atoms of its
+    type.
     """
     groups: dict[tuple[str, str], list[AtomRecord]] = {}
     shared: list[AtomRecord] = []

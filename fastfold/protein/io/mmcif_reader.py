@@ -46,13 +46,12 @@ _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 @dataclass
 class _Polymers:
-    """Polymers of a file: residue names by entity, or by chain (label), and True for a protein.
+    """Polymers of a file."""
 
-    It is False for another polymer, and None if the type leaves it open.
-    """
-
+    #: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open
     protein: dict[str, bool | None] = field(default_factory=dict)
-    sequences: dict[str, list[str]] = field(default_factory=dict)
+    sequences: dict[str, list[str]] = field(default_factory=dict)  #: Residue names by entity
+    #: Residue names by chain (label), if not by entity
     by_asym: dict[str, list[str]] = field(default_factory=dict)
 
 

@@ -113,8 +113,8 @@ def contact_precision(
 ) -> ContactPrecision | None:
     """Return the share of contacts among the pairs with the highest ``scores [N, N]``, or None.
 
-    It is None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation. Structure and mask are
-    those of :func:`score_distogram`.
+    The share is None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation. Structure and
+    mask are those of :func:`score_distogram`.
     """
     i, j = _resolved_pairs(mask, min_separation)
     contact = _distances(beta, i, j) < CONTACT_DISTANCE

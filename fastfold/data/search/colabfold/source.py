@@ -153,10 +153,10 @@ def _check(target: Target, out: Path) -> None:
 
 
 class _Plan(NamedTuple):
-    """Searches that a target needs: of chains alone, and of chains that are paired, empty for none."""
+    """Searches that a target needs."""
 
-    alone: Chains
-    together: Chains
+    alone: Chains  #: Its chains that need an alignment of their own
+    together: Chains  #: Its chains that are paired; empty for none
 
     @classmethod
     def make(cls, target: Target, pair_mode: PairMode) -> _Plan:

@@ -141,17 +141,13 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 
 
 class RowBlock(NamedTuple):
-    """Operands of some rows or all, or their gradients; shapes with leading axes for all.
+    """Operands of some rows or all, or their gradients; shapes with leading axes for all."""
 
-    ``x``, residual and dropout are ``[r, N, c]``, the mask is ``[r, N]`` (of some rows as ``prepare`` returns it), and
-    the bias ``[H, N, N]`` that of their batch element; all but ``x`` may be None.
-    """
-
-    x: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    residual: Tensor | None = None
-    dropout: Tensor | None = None
+    x: Tensor  #: ``[r, N, c]``
+    bias: Tensor | None  #: Bias of their batch element, ``[H, N, N]``, or None
+    mask: Tensor | None  #: ``[r, N]``, or None; of some rows as ``prepare`` returns it
+    residual: Tensor | None = None  #: ``[r, N, c]`` or None
+    dropout: Tensor | None = None  #: ``[r, N, c]`` or None
 
 
 class Forward:

@@ -167,14 +167,11 @@ class _Chain:
 
 @dataclass(frozen=True, eq=False)
 class _Clashes:
-    """Clashes between ``C`` chains: ``pairs [C, C]`` of atoms that overlap, and ``atoms [C]`` near others.
+    """Clashes between ``C`` chains."""
 
-    Atoms are those of each chain within 1.1 Å of another chain; ``has_clash`` is True if a chain has too many of these.
-    """
-
-    pairs: np.ndarray
-    atoms: np.ndarray
-    has_clash: bool
+    pairs: np.ndarray  #: ``[C, C]`` int, pairs of atoms that overlap
+    atoms: np.ndarray  #: ``[C]`` int, atoms of each chain within 1.1 Å of another chain
+    has_clash: bool  #: Whether a chain has too many of these
 
     @classmethod
     def of(cls, chain_index: np.ndarray, atom_positions: np.ndarray, atom_mask: np.ndarray) -> _Clashes:
