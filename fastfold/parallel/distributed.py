@@ -25,10 +25,8 @@ from fastfold.parallel.slurm import started_processes
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4
-"""Number of attempts to find the other processes."""
-_LOOK_SECONDS = 0.5
-"""Seconds between two checks for a process that parts."""
+_ATTEMPTS = 4  #: Number of attempts to find the other processes
+_LOOK_SECONDS = 0.5  #: Seconds between two checks for a process that parts
 
 
 class PartedError(RuntimeError):

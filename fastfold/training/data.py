@@ -28,8 +28,7 @@ from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
 from fastfold.training.sets.source import SampleSource
 
-_LOOKED_AT = 100
-"""Maximum number of entries that are checked for template hits before a run."""
+_LOOKED_AT = 100  #: Maximum number of entries that are checked for template hits before a run
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchanged_atoms
 
-DEEP_ROWS = 200
-"""Minimum number of rows of a deep alignment, from which coevolution can be seen."""
+DEEP_ROWS = 200  #: Minimum number of rows of a deep alignment, from which coevolution can be seen
 
 _CA = rc.atom_order["CA"]
 
@@ -88,8 +87,7 @@ def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
     return means
 
 
-Templates = Mapping[str, Mapping[str, np.ndarray]]
-"""Raw template features by sequence."""
+Templates = Mapping[str, Mapping[str, np.ndarray]]  #: Raw template features by sequence
 
 
 def score_entry(

@@ -17,8 +17,7 @@ from fastfold.errors import InputError
 PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
-STDIN_NAME: Final = "stdin"
-"""Name of the standard input in messages, in place of a file's name."""
+STDIN_NAME: Final = "stdin"  #: Name of the standard input in messages, in place of a file's name
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")

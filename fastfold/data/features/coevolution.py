@@ -17,16 +17,14 @@ import torch
 
 from fastfold.data.features import transforms
 
-FEATURES = ("coevolution_single", "coevolution_pair")
-"""Names of the network's inputs."""
+FEATURES = ("coevolution_single", "coevolution_pair")  #: Names of the network's inputs
 
 SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
 """Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
 
 MAX_RESIDUES = 1024
 """Largest number of residues for couplings, because the covariance matrix has 20 rows per residue."""
-MAX_ROWS = 4096
-"""Number of analysed alignment rows, from the first."""
+MAX_ROWS = 4096  #: Number of analysed alignment rows, from the first
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
 _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics

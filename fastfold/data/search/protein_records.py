@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_RESIDUES = 100_000
-"""Longest sequence of a database that HMMER compares."""
+MAX_RESIDUES = 100_000  #: Longest sequence of a database that HMMER compares
 
 _OTHER_MOLECULE = re.compile(rb"\S+[ \t]+mol:(?!protein\b)")
 _IN_SEQUENCES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*._~ \t\r\n"

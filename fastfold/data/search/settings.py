@@ -23,8 +23,7 @@ SearchProgram = Literal["jackhmmer", "phmmer", "mmseqs"]
 """Programs that search databases on this machine: HMMER's, or ColabFold's pipeline by MMseqs2."""
 
 MAX_E_VALUE = 1e6
-MAX_WORKERS = 1024
-"""Largest number of processes of a search."""
+MAX_WORKERS = 1024  #: Largest number of processes of a search
 
 
 def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:

@@ -19,8 +19,7 @@ from fastfold.protein import residue_constants as rc
 
 MAX_CA_DISTANCE = 150.0
 """Largest distance in Å of CA atoms of two neighbours; a chain with a larger one is left out."""
-MIN_ATOMS = 5
-"""Smallest number of atoms of a template; alanine has five."""
+MIN_ATOMS = 5  #: Smallest number of atoms of a template; alanine has five
 
 
 @dataclass(frozen=True, eq=False)

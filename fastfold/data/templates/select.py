@@ -17,8 +17,7 @@ from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
 from fastfold.protein import residue_constants as rc
 
-_SHOWN = 3
-"""Number of left-out hits that are named with a reason."""
+_SHOWN = 3  #: Number of left-out hits that are named with a reason
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import FileSlice, PathLike
 
-WHOLE_SPLIT = "train"
-"""Split of a folder without splits."""
+WHOLE_SPLIT = "train"  #: Split of a folder without splits
 
 _STRUCTURE_ENDINGS = (".pdb", ".ent", ".cif", ".mmcif")
 _OF_RECORD = ("sequence", "cluster", "cluster_size", "resolution", "release_date", "msa_rows")
@@ -144,8 +143,7 @@ class _Found:
         return None if self.database is None else self.database.get(self.alignment_name or name)
 
 
-_Alignments = Path | AlignmentDatabase | None
-"""Alignments in a place given by the user."""
+_Alignments = Path | AlignmentDatabase | None  #: Alignments in a place given by the user
 
 
 def _open_alignments(path: PathLike | None) -> _Alignments:

@@ -25,10 +25,8 @@ from fastfold.data.templates.source import read_hits
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
 
-MAX_CANDIDATES = 20
-"""Largest number of hits from which templates are drawn."""
-DAYS_BEFORE = 60
-"""Days by which a template's release must precede the chain's."""
+MAX_CANDIDATES = 20  #: Largest number of hits from which templates are drawn
+DAYS_BEFORE = 60  #: Days by which a template's release must precede the chain's
 _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 

@@ -22,8 +22,7 @@ from fastfold.protein.metrics.superposition import superpose
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
-_LAST_CENTRE = 31.0
-"""Divisor of aligned errors in Å, as in ColabDesign."""
+_LAST_CENTRE = 31.0  #: Divisor of aligned errors in Å, as in ColabDesign
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ ChainLabels = Mapping[str, Tensor]
 outside of the prediction's crop."""
 
 _CA = rc.atom_order["CA"]
-_FEWEST = 3
-"""Minimum number of common resolved residues for a superposition."""
+_FEWEST = 3  #: Minimum number of common resolved residues for a superposition
 _MARGIN = 1e-3
 """Improvement in Å that a permutation needs: under perfect symmetry all fit equally and the given one is kept."""
 

@@ -18,20 +18,13 @@ from fastfold.evoformer.structure.point_pairs import PointPairs
 NEAREST = 3
 """Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
 
-_CLASSES = 40
-"""Separations in the chain above this share one reference distribution."""
-_PAIR = 5 * 8
-"""Bytes of the numbers of a pair and its separation, and of its places in sums of forces."""
-_PAIR_STEP = 160
-"""Bytes of a pair while its forces are computed."""
-_BLOCK = 2**18
-"""Pairs whose forces are computed at a time."""
-_LDDT = (0.5, 1.0, 2.0, 4.0)
-"""Thresholds of lDDT in Å."""
-_LDDT_RADIUS = 15.0
-"""Distances in Å up to which lDDT counts pairs in the experiment."""
-_LDDT_WIDTH = 0.3
-"""Width in Å of the smooth steps at the thresholds, about that of a bin."""
+_CLASSES = 40  #: Separations in the chain above this share one reference distribution
+_PAIR = 5 * 8  #: Bytes of the numbers of a pair and its separation, and of its places in sums of forces
+_PAIR_STEP = 160  #: Bytes of a pair while its forces are computed
+_BLOCK = 2**18  #: Pairs whose forces are computed at a time
+_LDDT = (0.5, 1.0, 2.0, 4.0)  #: Thresholds of lDDT in Å
+_LDDT_RADIUS = 15.0  #: Distances in Å up to which lDDT counts pairs in the experiment
+_LDDT_WIDTH = 0.3  #: Width in Å of the smooth steps at the thresholds, about that of a bin
 
 
 @dataclass(frozen=True)

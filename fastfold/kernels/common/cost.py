@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-Arguments = Mapping[str, Any]
-"""Arguments of a call by their names in the operator's schema."""
+Arguments = Mapping[str, Any]  #: Arguments of a call by their names in the operator's schema
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class OperatorCost:
 
 
 CostOf = Callable[[Arguments], OperatorCost]
-OPERATOR_COSTS: dict[str, CostOf] = {}
-"""Cost functions by the operator's name in the namespace ``fastfold``."""
+OPERATOR_COSTS: dict[str, CostOf] = {}  #: Cost functions by the operator's name in the namespace ``fastfold``
 
 
 def no_products(call: Arguments) -> OperatorCost:

@@ -31,8 +31,7 @@ FLOAT32_VARIABLE = "FASTFOLD_FLOAT32_PRODUCTS"
 TF32X3 = "tf32x3"
 """Arithmetic with three products of TF32 on tensor cores; each factor is a sum of two numbers of TF32."""
 
-FALLBACK = "any"
-"""Class of all chips without entries of their own."""
+FALLBACK = "any"  #: Class of all chips without entries of their own
 
 
 @dataclass(frozen=True)

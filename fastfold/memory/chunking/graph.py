@@ -20,8 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from fastfold.errors import ConfigError
 
-Path = tuple[str | int, ...]
-"""Place of an argument: its name, and the index in a list."""
+Path = tuple[str | int, ...]  #: Place of an argument: its name, and the index in a list
 
 # The same operators where the strides of a part do not allow a view.
 _REARRANGED = {

@@ -108,8 +108,7 @@ class Loop:
         return frozenset(self.members)
 
 
-Step = int | Loop
-"""Number of a value whose operation runs unchunked, or a loop."""
+Step = int | Loop  #: Number of a value whose operation runs unchunked, or a loop
 
 
 def computed_values(step: Step) -> tuple[int, ...]:

@@ -28,8 +28,7 @@ from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
-Regather = Callable[[], Tensor]
-"""Function that gathers a tensor of the forward pass again."""
+Regather = Callable[[], Tensor]  #: Function that gathers a tensor of the forward pass again
 
 
 class Regathered:

@@ -31,8 +31,7 @@ T = TypeVar("T")
 
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 
-Box = tuple[slice, ...]
-"""Part of each dimension, with explicit start and stop."""
+Box = tuple[slice, ...]  #: Part of each dimension, with explicit start and stop
 
 
 @dataclass

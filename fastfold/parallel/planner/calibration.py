@@ -71,17 +71,14 @@ def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
 _FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
 _TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
 
-TRAINING = _constants(_TABLE["training"])
-"""Constants of training steps, fitted to :data:`PUBLISHED`."""
+TRAINING = _constants(_TABLE["training"])  #: Constants of training steps, fitted to :data:`PUBLISHED`
 GENERAL = _constants(_TABLE["general"])
 """Constants of training steps of general models; ``benchmarks/published_models.py`` checks them."""
-FOLDING = _constants(_TABLE["folding"])
-"""Constants of long folds; assumed."""
+FOLDING = _constants(_TABLE["folding"])  #: Constants of long folds; assumed
 PUBLISHED = tuple(
     Published(**(row | {"plan": ParallelPlan(**row.get("plan", {}))})) for row in _TABLE["published"]
 )
 """Published values that check the training's constants."""
 LEFT_OUT: tuple[tuple[str, str], ...] = tuple((row["what"], row["why"]) for row in _TABLE["left_out"])
 """Published values that nothing is checked against, each with the reason."""
-WITHIN: float = _TABLE["within"]
-"""Factor within which the model predicts every value of :data:`PUBLISHED`."""
+WITHIN: float = _TABLE["within"]  #: Factor within which the model predicts every value of :data:`PUBLISHED`

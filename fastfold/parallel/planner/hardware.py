@@ -19,8 +19,7 @@ from typing import Any
 from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 
-LINKS = ("bandwidth", "link", "network", "host_link")
-"""Rates in bytes/s."""
+LINKS = ("bandwidth", "link", "network", "host_link")  #: Rates in bytes/s
 
 _DTYPES = ("bfloat16", "float32")
 
@@ -135,8 +134,7 @@ def _read_table() -> dict[str, Accelerator]:
     }
 
 
-ACCELERATORS: dict[str, Accelerator] = _read_table()
-"""Data sheets by name."""
+ACCELERATORS: dict[str, Accelerator] = _read_table()  #: Data sheets by name
 
 
 def accelerator(name: str) -> Accelerator:

@@ -39,8 +39,7 @@ _ATOM_ITEMS = (
     *("label_seq_id", "auth_seq_id", "pdbx_pdb_ins_code", "auth_asym_id", "pdbx_pdb_model_num"),
     *("cartn_x", "cartn_y", "cartn_z", "occupancy", "b_iso_or_equiv"),
 )
-_DEFAULTS = ("nan", "nan", "nan", "1", "0")
-"""Defaults of missing values; a position must be given."""
+_DEFAULTS = ("nan", "nan", "nan", "1", "0")  #: Defaults of missing values; a position must be given
 _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 

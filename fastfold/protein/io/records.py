@@ -15,8 +15,7 @@ _NUCLEOTIDES: Final = frozenset(
 _RIBOSE: Final = frozenset(("C1'", "C1*"))
 ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE", *TERMINAL_OXYGENS))
 """Names of the atoms that are kept, without hydrogens; SE is the selenium of selenomethionine."""
-MAX_VALUE: Final = 1e8
-"""Limit of coordinates, occupancies and B-factors; larger values are not measurements."""
+MAX_VALUE: Final = 1e8  #: Limit of coordinates, occupancies and B-factors; larger values are not measurements
 MAX_NUMBER: Final = 10_000_000
 
 

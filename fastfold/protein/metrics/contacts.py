@@ -18,11 +18,9 @@ import numpy as np
 BANDS = {"3_6": (3, 6), "6_12": (6, 12), "12_24": (12, 24), "24_up": (24, math.inf)}
 """Half-open bands of separation by name: helices, turns and hairpins, and two bands of tertiary structure."""
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if they are under this distance, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if they are under this distance, in Å
 
-CONTACT_SEPARATION, LONG_RANGE = 12, 24
-"""Minimum separations of scored contacts, and of long-range contacts."""
+CONTACT_SEPARATION, LONG_RANGE = 12, 24  #: Minimum separations of scored contacts, and of long-range contacts
 
 MIN_CONTACTS = 5
 """Structures with fewer contacts get no precision, which would describe them rather than the scores."""

@@ -12,11 +12,9 @@ from fastfold.protein.metrics.superposition import best_rotation
 
 GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
 GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)
-_ROUNDS = 20
-"""Maximum number of refinements of a superposition after its first selection of residues."""
+_ROUNDS = 20  #: Maximum number of refinements of a superposition after its first selection of residues
 _SEEDS_PER_LENGTH = 512
-_BLOCK = 1 << 17
-"""Distances of a block, which fit a core's cache."""
+_BLOCK = 1 << 17  #: Distances of a block, which fit a core's cache
 
 
 def tm_score(

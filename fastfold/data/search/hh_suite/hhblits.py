@@ -23,8 +23,7 @@ from fastfold.data.targets import mask_unknown
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
 
-JOINED = "bfd_uniref"
-"""Name of a search in several databases."""
+JOINED = "bfd_uniref"  #: Name of a search in several databases
 
 FLAGS = (
     *("-n", "3", "-e", "0.001", "-maxseq", "1000000", "-realign_max", "100000"),

@@ -18,8 +18,7 @@ Use = Literal["template", "initial_guess"]
 """Ways to show a structure to a network: as AF2Rank's template, or as the recycled positions of the first pass."""
 
 _BACKBONE = ("N", "CA", "C")
-_SHOWN = 5
-"""Number of atoms of atom37 up to O: N, CA, C, CB, O."""
+_SHOWN = 5  #: Number of atoms of atom37 up to O: N, CA, C, CB, O
 _CB_LENGTH, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
 """Bond CA-CB in Å, angle N-CA-CB and dihedral C-N-CA-CB in radians, as in AF2Rank."""
 

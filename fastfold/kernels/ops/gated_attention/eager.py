@@ -21,8 +21,7 @@ EPS = 1e-5
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
 POSITIONS = 1024
 
-backward_dtype = accumulation_dtype
-"""Dtype of the products of the backward pass."""
+backward_dtype = accumulation_dtype  #: Dtype of the products of the backward pass
 
 
 class GatedAttentionParams(NamedTuple):

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-EPS = 1e-5
-"""Added to the variance in both normalisations."""
+EPS = 1e-5  #: Added to the variance in both normalisations
 
 
 class FactorParams(NamedTuple):

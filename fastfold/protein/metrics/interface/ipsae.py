@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PAE_CUTOFF = 15.0
-"""Aligned errors under this count for ipSAE, in Å: the program's setting for AlphaFold 2."""
+PAE_CUTOFF = 15.0  #: Aligned errors under this count for ipSAE, in Å: the program's setting for AlphaFold 2
 
-LIS_CUTOFF = 12.0
-"""Aligned errors under this count for LIS, in Å."""
+LIS_CUTOFF = 12.0  #: Aligned errors under this count for LIS, in Å
 
 
 @dataclass(frozen=True, eq=False)
