@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
@@ -65,16 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that a user can cause are printed as one message, without a traceback.
     """
     open_standard_streams()
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 2
-    prepare_environment()
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
-        code = run(options)
-        return _flush_stdout() or code
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _fail(str(error), 2)
     except FastFoldError as error:
@@ -85,21 +79,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and (problem := _stdout_problem()):
+            return _fail(problem, 1)
         if debugging():
             raise
         return _fail(internal_error(error), 1)
 
 
-def _flush_stdout() -> int:
-    """Flush the standard output; return 1 if it fails, as on a full disk."""
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser(*arguments[:1])
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    prepare_environment()
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _stdout_problem() -> str:
+    """Return a message if the standard output takes no line, as on a full disk; empty if it takes one."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
+        print(flush=True)
     except OSError as error:
         silence_stdout()
-        return _fail(f"cannot write to the standard output: {error.strerror}; print to another place", 1)
-    return 0
+        return f"cannot write to the standard output: {error.strerror}; print to another place"
+    return ""
 
 
 def _fail(message: str, code: int) -> int:
@@ -108,35 +113,45 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
+_COMMANDS: dict[str, Callable[[Any], None]] = {
+    "infer": add_infer_command,
+    "ensemble": add_ensemble_command,
+    "embed": add_embed_command,
+    "screen": add_screen_command,
+    "score": add_score_command,
+    "mutate": add_mutate_command,
+    "design": add_design_command,
+    "search": add_search_command,
+    "serve": add_serve_command,
+    "submit": add_submit_command,
+    "train": add_train_command,
+    "data": add_data_command,
+    "relax": add_relax_command,
+    "plan": add_plan_command,
+    "report": add_report_command,
+    "verify": add_verify_command,
+    "environment": add_environment_command,
+    "weights": add_weights_command,
+    "databases": add_databases_command,
+    "cite": add_cite_command,
+}
+"""Functions that add commands to a parser, in the order of the help."""
+
+
+def _parser(called: str = "") -> argparse.ArgumentParser:
+    """Return the parser of one command, or of all commands where that one needs the others or is none."""
     parser = CommandParser(
         prog="fastfold",
         description="Protein structure prediction with the AlphaFold 2 networks.",
         epilog=_EPILOG,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    add_infer_command(commands)
-    add_ensemble_command(commands)
-    add_embed_command(commands)
-    add_screen_command(commands)
-    add_score_command(commands)
-    add_mutate_command(commands)
-    add_design_command(commands)
-    add_search_command(commands)
-    add_serve_command(commands)
-    add_submit_command(commands)
-    add_train_command(commands)
-    add_data_command(commands)
-    add_relax_command(commands)
-    add_plan_command(commands)
-    add_report_command(commands)
-    add_verify_command(commands)
-    add_environment_command(commands)
-    add_weights_command(commands)
-    add_databases_command(commands)
-    add_cite_command(commands)
+    if called in _COMMANDS:
+        _COMMANDS[called](commands)
+        return parser
+    for add_command in _COMMANDS.values():
+        add_command(commands)
     add_completion_command(commands, parser)
     return parser

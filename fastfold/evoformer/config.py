@@ -45,6 +45,11 @@ def model_config(name: str) -> ConfigDict:
     if name not in PRESETS:
         names = (*PRESETS, MINI)
         raise ConfigError(f"expected the name of a model, found {name!r}; {suggest(name, names, cutoff=0.0)}")
+    return ConfigDict(preset_tree(name))
+
+
+def preset_tree(name: str) -> dict[str, Any]:
+    """Return the configuration of one of :data:`PRESETS` as plain dictionaries, which are quick to make."""
     base, _, kind = name.partition("_multimer")
     if base != name:
         return _multimer(int(base[-1]), version=int(kind[-1]) if kind else 1)
@@ -144,7 +149,7 @@ _SIDECHAIN = {"num_channel": 128, "num_residual_block": 2, "weight_frac": 0.5}
 _TEMPLATE_DISTANCES = {"min_bin": 3.25, "max_bin": 50.75, "num_bins": 39}
 
 
-def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
+def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> dict[str, Any]:
     trunk = _trunk(outer_first=False, fused=False) | {
         "max_relative_feature": 32,
         "template": {
@@ -166,28 +171,33 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
     }
     heads = _heads(position_scale=10.0, pae_weight=0.1 if ptm else 0.0, structure=structure)
     heads["masked_msa"]["num_output"] = 23
-    return ConfigDict(
-        {
-            "data": {
-                "common": {
-                    **{"masked_msa": _MASKING, "max_extra_msa": max_extra_msa, "msa_cluster_features": True},
-                    **{"num_recycle": 3, "reduce_msa_clusters_by_max_templates": templates},
-                    **{"resample_msa_in_recycling": True, "use_templates": templates},
-                },
-                "eval": {
-                    **{"masked_msa_replace_fraction": 0.15, "max_msa_clusters": 512, "max_templates": 4},
-                    **{"num_ensemble": 1, "subsample_templates": False},
-                },
-            },
-            "model": {
-                "embeddings_and_evoformer": trunk,
-                "global_config": {"multimer_mode": False, "zero_init": True},
-                "heads": heads,
+    return {
+        "data": {
+            "common": {
+                "masked_msa": _MASKING,
+                "max_extra_msa": max_extra_msa,
+                "msa_cluster_features": True,
                 "num_recycle": 3,
+                "reduce_msa_clusters_by_max_templates": templates,
                 "resample_msa_in_recycling": True,
+                "use_templates": templates,
             },
-        }
-    )
+            "eval": {
+                "masked_msa_replace_fraction": 0.15,
+                "max_msa_clusters": 512,
+                "max_templates": 4,
+                "num_ensemble": 1,
+                "subsample_templates": False,
+            },
+        },
+        "model": {
+            "embeddings_and_evoformer": trunk,
+            "global_config": {"multimer_mode": False, "zero_init": True},
+            "heads": heads,
+            "num_recycle": 3,
+            "resample_msa_in_recycling": True,
+        },
+    }
 
 
 _DESCENT = {
@@ -219,7 +229,7 @@ def _mini() -> ConfigDict:
       :mod:`fastfold.evoformer.losses.ca_trace`.
     - ``distogram_descent``: see :func:`fastfold.evoformer.structure.distogram_descent.descend`.
     """
-    config = _monomer(0, False, ptm=True)
+    config = ConfigDict(_monomer(0, False, ptm=True))
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
     config.model.complexes = False
     config.data.common.max_extra_msa = 1
@@ -255,7 +265,7 @@ def _mini() -> ConfigDict:
     return config
 
 
-def _multimer(number: int, *, version: int) -> ConfigDict:
+def _multimer(number: int, *, version: int) -> dict[str, Any]:
     latest = version == 3
     trunk = _trunk(outer_first=True, fused=latest) | {
         "num_msa": 508 if latest else 252,
@@ -281,16 +291,14 @@ def _multimer(number: int, *, version: int) -> ConfigDict:
         "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},
         "sidechain": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0, **_SIDECHAIN},
     }
-    return ConfigDict(
-        {
-            "model": {
-                "embeddings_and_evoformer": trunk,
-                "global_config": {"multimer_mode": True, "zero_init": True},
-                "heads": _heads(position_scale=20.0, pae_weight=0.1, structure=structure),
-                "num_ensemble_eval": 1,
-                "num_recycle": 20,
-                "recycle_early_stop_tolerance": 0.5,
-                "resample_msa_in_recycling": True,
-            }
+    return {
+        "model": {
+            "embeddings_and_evoformer": trunk,
+            "global_config": {"multimer_mode": True, "zero_init": True},
+            "heads": _heads(position_scale=20.0, pae_weight=0.1, structure=structure),
+            "num_ensemble_eval": 1,
+            "num_recycle": 20,
+            "recycle_early_stop_tolerance": 0.5,
+            "resample_msa_in_recycling": True,
         }
-    )
+    }

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError, InputError, WeightsError
-from fastfold.evoformer.config import MINI, has_whole_blocks, is_trained_on_complexes
+from fastfold.evoformer.config import MINI, has_whole_blocks, is_multimer, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
-from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
+from fastfold.evoformer.weights.checkpoint import check_weights, load_model
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.inference.config import InferConfig
-from fastfold.inference.network_settings import apply_settings, check_settings
+from fastfold.inference.network_settings import apply_settings
 from fastfold.utils.hashing import file_digest
 
 
@@ -32,7 +33,8 @@ class Network:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.info: WeightsInfo = weights_info(path)
+        self.info, empty = check_weights(path)
+        self._empty: AlphaFold | None = empty
         self._model: AlphaFold | None = None
 
     @cached_property
@@ -73,8 +75,8 @@ class Network:
         wanted = precision or "fp32"
         kept = "fp32" if self._model is None else precision_of(self._model)
         if self._model is None or kept not in (wanted, "fp32"):
-            self._model, kept = load_model(self.path), "fp32"
-            self._model.name = self.name
+            self._model, kept = load_model(self.path, model=self._empty), "fp32"
+            self._model.name, self._empty = self.name, None
         return self._model if kept == wanted else set_precision(self._model, wanted)
 
 
@@ -225,6 +227,23 @@ def check_divisible(networks: Sequence[Network]) -> None:
                 f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
                 "leave out --parallel, or give --weights of another network"
             )
+
+
+def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
+    """Refuse settings that change none of the networks.
+
+    Args:
+        config: The settings.
+        networks: Official configuration trees of the networks of a run.
+
+    Raises:
+        ConfigError: ``use_cluster_profile`` is False, and all networks are monomer networks.
+    """
+    if not config.use_cluster_profile and not any(map(is_multimer, networks)):
+        raise ConfigError(
+            "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
+            "--disable-cluster-profile (in Python use_cluster_profile=False), or give --weights multimer"
+        )
 
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from fastfold.errors import ConfigError
@@ -36,23 +35,6 @@ def apply_settings(config: InferConfig, network: Any) -> Any:
     if multimer and not config.use_cluster_profile:
         model.embeddings_and_evoformer.use_cluster_profile = False
     return found
-
-
-def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
-    """Refuse settings that change none of the networks.
-
-    Args:
-        config: The settings.
-        networks: Official configuration trees of the networks of a run.
-
-    Raises:
-        ConfigError: ``use_cluster_profile`` is False, and all networks are monomer networks.
-    """
-    if not config.use_cluster_profile and not any(map(is_multimer, networks)):
-        raise ConfigError(
-            "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
-            "--disable-cluster-profile (in Python use_cluster_profile=False), or give --weights multimer"
-        )
 
 
 def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 import fastfold
 from fastfold import cli as module
+from fastfold.cli.command import _parser
 from fastfold.inference import runner
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import ORACLES, QUICK, CommandLine
@@ -67,6 +69,18 @@ def test_every_command_has_help(cli: CommandLine, command: list[str]):
     done = cli.run(*command, "--help")
     assert done.code == 0
     assert done.out.startswith("usage: fastfold")
+
+
+def test_a_command_has_the_same_parser_alone_and_among_all():
+    def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+        (found,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+        return found
+
+    every = commands(_parser())
+    for name in every.keys() - {"completion"}:
+        (alone,) = commands(_parser(name)).items()
+        assert (alone[0], alone[1].format_help()) == (name, every[name].format_help())
+    assert commands(_parser("completion")).keys() == commands(_parser("unknown")).keys() == every.keys()
 
 
 def test_version(cli: CommandLine):

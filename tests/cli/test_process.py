@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -131,12 +132,22 @@ def test_a_closed_stream_gets_no_file_of_the_command() -> None:
     assert shell(line, REPOSITORY).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["report results --table", "cite", "--version", "infer --help", "infer a --out b --print-config"],
+)
 def test_a_full_standard_output_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    helix_prediction("t", 6).save(tmp_path, plots=False)
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(["report", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "fastfold: cannot write to the standard output: No space left on device; print to" in told
+    helix_prediction("t", 6).save(tmp_path / "results", plots=False)
+    monkeypatch.chdir(tmp_path)
+    for buffering in (-1, 0):
+        with Path("/dev/full").open("wb", buffering=buffering) as file:  # type: ignore[call-overload]
+            full = TextIOWrapper(file, write_through=not buffering)
+            monkeypatch.setattr(sys, "stdout", full)
+            assert main(command.split()) == 1
+            full.detach()
+        told = capsys.readouterr().err
+        assert told.startswith(
+            "fastfold: cannot write to the standard output: No space left on device; print to"
+        )

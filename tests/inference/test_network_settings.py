@@ -7,12 +7,8 @@ import pytest
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig
-from fastfold.inference.network_settings import (
-    apply_settings,
-    check_settings,
-    numeric_settings,
-    recycle_tolerance,
-)
+from fastfold.inference.models import check_settings
+from fastfold.inference.network_settings import apply_settings, numeric_settings, recycle_tolerance
 
 
 @pytest.mark.parametrize("name", ["model_1", "model_3_ptm", "model_1_multimer_v3", "mini"])

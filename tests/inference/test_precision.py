@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
-from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.evoformer.weights import checkpoint
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
 from fastfold.inference.prepare import about_kernels, with_precision
@@ -90,21 +92,22 @@ def test_kernels_to_compile_are_announced_where_there_are_none_yet(
     assert about_kernels(torch.device("cuda")) == ""
 
 
-def test_a_loaded_network_changes_its_precision_and_is_read_again_where_it_was_rounded(
+def test_a_network_is_built_once_and_again_only_where_it_was_rounded(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Path] = []
+    built: list[str] = []
 
-    def counted(path: Path) -> AlphaFold:
-        read.append(path)
-        return load_model(path)
+    def counted(config: Mapping[str, Any], origin: str) -> AlphaFold:
+        built.append(origin)
+        return build(config, origin)
 
-    monkeypatch.setattr("fastfold.inference.models.load_model", counted)
+    build = checkpoint._network
+    monkeypatch.setattr(checkpoint, "_network", counted)
     (network,) = open_networks([cli.weights()])
     exact = copy.deepcopy(network.load("fp32").state_dict())
     rounded = network.load("bf16")
     assert rounded is network.load("bf16")
-    assert (precision_of(rounded), len(read)) == ("bf16", 1)
+    assert (precision_of(rounded), len(built)) == ("bf16", 1)
     again = network.load(None).state_dict()
-    assert len(read) == 2
+    assert len(built) == 2
     assert all(torch.equal(again[key], value) for key, value in exact.items())

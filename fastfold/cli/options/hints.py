@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(str(error))
         found, unknown = super().parse_known_args(self._given, namespace)
         if not unknown and getattr(found, "print_config", False) and CONFIG in self._option_string_actions:
-            print(config_text(found, self._actions), end="")
+            print(config_text(found, self._actions), end="", flush=True)
             self.exit()
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -77,6 +77,13 @@ class CommandParser(argparse.ArgumentParser):
             return super().format_help()
         with without_rare(self._actions):
             return super().format_help()
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help and versions without argparse's silence about a full disk or a closed pipe."""
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Print usage, message and hints; exit with code 2."""

@@ -46,8 +46,17 @@ def weights_info(path: AnyPath) -> WeightsInfo:
 
     Names and shapes are checked.
     """
+    return check_weights(path)[0]
+
+
+def check_weights(path: AnyPath) -> tuple[WeightsInfo, AlphaFold]:
+    """Check names and shapes of a weights file; return its description and its network on the meta device.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
     with _open(Path(path), None) as file:
-        return file.info
+        return file.info, file.model
 
 
 def read_weights(
@@ -66,9 +75,20 @@ def read_weights(
         return file.info, file.read()
 
 
-def load_model(path: AnyPath, *, config: Mapping[str, Any] | None = None) -> AlphaFold:
-    """Load the network of a weights file (:func:`read_weights`) in float32 on the CPU, for evaluation."""
-    with _open(Path(path), config) as file:
+def load_model(
+    path: AnyPath, *, config: Mapping[str, Any] | None = None, model: AlphaFold | None = None
+) -> AlphaFold:
+    """Load the network of a weights file, in float32 on the CPU and in evaluation mode.
+
+    Args:
+        path: As :func:`read_weights`.
+        config: As :func:`read_weights`.
+        model: The network of :func:`check_weights`, which gets the parameters; None to build one.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
+    with _open(Path(path), config, model) as file:
         file.model.load_state_dict(file.read(), assign=True)
         return file.model.eval()
 
@@ -152,11 +172,14 @@ class _OpenFile:
 
 
 @contextmanager
-def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
+def _open(
+    path: Path, config: Mapping[str, Any] | None, model: AlphaFold | None = None
+) -> Iterator[_OpenFile]:
     kind = file_format(path)
     if kind == "safetensors":
         with open_own(path) as own:
-            model = _network(own.config if config is None else config, own.origin)
+            if model is None:
+                model = _network(own.config if config is None else config, own.origin)
             own.check(model)
             preset = own.preset if config is None else None
             preset = preset or preset_of(model.config, path.name)
@@ -164,18 +187,20 @@ def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
             yield _OpenFile(info, model, own.read)
     elif kind == "npz":
         with open_archive(path) as archive:
-            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config)
+            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config, model)
     else:
         tensors = read_torch(path)
         if not is_openfold(tensors):
             raise WeightsError(_not_openfold(path, tensors))
-        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config)
+        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config, model)
 
 
-def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None) -> _OpenFile:
-    if config is None:
-        config = infer_config(source.shapes, name_hint=path.name)
-    model = _network(config, source.origin)
+def _open_foreign(
+    path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None, model: AlphaFold | None
+) -> _OpenFile:
+    if model is None:
+        own = infer_config(source.shapes, name_hint=path.name) if config is None else config
+        model = _network(own, source.origin)
     mappings = alphafold_mappings(model)
     check_parameters(mappings, source)
     info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from math import prod
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fastfold.evoformer.config import PRESETS, is_multimer, model_config
+from fastfold.evoformer.config import PRESETS, is_multimer, model_config, preset_tree
 from fastfold.evoformer.weights.alphafold_names import numbered
 
 Shape = tuple[int, ...]
@@ -118,10 +117,8 @@ def preset_of(config: Mapping[str, Any], name_hint: str | None = None) -> str | 
     """Return the official name of a configuration, or None; ``name_hint`` decides between equal ones."""
     hinted = preset_in_name(name_hint)
     names = (hinted, *PRESETS) if hinted else PRESETS
-    multimer = is_multimer(config)
-    return next(
-        (name for name in names if ("multimer" in name) == multimer and config == _preset(name)), None
-    )
+    tree = config.to_dict() if isinstance(config, ConfigDict) else config
+    return next((name for name in names if preset_tree(name) == tree), None)
 
 
 def preset_in_name(name: str | None) -> str | None:
@@ -143,11 +140,6 @@ def has_ptm(config: Mapping[str, Any]) -> bool:
     return bool(config["model"]["heads"]["predicted_aligned_error"]["weight"])
 
 
-@cache
-def _preset(name: str) -> ConfigDict:
-    return model_config(name)
-
-
 def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
     """Return the preset that shares most parts with the shapes, the hinted one first."""
     parts = {key.split("//")[0] for key in shapes}
@@ -158,12 +150,12 @@ def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
     hinted = preset_in_name(name_hint)
 
     def likeness(name: str) -> tuple[bool, int, bool]:
-        config = _preset(name)
-        steps = config.model.embeddings_and_evoformer.evoformer
+        config = preset_tree(name)
+        steps = config["model"]["embeddings_and_evoformer"]["evoformer"]
         alike = [
             has_templates(config) == templates,
             has_ptm(config) == ptm,
-            steps.triangle_multiplication_outgoing.fuse_projection_weights == fused,
+            steps["triangle_multiplication_outgoing"]["fuse_projection_weights"] == fused,
         ]
         return is_multimer(config) == multimer, sum(alike), name == hinted
 

@@ -133,7 +133,7 @@ class Evaluator:
         dropout: bool = False,
         gradient: bool = True,
     ) -> Evaluation:
-        """Compute the losses, and their gradient.
+        """Compute the losses, and their gradient if it is asked for.
 
         Args:
             parameters: ``[P, 20]``.
@@ -220,20 +220,14 @@ class Evaluator:
         model = self.models[network]
         average = self.recycle_mode == "average" and recycles > 0
         state: _Passes | None = None
+        share = 1 / (recycles + 1) if average else 1.0
         for number in range(recycles + 1) if average else [recycles]:
             relaxed = relax_sequence(leaf, relaxation, self._bias)
             features, aatype, order = self._features_of(network, relaxed)
             recording = differentiable(model, len(aatype), seed + number, dropout, self._gradients)
             with recording, exact_products(self.device):
-                result = model(
-                    lambda cycle, member, f=features: f, number, recycle_tolerance=0.0, state=state
-                )
-                yield (
-                    1 / (recycles + 1) if average else 1.0,
-                    Outputs.from_result(result, order),
-                    relaxed,
-                    aatype,
-                )
+                result = model(lambda *_, f=features: f, number, recycle_tolerance=0.0, state=state)
+                yield share, Outputs.from_result(result, order), relaxed, aatype
             if average:
                 state = _Passes(number + 1, result)
 
@@ -245,8 +239,8 @@ class Evaluator:
         sequence = self.task.sequence(relaxed.pseudo)
         profile = self.task.sequence(relaxed.hard) if self._hard_profile else sequence
         aatype = sequence.detach().argmax(-1)
-        back = None if order is None else torch.argsort(order)
-        if back is not None:
+        if order is not None:
+            back = torch.argsort(order)
             sequence, profile = sequence[back], profile[back]
         dynamic = sequence_features(sequence, multimer=self.models[network].multimer, profile=profile)
         return constant | dynamic, aatype, order

@@ -28,12 +28,7 @@ def plan_design(
 ) -> GradientPlan | None:
     """Plan the gradients of a design, or refuse it.
 
-    Args:
-        task: Task of the design.
-        models: Its networks, on their device.
-        infer: Its ``memory_budget`` and ``host_memory``; by default the free memory.
-        say: Called with a line about a design whose block inputs leave the device.
-        distributed: Processes that share each gradient; None for one.
+    The budget is that of ``infer``, by default the free memory. ``say`` gets a line if block inputs leave the device.
 
     Returns:
         The plan; None for a short target without a budget, whose gradients are not planned.
@@ -74,13 +69,9 @@ def plan_design(
 def design_gradients(
     task: DesignTask, plan: GradientPlan | None, device: torch.device, group: Group | None = None
 ) -> GradientRun:
-    """Return the passes of a design by a plan, or by its length alone.
+    """Return the passes of a design by a plan, or by its length alone without one.
 
-    Args:
-        task: Task of the design.
-        plan: Plan of its gradients; None for one without a memory limit.
-        device: Device of the networks.
-        group: Ranks that share the target; None for one.
+    ``group`` are the ranks that share the target; None for one.
     """
     if plan is not None:
         return plan.run_on(device, group)

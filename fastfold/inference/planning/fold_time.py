@@ -29,12 +29,7 @@ _MESSAGES = 24
 
 
 def fold_costs(rates: Rates, element_size: int) -> Costs:
-    """Estimate the costs of candidates on a GPU from its rates.
-
-    Args:
-        rates: Rates of the GPU.
-        element_size: Bytes per element of the trunk.
-    """
+    """Estimate the costs of candidates on a GPU from its rates and the bytes per element of the trunk."""
     launch = rates.assumptions.launch_seconds
     return Costs(
         rate=rates.matrix["bfloat16" if element_size == 2 else "float32"],
@@ -123,7 +118,6 @@ def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
     n, e, own = fold.residues, fold.element_size, fold.own
 
     def product(channels: int, kept: float) -> int:
-        """Return the offloaded bytes of the outgoing and incoming product of one block."""
         away = (n - kept_rows(n, kept)) * own + (own - kept_rows(own, kept)) * n
         return away * channels * e
 

@@ -65,10 +65,7 @@ class FoldRequest:
     templates: int | None
 
     def plan(self, host: HostBuffers) -> FoldPlan:
-        """Make the plan.
-
-        Args:
-            host: Buffers for offloaded tensors in this process.
+        """Make the plan with the buffers for offloaded tensors in this process.
 
         Raises:
             BudgetError: No plan fits the budget.
@@ -224,9 +221,11 @@ class Planner:
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """Return the largest number of residues for which a plan within a budget exists."""
-        return longest_that_fits(
-            lambda n: self.smallest(n, rows=rows, templates=templates) if n else 0, budget
-        )
+
+        def smallest(n: int) -> int:
+            return self.smallest(n, rows=rows, templates=templates) if n else 0
+
+        return longest_that_fits(smallest, budget)
 
     def _operators(self, fold: Fold) -> list[Operator]:
         room = OffloadRoom(self.host_memory, self.disk)

@@ -60,10 +60,7 @@ def report_fold_plan(options: argparse.Namespace) -> str:
 
 
 def check_sizes(options: argparse.Namespace) -> None:
-    """Check the sizes of a fold.
-
-    Args:
-        options: ``residues``, ``msa``, ``extra_msa`` and ``templates``.
+    """Check ``residues``, ``msa``, ``extra_msa`` and ``templates`` of the command line.
 
     Raises:
         ConfigError: A size is invalid.

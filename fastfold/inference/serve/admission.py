@@ -10,8 +10,15 @@ from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import Network, check_takers, limit_networks, refuse_complexes, suitable
-from fastfold.inference.network_settings import apply_settings, check_settings
+from fastfold.inference.models import (
+    Network,
+    check_settings,
+    check_takers,
+    limit_networks,
+    refuse_complexes,
+    suitable,
+)
+from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
@@ -45,12 +52,7 @@ class Admission:
     max_residues: int | None = None
 
     def check(self, request: JobRequest, target: Target, folder: Path) -> None:
-        """Check settings, templates and memory of a job.
-
-        Args:
-            request: The request.
-            target: Its target.
-            folder: Folder of the job, which has its templates.
+        """Check settings, templates and memory of a job, whose folder has the templates.
 
         Raises:
             InputError: The target does not fit, or a template is invalid.
@@ -75,39 +77,20 @@ class Admission:
         if open_templates(options.templates) is not None:  # refuses invalid structures
             shown = options.templates.max_templates
         rows = sum(len(m.sequences) for pair in target.alignments or () for group in pair for m in group)
-        for network in networks:
-            templates = shown if takes_templates(network.info.config, target) else 0
-            self._check_memory(network, config, target, rows, templates)
-
-    def _check_memory(
-        self, network: Network, config: InferConfig, target: Target, rows: int, templates: int
-    ) -> None:
         if self.memory is None:
             return
-        size = 2 if config.precision == "bf16" else 4
-        planner = Planner(
-            apply_settings(config, network.info.config),
-            size,
-            self.device,
-            host_memory=self.host_memory,
-            parameters=network.info.parameters * size,
-            cuda_graph=config.cuda_graphs,
-        )
-        check_fit(
-            planner,
-            target.num_residues,
-            config.budget,
-            self.memory,
-            name=target.record,
-            rows=rows,
-            templates=templates,
-        )
-        if config.budget is not None:
-            plan_target(
-                planner,
-                target.num_residues,
-                config.budget,
-                name=target.record,
-                rows=rows,
-                templates=templates,
+        for network in networks:
+            size = 2 if config.precision == "bf16" else 4
+            planner = Planner(
+                apply_settings(config, network.info.config),
+                size,
+                self.device,
+                host_memory=self.host_memory,
+                parameters=network.info.parameters * size,
+                cuda_graph=config.cuda_graphs,
             )
+            templates = shown if takes_templates(network.info.config, target) else 0
+            needs = {"name": target.record, "rows": rows, "templates": templates}
+            check_fit(planner, target.num_residues, config.budget, self.memory, **needs)
+            if config.budget is not None:
+                plan_target(planner, target.num_residues, config.budget, **needs)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +21,6 @@ SIMILAR = 1.25
 MAX_LOSSES = 2
 """Number of lost workers after which a job is given up, because it may be the cause."""
 _VERSION = 1
-_COLUMNS = (
-    *("number", "id", "user", "name", "priority", "residues", "fingerprint", "state", "text", "result"),
-    *("submitted", "started", "finished", "answer", "losses"),
-)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -89,6 +85,9 @@ class QueuedJob:
     losses: int
 
 
+_COLUMNS = ", ".join(field.name for field in fields(QueuedJob))
+
+
 class QueueFullError(InputError):
     """Error for a job beyond the limits of its user or of the queue."""
 
@@ -138,22 +137,14 @@ class JobQueue:
     ) -> QueuedJob:
         """Add a job, or return the one that the user submitted with the same key before.
 
-        Args:
-            job: Name of the job.
-            user: User of the job.
-            name: Name of the target.
-            residues: Length of the target.
-            fingerprint: Hash of the settings.
-            priority: Jobs of higher priority start first.
-            key: Key of the submission, by which a repeated one is recognised.
-            max_jobs: Largest number of unfinished jobs of the user.
-            max_queue: Largest number of unfinished jobs.
+        The name and the residues are those of its target, and the fingerprint is a hash of its settings. Limits are
+        numbers of unfinished jobs, of the user and of all.
 
         Raises:
             QueueFullError: A limit is reached.
         """
         with self._transaction() as execute:
-            if key is not None and (known := self._keyed(user, key)) is not None:
+            if key is not None and (known := self.known(user, key)) is not None:
                 return known
             unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')"
             if execute(f"{unfinished} AND user = ?", (user,)).fetchone()[0] >= max_jobs:
@@ -174,8 +165,8 @@ class JobQueue:
 
     def known(self, user: str, key: str) -> QueuedJob | None:
         """Return the job that a user submitted with a key; None if there is none."""
-        with self._lock:
-            return self._keyed(user, key)
+        found = self._select("WHERE user = ? AND key = ?", (user, key))
+        return found[0] if found else None
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
@@ -227,14 +218,7 @@ class JobQueue:
         return [replace(job, state="running", started=now) for job in group]
 
     def finish(self, job: str, state: State, text: str, result: str = "{}") -> bool:
-        """Answer a running job; return False if it was answered before.
-
-        Args:
-            job: Name of the job.
-            state: One of :data:`FINAL`.
-            text: Result or reason in words.
-            result: Result in JSON.
-        """
+        """Answer a running job in words and in JSON; return False if it was answered before."""
         return self._close(job, "running", state, text, result)
 
     def cancel(self, job: str) -> bool:
@@ -242,12 +226,7 @@ class JobQueue:
         return self._close(job, "queued", "cancelled", "cancelled by its user", "{}")
 
     def requeue(self, jobs: Sequence[str], *, lost: bool = False) -> None:
-        """Return running jobs to their places in the queue.
-
-        Args:
-            jobs: Names of the jobs.
-            lost: True if their worker ended, which counts as a loss.
-        """
+        """Return running jobs to their places in the queue; ``lost`` counts the loss of their worker."""
         with self._transaction() as execute:
             for job in jobs:
                 execute(
@@ -274,15 +253,9 @@ class JobQueue:
             )
             return changed.rowcount == 1
 
-    def _keyed(self, user: str, key: str) -> QueuedJob | None:
-        found = self._select("WHERE user = ? AND key = ?", (user, key))
-        return found[0] if found else None
-
     def _select(self, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
         with self._lock:
-            rows = self._connection.execute(
-                f"SELECT {', '.join(_COLUMNS)} FROM jobs {condition}", tuple(values)
-            )
+            rows = self._connection.execute(f"SELECT {_COLUMNS} FROM jobs {condition}", tuple(values))
             return [QueuedJob(*row) for row in rows]
 
     @contextmanager

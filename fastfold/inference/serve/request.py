@@ -94,11 +94,7 @@ class JobRequest:
         return found
 
     def options(self, base: RunOptions, folder: Path) -> RunOptions:
-        """Return the server's options of runs with those of the request.
-
-        Args:
-            base: Options of the server.
-            folder: Folder of the job, which has the templates.
+        """Return the server's options of runs with those of the request, whose templates are in the job's folder.
 
         Raises:
             ConfigError: A value is invalid.
@@ -140,12 +136,7 @@ class JobRequest:
 
 
 def template_file(name: str, text: str) -> str:
-    """Return a safe file name for a template, with the suffix of its format.
-
-    Args:
-        name: Name in the request, with or without a suffix.
-        text: Content, mmCIF or PDB.
-    """
+    """Return a safe file name for a template, with the suffix of its format, from its name and content."""
     stem = name
     for suffix in (".cif", ".mmcif", ".pdb", ".ent"):
         stem = stem.removesuffix(suffix)

@@ -91,12 +91,7 @@ class Service:
         self.queue.close()
 
     def submit(self, submission: Submission, user: str, key: str | None) -> QueuedJob:
-        """Admit a job.
-
-        Args:
-            submission: The submission.
-            user: Its user.
-            key: Key by which a repeated submission is recognised; None for none.
+        """Admit a job; a key, if there is one, recognises repetitions of a submission.
 
         Raises:
             InputError: The target is invalid or does not fit.
@@ -154,9 +149,7 @@ class Service:
     def progress(self, job: QueuedJob, offset: int) -> tuple[list[tuple[int, str]], int]:
         """Return complete lines of a job's progress, each with the offset of its end, and the last offset.
 
-        Args:
-            job: The job.
-            offset: Bytes that were read before.
+        ``offset`` counts the bytes that were read before.
         """
         data = b""
         with contextlib.suppress(OSError), (self._jobs / job.id / PROGRESS).open("rb") as file:
