@@ -8,11 +8,11 @@ from fastfold.utils.text_files import split_lines
 
 
 class FastaRecord(NamedTuple):
-    """Record of a FASTA file: its header without ``>``, the header's line from 1, and the lines below it."""
+    """Record of a FASTA file."""
 
-    header: str
-    line: int
-    lines: list[str]
+    header: str  #: Header without its ``>``
+    line: int  #: Line number of the header, from 1
+    lines: list[str]  #: Lines below it, up to the next header
 
 
 def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:

@@ -33,23 +33,18 @@ _RESERVED = frozenset(  # device names of Windows, with any extension
 
 @dataclass(frozen=True)
 class Chain:
-    """Protein chain.
+    """Protein chain."""
 
-    Attributes:
-        id: Chain identifier in the structure, ``A``, ``B``, … in the order of the input.
-        sequence: One letter per residue, upper case, the 20 amino acids and X.
-        record: Identifier of the chain's own FASTA record, if it has one; used to find its alignments.
-        letters: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an
-            alignment, the network sees these letters as in an alignment: B as D, Z as E, U as C.
-        whole: The given sequence of the whole protein, if the chain has only parts of it; otherwise empty.
-        regions: First and last residue of each part in the whole protein, from 1; empty for a whole protein.
-    """
-
-    id: str
-    sequence: str
+    id: str  #: Chain identifier in the structure, ``A``, ``B``, … in the order of the input
+    sequence: str  #: One letter per residue, upper case, the 20 amino acids and X
+    #: Identifier of the chain's own FASTA record, if it has one; used to find its alignments
     record: str = field(default="", compare=False)
+    #: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an alignment, the
+    #: network sees these letters as in an alignment: B as D, Z as E, U as C.
     letters: str = field(default="", compare=False)
+    #: The given sequence of the whole protein, if the chain has only parts of it; otherwise empty
     whole: str = field(default="", compare=False)
+    #: First and last residue of each part in the whole protein, from 1; empty for a whole protein
     regions: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -71,29 +66,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class Target:
-    """Target of a fold: a chain or a complex.
+    """Target of a fold: a chain or a complex."""
 
-    Attributes:
-        name: Stem of output files: letters, digits and ``._+-``, at most 100 of them, never hidden and never a path;
-            unique among the targets of one run, regardless of case.
-        chains: The chains.
-        source: File of the target; empty if there is none.
-        record: Identifier in the input: the first word of the FASTA header, or the file's stem for a complex of several
-            records.
-        warnings: Changes of the input, one sentence each.
-        alignments: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
-            :func:`fastfold.data.features.pipeline.featurize`; None if the input has none.
-        given: Structure of the target to be scored; None to fold.
-        templates: Per chain, raw template features that replace a search; None for a search.
-    """
-
+    #: Stem of output files: letters, digits and ``._+-``, at most 100 of them, never hidden and never a path; unique
+    #: among the targets of one run, regardless of case
     name: str
-    chains: tuple[Chain, ...]
-    source: str
+    chains: tuple[Chain, ...]  #: The chains
+    source: str  #: File of the target; empty if there is none
+    #: Identifier in the input: the first word of the FASTA header, or the file's stem for a complex of several records
     record: str
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  #: Changes of the input, one sentence each
+    #: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
+    #: :func:`fastfold.data.features.pipeline.featurize`; None if the input has none
     alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
-    given: GivenStructure | None = None
+    given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
+    #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -126,8 +113,8 @@ class FoundTarget(NamedTuple):
     """Target of a file, whose name is not unique yet."""
 
     target: Target
-    path: PathLike
-    line: int
+    path: PathLike  #: Path of its file
+    line: int  #: Line of its record, from 1
 
 
 def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:

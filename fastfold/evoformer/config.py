@@ -31,8 +31,7 @@ PRESETS: tuple[str, ...] = (
 """Every name that :func:`model_config` knows. ``_multimer`` without a version is version 1."""
 
 
-MINI = "mini"
-"""Name of the small network that ships with the package; not an official model."""
+MINI = "mini"  #: Name of the small network that ships with the package; not an official model
 
 
 def model_config(name: str) -> ConfigDict:

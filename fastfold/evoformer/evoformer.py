@@ -19,23 +19,15 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 
 class Step(NamedTuple):
-    """Step of a block, in which a layer updates the MSA or the pair.
+    """Step of a block, in which a layer updates the MSA or the pair."""
 
-    Attributes:
-        name: Name of the layer in the block.
-        layer: Class of the layer.
-        updates: ``msa`` or ``pair``.
-        cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
-            for any.
-        reads_other: True if the layer also reads the other tensor.
-        node: Name of the layer's node in the block's official config node; None for ``name``.
-    """
-
-    name: str
-    layer: type[PolicyModule]
-    updates: str
+    name: str  #: Name of the layer in the block
+    layer: type[PolicyModule]  #: Class of the layer
+    updates: str  #: ``msa`` or ``pair``
+    #: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None for any
     cut: int | None = None
-    reads_other: bool = False
+    reads_other: bool = False  #: True if the layer also reads the other tensor
+    #: Name of the layer's node in the block's official config node; None for ``name``
     node: str | None = None
 
     def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:

@@ -37,8 +37,7 @@ FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that creates the features of
 one cycle and ensemble member on demand."""
 OnCycle = Callable[[int, dict[str, Any]], None]
-PassResult = tuple[Features, dict[str, Any]]
-"""Representations and structure of a pass."""
+PassResult = tuple[Features, dict[str, Any]]  #: Representations and structure of a pass
 RunPass = Callable[[Callable[[list[Features], Features], PassResult], list[Features], Features], PassResult]
 """Function that runs a pass. Its arguments are the pass function, the features of each ensemble member and the results
 of the previous pass. The pass function removes features from their dicts."""

@@ -63,8 +63,7 @@ from fastfold.training.validation import ChainScore, Templates, mean_figures, sc
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
-_LONG_SCAN_S = 20.0
-"""Duration of a scan in seconds from which a run suggests an index."""
+_LONG_SCAN_S = 20.0  #: Duration of a scan in seconds from which a run suggests an index
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:

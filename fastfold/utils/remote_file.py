@@ -16,8 +16,7 @@ from typing import Protocol
 from fastfold.errors import NetworkError
 from fastfold.utils.http import BROKEN, open_url
 
-MAX_READ = 1 << 24
-"""Maximum number of bytes of a read, so that no number in a foreign file reserves memory."""
+MAX_READ = 1 << 24  #: Maximum number of bytes of a read, so that no number in a foreign file reserves memory
 
 _BLOCK = 1 << 16
 

@@ -17,8 +17,7 @@ from fastfold.errors import InputError
 PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
-STDIN_NAME: Final = "stdin"
-"""Name of the standard input in messages, in place of a file's name."""
+STDIN_NAME: Final = "stdin"  #: Name of the standard input in messages, in place of a file's name
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -26,12 +25,12 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class FileSlice(os.PathLike[str]):
-    """File inside a larger file, from byte ``start`` on; the functions here read it like any other."""
+    """File inside a larger file; the functions here read it like any other."""
 
-    container: Path
-    name: str
-    start: int
-    size: int
+    container: Path  #: The larger file
+    name: str  #: Name of the inner file, with its ending
+    start: int  #: Its first byte
+    size: int  #: Number of its bytes
 
     def __fspath__(self) -> str:
         """Return the name for messages; no file has this path."""

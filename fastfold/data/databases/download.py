@@ -40,23 +40,23 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Source:
-    """A packed file on a server or on the disk; ``version`` changes whenever the file changes."""
+    """A packed file on a server or on the disk."""
 
     name: str
-    place: str
-    file: Readable
-    size: int
-    version: tuple[object, ...]
-    md5: bytes | None = None
+    place: str  #: Its address or path
+    file: Readable  #: Its content
+    size: int  #: Size in bytes
+    version: tuple[object, ...]  #: Changes whenever the file changes
+    md5: bytes | None = None  #: MD5 sum that the server states
 
 
 @dataclass(frozen=True)
 class DatabaseSize:
-    """Size of a database in bytes before its download; ``download`` is None where the server does not tell it."""
+    """Size of a database before its download."""
 
     database: PublishedDatabase
-    download: int | None
-    is_present: bool
+    download: int | None  #: Bytes of the packed files by the server; None where it does not tell
+    is_present: bool  #: True if the database is in the folder already
 
     @property
     def needed(self) -> float:

@@ -17,16 +17,14 @@ import torch
 
 from fastfold.data.features import transforms
 
-FEATURES = ("coevolution_single", "coevolution_pair")
-"""Names of the network's inputs."""
+FEATURES = ("coevolution_single", "coevolution_pair")  #: Names of the network's inputs
 
 SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
 """Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
 
 MAX_RESIDUES = 1024
 """Largest number of residues for couplings, because the covariance matrix has 20 rows per residue."""
-MAX_ROWS = 4096
-"""Number of analysed alignment rows, from the first."""
+MAX_ROWS = 4096  #: Number of analysed alignment rows, from the first
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
 _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
@@ -41,19 +39,16 @@ def is_input(config: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Coevolution:
-    """Coevolution in an alignment of ``N`` columns.
+    """Coevolution in an alignment of ``N`` columns."""
 
-    Attributes:
-        scores: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
-            couplings.
-        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1.
-        conservation: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue).
-        log_effective_rows: Natural logarithm of the number of rows, where similar rows count as one together.
-    """
-
+    #: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
+    #: couplings.
     scores: np.ndarray | None
+    #: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1
     profile: np.ndarray
+    #: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue)
     conservation: np.ndarray
+    #: Natural logarithm of the number of rows, where similar rows count as one together
     log_effective_rows: float
 
 

@@ -17,19 +17,12 @@ from fastfold.data.targets import Chain
 
 @dataclass(frozen=True)
 class ComplexLines:
-    """Lines of a complex's alignment besides the queries: paired lines first, then rows of each different chain.
+    """Lines of a complex's alignment besides the queries: paired lines first, then rows of each different chain."""
 
-    Attributes:
-        sequences: Sequence of each chain; equal ones share their rows.
-        queries: The query of each different chain, an alignment of one row.
-        paired: Rows of each different chain in the paired lines, ``P`` each.
-        own: Rows of each different chain alone.
-    """
-
-    sequences: tuple[str, ...]
-    queries: dict[str, Msa]
-    paired: dict[str, Msa]
-    own: dict[str, Msa]
+    sequences: tuple[str, ...]  #: Sequence of each chain; equal ones share their rows
+    queries: dict[str, Msa]  #: The query of each different chain, an alignment of one row
+    paired: dict[str, Msa]  #: Rows of each different chain in the paired lines, ``P`` each
+    own: dict[str, Msa]  #: Rows of each different chain alone
 
     @property
     def number_paired(self) -> int:

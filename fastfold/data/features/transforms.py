@@ -23,42 +23,25 @@ _ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which fit into a
 
 @dataclass(frozen=True)
 class Alignment:
-    """Whole alignment of a target, from which each recycling iteration draws rows.
+    """Whole alignment of a target, from which each recycling iteration draws rows."""
 
-    Attributes:
-        msa: ``[S, N]`` uint8 residue types 0-21; row 0 is the query.
-        deletions: ``[S, N]`` float32, residues deleted before each column.
-        mask: ``[S, N]`` float32, 0 where a row is padding.
-        bert_mask: ``[S, N]`` float32, 0 where a masked position must not be a training target.
-        cluster_bias: ``[S]`` float32, 1 for rows that are always drawn as cluster centres.
-        profile: ``[N, 22]`` float32 residue frequencies of all rows, padding left out.
-    """
-
-    msa: np.ndarray
-    deletions: np.ndarray
-    mask: np.ndarray
-    bert_mask: np.ndarray
-    cluster_bias: np.ndarray
-    profile: np.ndarray
+    msa: np.ndarray  #: ``[S, N]`` uint8 residue types 0-21; row 0 is the query
+    deletions: np.ndarray  #: ``[S, N]`` float32, residues deleted before each column
+    mask: np.ndarray  #: ``[S, N]`` float32, 0 where a row is padding
+    bert_mask: np.ndarray  #: ``[S, N]`` float32, 0 where a masked position must not be a training target
+    cluster_bias: np.ndarray  #: ``[S]`` float32, 1 for rows that are always drawn as cluster centres
+    profile: np.ndarray  #: ``[N, 22]`` float32 residue frequencies of all rows, padding left out
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random choices of one iteration, which with the :class:`Alignment` determine its features.
+    """Random choices of one iteration, which with the :class:`Alignment` determine its features."""
 
-    Attributes:
-        clusters: ``[C]`` rows of the alignment that are cluster centres, the query first.
-        extra: ``[E]`` all other rows, which are assigned to clusters.
-        num_extra: Number of rows of the extra MSA, from the first.
-        masked: ``[C, N]`` bool, positions of masked-residue prediction.
-        msa: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked).
-    """
-
-    clusters: np.ndarray
-    extra: np.ndarray
-    num_extra: int
-    masked: np.ndarray
-    msa: np.ndarray
+    clusters: np.ndarray  #: ``[C]`` rows of the alignment that are cluster centres, the query first
+    extra: np.ndarray  #: ``[E]`` all other rows, which are assigned to clusters
+    num_extra: int  #: Number of rows of the extra MSA, from the first
+    masked: np.ndarray  #: ``[C, N]`` bool, positions of masked-residue prediction
+    msa: np.ndarray  #: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked)
 
 
 def one_hot(ids: np.ndarray, classes: int) -> np.ndarray:

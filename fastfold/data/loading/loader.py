@@ -27,11 +27,11 @@ _PASSED_OVER = "passed over"  # its entry is in quarantine already; the first re
 
 
 class Draw(NamedTuple):
-    """Sample with its number in the order over all ranks, and the name of its entry."""
+    """Sample with its origin."""
 
-    number: int
-    id: str
-    sample: Features
+    number: int  #: Place in the order, over all ranks
+    id: str  #: Name of its entry
+    sample: Features  #: Result of ``make_sample``
 
 
 class ConsumedDraw(NamedTuple):

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from fastfold.errors import InputError
 
-WAITS_S = (1.0, 4.0)
-"""Seconds before each further try."""
+WAITS_S = (1.0, 4.0)  #: Seconds before each further try
 
 T = TypeVar("T")
 

@@ -10,10 +10,8 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.msa.sampling import row_letters
 from fastfold.utils.packages import require_package
 
-MAX_GAPS = 0.25
-"""Rows with this share of gaps or more are left out."""
-MIN_ROWS = 3
-"""Smallest number of rows near a core row, itself included."""
+MAX_GAPS = 0.25  #: Rows with this share of gaps or more are left out
+MIN_ROWS = 3  #: Smallest number of rows near a core row, itself included
 
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY-", np.uint8)
 _EPS = np.arange(3.0, 20.5, 0.5)
@@ -22,14 +20,10 @@ _GIVE_UP_EPS = 10.0
 
 
 class RowClusters(NamedTuple):
-    """Clusters of the rows of an alignment.
+    """Clusters of the rows of an alignment."""
 
-    Attributes:
-        eps: Radius of DBSCAN, the Euclidean distance of one-hot rows.
-        rows: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels.
-    """
-
-    eps: float
+    eps: float  #: Radius of DBSCAN, the Euclidean distance of one-hot rows
+    #: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels
     rows: list[np.ndarray]
 
 

@@ -31,19 +31,13 @@ _LOWER = string.ascii_lowercase.encode()
 
 
 class ChainPart(NamedTuple):
-    """Part of a ColabFold alignment for one of its different chains.
+    """Part of a ColabFold alignment for one of its different chains."""
 
-    Attributes:
-        query: Sequence of the chain.
-        copies: Number of copies.
-        unpaired: Rows of only this chain; None if there are none.
-        paired: The chain's part of each row that several chains share, the query first, also if it contains only gaps;
-            None in the alignment of a single chain.
-    """
-
-    query: str
-    copies: int
-    unpaired: Msa | None
+    query: str  #: Sequence of the chain
+    copies: int  #: Number of copies
+    unpaired: Msa | None  #: Rows of only this chain; None if there are none
+    #: The chain's part of each row that several chains share, the query first, also if it contains only gaps; None in
+    #: the alignment of a single chain
     paired: Msa | None
 
     @property
@@ -53,10 +47,10 @@ class ChainPart(NamedTuple):
 
 
 class ColabFoldMsa(NamedTuple):
-    """ColabFold alignment of a complex: its different chains, and a warning for each row left out."""
+    """ColabFold alignment of a complex."""
 
-    parts: list[ChainPart]
-    warnings: list[str]
+    parts: list[ChainPart]  #: Different chains, in the order of the file
+    warnings: list[str]  #: Rows that were left out, one sentence each
 
 
 def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:

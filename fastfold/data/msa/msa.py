@@ -66,8 +66,8 @@ ChainMsas = tuple[list[Msa], list[Msa]]
 class ColabFoldHeader(NamedTuple):
     """Content of ColabFold's first line ``#length,length<tab>copies,copies`` about the different chains."""
 
-    lengths: tuple[int, ...]
-    copies: tuple[int, ...]
+    lengths: tuple[int, ...]  #: Number of residues of each chain
+    copies: tuple[int, ...]  #: Number of copies of each chain
 
 
 def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:

@@ -10,8 +10,7 @@ import numpy as np
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import mask_unknown
 
-UNKNOWN = "X"
-"""Letter of masked positions."""
+UNKNOWN = "X"  #: Letter of masked positions
 
 
 def join_alignments(msas: Sequence[Msa], *, unique: bool) -> Msa:

@@ -22,21 +22,15 @@ _PIECE = 1 << 16
 
 
 class Part(NamedTuple):
-    """Part of a database that one worker searches at a time.
+    """Part of a database that one worker searches at a time."""
 
-    Attributes:
-        number: Index among the parts of the database, from zero.
-        path: Path of the database.
-        chunks: First and last (exclusive) byte of each of its chunks, for a plain file.
-        text: Its records, for a compressed file; None for a plain one, and after a worker received them.
-        num_bytes: Corresponding bytes of the file.
-    """
-
-    number: int
-    path: Path
+    number: int  #: Index among the parts of the database, from zero
+    path: Path  #: Path of the database
+    #: First and last (exclusive) byte of each of its chunks, for a plain file
     chunks: tuple[tuple[int, int], ...]
+    #: Its records, for a compressed file; None for a plain one, and after a worker received them
     text: bytes | None
-    num_bytes: int
+    num_bytes: int  #: Corresponding bytes of the file
 
     def read(self) -> bytes:
         """Read the records of the part.

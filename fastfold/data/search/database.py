@@ -20,8 +20,7 @@ from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
 from fastfold.utils.text_files import PathLike, json_object_or_none
 
-PAIRING = "uniprot"
-"""Name of the database whose hits pair the chains of complexes by species."""
+PAIRING = "uniprot"  #: Name of the database whose hits pair the chains of complexes by species
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
 # Beginnings of the file names of AlphaFold's databases, with AlphaFold's names of the searches.
@@ -44,15 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SequenceDatabase:
-    """FASTA file to search.
+    """FASTA file to search."""
 
-    Attributes:
-        name: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``.
-        path: Path of the file, plain or gzipped.
-    """
-
-    name: str
-    path: Path
+    name: str  #: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``
+    path: Path  #: Path of the file, plain or gzipped
 
     def check(self) -> None:
         """Check the beginning of the file before a long search.

@@ -34,8 +34,7 @@ _log = logging.getLogger(__name__)
 QUERY = "query"
 """Name of the first row of every alignment, because results are kept by sequence and not by name."""
 
-BATCH = 16
-"""Number of sequences compared with the database together; results are kept after each batch."""
+BATCH = 16  #: Number of sequences compared with the database together; results are kept after each batch
 
 _GAPS = re.compile(r"[-.]+")
 

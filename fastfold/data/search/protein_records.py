@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_RESIDUES = 100_000
-"""Longest sequence of a database that HMMER compares."""
+MAX_RESIDUES = 100_000  #: Longest sequence of a database that HMMER compares
 
 _OTHER_MOLECULE = re.compile(rb"\S+[ \t]+mol:(?!protein\b)")
 _IN_SEQUENCES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*._~ \t\r\n"
@@ -18,17 +17,11 @@ _SPACE = b" \t\r\n"
 
 
 class SkippedRecords(NamedTuple):
-    """Records left out of a search.
+    """Records left out of a search."""
 
-    Attributes:
-        others: Number of records that are not proteins by their headers.
-        unreadable: Number of records that HMMER cannot read.
-        example: Name of the first unreadable record, with the reason.
-    """
-
-    others: int = 0
-    unreadable: int = 0
-    example: str = ""
+    others: int = 0  #: Number of records that are not proteins by their headers
+    unreadable: int = 0  #: Number of records that HMMER cannot read
+    example: str = ""  #: Name of the first unreadable record, with the reason
 
     def __add__(self, more: object) -> SkippedRecords:
         if not isinstance(more, SkippedRecords):

@@ -23,8 +23,7 @@ SearchProgram = Literal["jackhmmer", "phmmer", "mmseqs"]
 """Programs that search databases on this machine: HMMER's, or ColabFold's pipeline by MMseqs2."""
 
 MAX_E_VALUE = 1e6
-MAX_WORKERS = 1024
-"""Largest number of processes of a search."""
+MAX_WORKERS = 1024  #: Largest number of processes of a search
 
 
 def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:
@@ -105,10 +104,6 @@ class HmmerSettings:
 class SearchSources:
     """Sources of alignments: databases on this machine, or an MSA server; each option has its help.
 
-    Attributes:
-        access: Credentials for ``server``.
-        hmmer: Settings of HMMER's programs; ``engine`` is that of the sources.
-
     Raises:
         ConfigError: An option is invalid, or contradicts another.
     """
@@ -166,7 +161,7 @@ class SearchSources:
         help="greedy: pair rows of a species in two chains or more; complete: in all chains (default "
         f"{ColabFoldModes.pair_strategy})",
     )
-    access: ServerAccess = field(default_factory=ServerAccess)
+    access: ServerAccess = field(default_factory=ServerAccess)  #: Credentials for ``server``
     num_workers: int | None = option(
         "--cpu",
         "--num-workers",
@@ -190,6 +185,7 @@ class SearchSources:
         help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
         "read repeatedly (default: half of the free memory)",
     )
+    #: Settings of HMMER's programs; ``engine`` is that of the sources
     hmmer: HmmerSettings = field(default_factory=HmmerSettings)
 
     def __post_init__(self) -> None:

@@ -38,27 +38,22 @@ class ShardTask(NamedTuple):
 
 
 class ShardHits(NamedTuple):
-    """Hits in a part.
+    """Hits in a part."""
 
-    Attributes:
-        hits: Hits of each profile; until they are merged, their E-values are those of a search in this part alone.
-        num_residues: Residues in the part.
-        is_kept: True if the worker keeps the part in memory.
-        skipped: Records that were left out.
-    """
-
+    #: Hits of each profile; until they are merged, their E-values are those of a search in this part alone
     hits: list[TopHits]
-    num_residues: int
-    is_kept: bool
-    skipped: SkippedRecords = SkippedRecords()
+    num_residues: int  #: Residues in the part
+    is_kept: bool  #: True if the worker keeps the part in memory
+    skipped: SkippedRecords = SkippedRecords()  #: Records that were left out
 
 
 @dataclass
 class ShardSearcher:
-    """Searcher in parts of a database; each worker keeps some of them within its memory."""
+    """Searcher in parts of a database; one per worker."""
 
+    #: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on
     settings: Mapping[str, Any]
-    memory_bytes: int
+    memory_bytes: int  #: Memory limit for the kept parts
     _kept: dict[int, tuple[DigitalSequenceBlock, int, SkippedRecords]] = field(
         default_factory=dict, init=False, repr=False
     )

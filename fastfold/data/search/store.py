@@ -32,15 +32,11 @@ RECORD = "record.json"
 
 @dataclass(frozen=True)
 class SearchKey:
-    """Inputs of a search other than the sequence.
+    """Inputs of a search other than the sequence."""
 
-    Attributes:
-        name: Name of the result, for example ``uniref90``: letters, digits and ``._-``.
-        settings: Engine with its version and settings, and the database by its digest or its address, as any nesting of
-            mappings with text keys, lists, text, numbers, booleans and None.
-    """
-
-    name: str
+    name: str  #: Name of the result, for example ``uniref90``: letters, digits and ``._-``
+    #: Engine with its version and settings, and the database by its digest or its address, as any nesting of mappings
+    #: with text keys, lists, text, numbers, booleans and None
     settings: Mapping[str, Any]
 
     @property

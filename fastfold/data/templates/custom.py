@@ -29,17 +29,11 @@ _STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CustomChain:
-    """Protein chain of a user's structure file.
+    """Protein chain of a user's structure file."""
 
-    Attributes:
-        file: Name of the file without its suffixes.
-        name: ``<file>_<chain>``, name of the template.
-        chain: Its sequence and atoms.
-    """
-
-    file: str
-    name: str
-    chain: EntryChain
+    file: str  #: Name of the file without its suffixes
+    name: str  #: ``<file>_<chain>``, name of the template
+    chain: EntryChain  #: Its sequence and atoms
 
     @property
     def chain_id(self) -> str:
@@ -49,17 +43,12 @@ class CustomChain:
 
 @dataclass(frozen=True)
 class CustomAlignment:
-    """User's alignment of structures with one chain.
+    """User's alignment of structures with one chain."""
 
-    Attributes:
-        path: Path of the file.
-        query: Letters of the chain, the first row.
-        rows: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of the
-            query, lower case for insertions.
-    """
-
-    path: PathLike
-    query: str
+    path: PathLike  #: Path of the file
+    query: str  #: Letters of the chain, the first row
+    #: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of the
+    #: query, lower case for insertions
     rows: dict[str, str]
 
 

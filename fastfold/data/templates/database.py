@@ -17,8 +17,7 @@ from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
 
 _LIMIT = 1 << 30
-_KEPT = 16
-"""Number of entries kept in memory, because hits and chains often share entries."""
+_KEPT = 16  #: Number of entries kept in memory, because hits and chains often share entries
 _TOP, _REVISIONS = 1 << 16, "_pdbx_audit_revision_history"
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
 

@@ -19,33 +19,23 @@ from fastfold.protein import residue_constants as rc
 
 MAX_CA_DISTANCE = 150.0
 """Largest distance in Å of CA atoms of two neighbours; a chain with a larger one is left out."""
-MIN_ATOMS = 5
-"""Smallest number of atoms of a template; alanine has five."""
+MIN_ATOMS = 5  #: Smallest number of atoms of a template; alanine has five
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Template at the ``N`` residues of the query.
+    """Template at the ``N`` residues of the query."""
 
-    Attributes:
-        name: ``<PDB id>_<chain>``, or the name of a user's structure.
-        sequence: ``N`` letters of the template, ``-`` for a gap.
-        positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
-        mask: ``[N, 37]`` float32.
-        sum_probs: HHsearch's sum of posterior probabilities, 0 for other searches.
-        mapping: Place in the chain's whole sequence for each aligned residue of the query.
-        exact: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned.
-        frame: Number shared by the templates of other chains whose atoms are in one frame with these; 0 for a template
-            of one chain.
-    """
-
-    name: str
-    sequence: str
-    positions: np.ndarray
-    mask: np.ndarray
-    sum_probs: float
-    mapping: Mapping[int, int]
+    name: str  #: ``<PDB id>_<chain>``, or the name of a user's structure
+    sequence: str  #: ``N`` letters of the template, ``-`` for a gap
+    positions: np.ndarray  #: ``[N, 37, 3]`` float32 in Å, zero where the mask is
+    mask: np.ndarray  #: ``[N, 37]`` float32
+    sum_probs: float  #: HHsearch's sum of posterior probabilities, 0 for other searches
+    mapping: Mapping[int, int]  #: Place in the chain's whole sequence for each aligned residue of the query
+    #: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned
     exact: bool = True
+    #: Number shared by the templates of other chains whose atoms are in one frame with these; 0 for a template of one
+    #: chain
     frame: int = 0
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import check_options, option
 
-MAX_TEMPLATES = 4
-"""Number of templates used by AlphaFold's networks."""
+MAX_TEMPLATES = 4  #: Number of templates used by AlphaFold's networks
 
 _PATH: dict[str, Any] = {"default": None, "parse": Path, "group": "templates"}
 _PATHS: dict[str, Any] = {**_PATH, "default": ()}

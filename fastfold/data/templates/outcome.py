@@ -33,21 +33,13 @@ class TemplateSkipped(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one hit or structure.
+    """Outcome of one hit or structure."""
 
-    Attributes:
-        name: ``<PDB id>_<chain>`` of a hit, or a file's name and chain.
-        reason: ``used``, or the short reason why not.
-        message: Reason for users; empty if it is used without remarks.
-        index: Number of the hit in its search, from 1; 0 for a user's structure.
-        aligned: Number of aligned residues of the query.
-    """
-
-    name: str
-    reason: Reason
-    message: str = ""
-    index: int = 0
-    aligned: int = 0
+    name: str  #: ``<PDB id>_<chain>`` of a hit, or a file's name and chain
+    reason: Reason  #: ``used``, or the short reason why not
+    message: str = ""  #: Reason for users; empty if it is used without remarks
+    index: int = 0  #: Number of the hit in its search, from 1; 0 for a user's structure
+    aligned: int = 0  #: Number of aligned residues of the query
 
     @property
     def used(self) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.utils.packages import require_package
 
-MIN_IDENTITY = 0.9
-"""Smallest share of equal residues in the shorter sequence."""
+MIN_IDENTITY = 0.9  #: Smallest share of equal residues in the shorter sequence
 
 
 def align_pair(first: str, second: str) -> tuple[str, str]:

@@ -25,14 +25,10 @@ from fastfold.utils.text_files import PathLike
 if TYPE_CHECKING:
     from pyhmmer.plan7 import HMM, Pipeline
 
-_FILTER = 0.1
-"""P-value up to which a sequence passes each of HMMER's three filters."""
-_MAX_E_VALUE = 100.0
-"""E-value up to which sequences and their domains are reported and included."""
-_MAX_OWN_E_VALUE = 0.1
-"""The same limit for a few sequences of the user; an unrelated one has about 1."""
-_PART_BYTES = 16 << 20
-"""Number of a database's sequences that are compared at a time."""
+_FILTER = 0.1  #: P-value up to which a sequence passes each of HMMER's three filters
+_MAX_E_VALUE = 100.0  #: E-value up to which sequences and their domains are reported and included
+_MAX_OWN_E_VALUE = 0.1  #: The same limit for a few sequences of the user; an unrelated one has about 1
+_PART_BYTES = 16 << 20  #: Number of a database's sequences that are compared at a time
 _HHM = "_hhm.ffdata"
 
 

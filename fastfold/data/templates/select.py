@@ -17,21 +17,17 @@ from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
 from fastfold.protein import residue_constants as rc
 
-_SHOWN = 3
-"""Number of left-out hits that are named with a reason."""
+_SHOWN = 3  #: Number of left-out hits that are named with a reason
 
 
 @dataclass(frozen=True)
 class ChainTemplates:
-    """Templates of one chain.
+    """Templates of one chain."""
 
-    Hits and structures are ``found``, of which some are ``templates``, the best first; ``outcomes`` has each of them.
-    """
-
-    templates: tuple[Template, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    found: int = 0
-    sources: tuple[str, ...] = ()
+    templates: tuple[Template, ...] = ()  #: Templates, the best first
+    outcomes: tuple[Outcome, ...] = ()  #: Outcome of each examined hit and structure, in that order
+    found: int = 0  #: Number of hits and structures
+    sources: tuple[str, ...] = ()  #: Sources of the templates, for example a file's name
 
     def __add__(self, other: ChainTemplates) -> ChainTemplates:
         return ChainTemplates(

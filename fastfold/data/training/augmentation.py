@@ -50,8 +50,8 @@ def delete_blocks(
 ) -> dict[str, np.ndarray]:
     """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
-    The copies of a chain in a complex must share one alignment: delete once and use the result for all. It has all raw
-    features; those by row contain the remaining rows, and ``num_alignments`` is their number.
+    The copies of a chain in a complex must share one alignment: delete once and use the result for all. The result has
+    all raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
 
     Raises:
         InputError: The alignment is missing or malformed.

@@ -54,8 +54,7 @@ _NAMES = """
 """
 _PARSERS = tuple(f"fastfold.{name}" for name in _NAMES.split())
 """Modules that determine the result of parsing a file."""
-_TABLES = ("residue_constants.json",)
-"""Tables of :mod:`fastfold.protein` that these modules read."""
+_TABLES = ("residue_constants.json",)  #: Tables of :mod:`fastfold.protein` that these modules read
 
 T = TypeVar("T")
 

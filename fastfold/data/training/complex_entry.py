@@ -26,24 +26,18 @@ from fastfold.protein.structure import ChainStructure, Structure
 
 
 class ComplexMsas(NamedTuple):
-    """Alignments of one chain of a complex, whose first rows are the chain.
+    """Alignments of one chain of a complex, whose first rows are the chain."""
 
-    Attributes:
-        unpaired: Alignments without pairing.
-        paired: Alignments whose rows are paired with those of other chains by species (UniProt).
-    """
-
-    unpaired: tuple[Msa, ...] = ()
+    unpaired: tuple[Msa, ...] = ()  #: Alignments without pairing
+    #: Alignments whose rows are paired with those of other chains by species (UniProt)
     paired: tuple[Msa, ...] = ()
 
 
 @dataclass(frozen=True)
 class ComplexEntry(Entry):
-    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members.
+    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members."""
 
-    Members are listed by the training set; other chains of the file also belong to the complex.
-    """
-
+    #: Chains listed by the training set; other chains of the file also belong to the complex
     members: tuple[Entry, ...] = ()
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
@@ -66,21 +60,15 @@ class ComplexEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class ComplexData:
-    """Content of a complex's files.
+    """Content of a complex's files."""
 
-    Attributes:
-        chains: Chains in the order of the file.
-        alignments: Alignments of each chain; chains of equal sequence share theirs.
-        resolution: Resolution of the structure in Å, or None; from the entry, otherwise from the file.
-        release_date: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from
-            the file.
-        hits: See :class:`fastfold.data.training.entry.EntryData`.
-    """
-
-    chains: tuple[ChainStructure, ...]
-    alignments: tuple[ComplexMsas, ...]
+    chains: tuple[ChainStructure, ...]  #: Chains in the order of the file
+    alignments: tuple[ComplexMsas, ...]  #: Alignments of each chain; chains of equal sequence share theirs
+    #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
     resolution: float | None
+    #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
     release_date: str = ""
+    #: See :class:`fastfold.data.training.entry.EntryData`
     hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
 

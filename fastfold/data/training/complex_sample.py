@@ -24,8 +24,7 @@ from fastfold.data.training.templates import Candidates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
-COPIES = "copies/"
-"""Prefix of the data for the exchange of equal chains: see :func:`complex_sample`."""
+COPIES = "copies/"  #: Prefix of the data for the exchange of equal chains: see :func:`complex_sample`
 
 _CA = rc.atom_order["CA"]
 _ROWS = ("msa", "deletion_matrix", "msa_mask", "bert_mask", "cluster_bias_mask")

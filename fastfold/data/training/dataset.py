@@ -31,8 +31,7 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import FileSlice, PathLike
 
-WHOLE_SPLIT = "train"
-"""Split of a folder without splits."""
+WHOLE_SPLIT = "train"  #: Split of a folder without splits
 
 _STRUCTURE_ENDINGS = (".pdb", ".ent", ".cif", ".mmcif")
 _OF_RECORD = ("sequence", "cluster", "cluster_size", "resolution", "release_date", "msa_rows")
@@ -42,10 +41,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Sequence[Entry]):
-    """Entries sorted by name, and names and reasons of invalid structures."""
+    """Entries, sorted by name."""
 
-    entries: tuple[Entry, ...]
-    unreadable: tuple[tuple[str, str], ...] = field(default=())
+    entries: tuple[Entry, ...]  #: The chains
+    unreadable: tuple[tuple[str, str], ...] = field(default=())  #: Names and reasons of invalid structures
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -144,8 +143,7 @@ class _Found:
         return None if self.database is None else self.database.get(self.alignment_name or name)
 
 
-_Alignments = Path | AlignmentDatabase | None
-"""Alignments in a place given by the user."""
+_Alignments = Path | AlignmentDatabase | None  #: Alignments in a place given by the user
 
 
 def _open_alignments(path: PathLike | None) -> _Alignments:

@@ -29,35 +29,24 @@ _BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Settings of samples.
+    """Settings of samples."""
 
-    Attributes:
-        crop_size: Largest number of residues.
-        cycles: Recycling iterations to make features for.
-        single_sequence_probability: Share of samples without their alignment.
-        block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
-        max_rows: Number of rows drawn uniformly from a deeper alignment, or None for all.
-        unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
-        unknown_resolution: Resolution in Å of structures without one, or None: the confidence heads do not learn from
-            them then.
-        spatial_crop_probability: Share of complexes that are cropped around a residue at an interface; others are
-            cropped chain by chain.
-        coevolution_dropout: Share of samples without couplings, for a network that uses coevolution.
-        coevolution_subsets: Number of random subsets of alignment rows for couplings; 0 for all rows.
-        max_chains: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
-            :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
-    """
-
-    crop_size: int
-    cycles: int
-    single_sequence_probability: float = 0.0
-    block_deletion: bool = True
-    max_rows: int | None = None
+    crop_size: int  #: Largest number of residues
+    cycles: int  #: Recycling iterations to make features for
+    single_sequence_probability: float = 0.0  #: Share of samples without their alignment
+    block_deletion: bool = True  #: Delete blocks of alignment rows (supplement, section 1.2.6)
+    max_rows: int | None = None  #: Number of rows drawn uniformly from a deeper alignment, or None for all
+    #: Share of samples whose backbone FAPE is not clamped (section 1.11.5)
     unclamped_probability: float = 0.1
+    #: Resolution in Å of structures without one, or None: the confidence heads do not learn from them then
     unknown_resolution: float | None = None
+    #: Share of complexes that are cropped around a residue at an interface; others are cropped chain by chain
     spatial_crop_probability: float = 0.5
+    #: Share of samples without couplings, for a network that uses coevolution
     coevolution_dropout: float = 0.0
-    coevolution_subsets: int = 0
+    coevolution_subsets: int = 0  #: Number of random subsets of alignment rows for couplings; 0 for all rows
+    #: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
+    #: :func:`fastfold.data.training.complex_sample.neighbouring_chains`
     max_chains: int = 20
 
 

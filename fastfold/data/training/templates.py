@@ -25,21 +25,19 @@ from fastfold.data.templates.source import read_hits
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
 
-MAX_CANDIDATES = 20
-"""Largest number of hits from which templates are drawn."""
-DAYS_BEFORE = 60
-"""Days by which a template's release must precede the chain's."""
+MAX_CANDIDATES = 20  #: Largest number of hits from which templates are drawn
+DAYS_BEFORE = 60  #: Days by which a template's release must precede the chain's
 _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidate templates of a chain: at most :data:`MAX_CANDIDATES` hits, the best first."""
+    """Candidate templates of a chain."""
 
-    hits: Sequence[TemplateHit]
-    query: str
-    entries: MmcifFolder
-    limit: date | None
+    hits: Sequence[TemplateHit]  #: At most :data:`MAX_CANDIDATES`, the best first
+    query: str  #: Sequence of the chain, ``N`` letters
+    entries: MmcifFolder  #: Reader of the structures
+    limit: date | None  #: Latest release date, None for any
 
     def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return features of random templates, see :meth:`fastfold.data.templates.select.ChainTemplates.features`.
@@ -79,10 +77,11 @@ def _passes(hit: TemplateHit, query: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TrainingTemplates:
-    """Finder of training chains' candidate templates, up to a latest release date or None."""
+    """Finder of training chains' candidate templates."""
 
-    entries: MmcifFolder
-    max_date: date | None = None
+    entries: MmcifFolder  #: The PDB's entries, for the atoms of hits
+    max_date: date | None = None  #: Latest release date of any template, or None
+    #: Reads hits: :func:`read_candidates`, or the same through a cache
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
     def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:

@@ -14,8 +14,7 @@ from torch import Tensor
 from fastfold.evoformer.confidence.scores import bin_centres, row_blocks, tm_score_of_bins
 from fastfold.evoformer.execution import LazyRows, rows_of
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if their CB atoms are nearer than this, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if their CB atoms are nearer than this, in Å
 
 _EPSILON = 1e-8
 

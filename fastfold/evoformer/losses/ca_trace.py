@@ -13,12 +13,9 @@ from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
 
-_EPSILON = 1e-6
-"""In Å²; keeps the gradient finite for two atoms at the same position."""
-_BOND = 3.8
-"""CA-CA distance of neighbours in a chain with trans peptide bonds, in Å."""
-_BONDED = 2
-"""Residues at most this far apart in the chain do not count as overlaps."""
+_EPSILON = 1e-6  #: In Å²; keeps the gradient finite for two atoms at the same position
+_BOND = 3.8  #: CA-CA distance of neighbours in a chain with trans peptide bonds, in Å
+_BONDED = 2  #: Residues at most this far apart in the chain do not count as overlaps
 
 
 def ca_trace_losses(

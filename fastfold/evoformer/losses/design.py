@@ -22,33 +22,23 @@ from fastfold.protein.metrics.superposition import superpose
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
-_LAST_CENTRE = 31.0
-"""Divisor of aligned errors in Å, as in ColabDesign."""
+_LAST_CENTRE = 31.0  #: Divisor of aligned errors in Å, as in ColabDesign
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a network that losses read, of ``N`` residues.
+    """Outputs of a network that losses read, of ``N`` residues."""
 
-    Attributes:
-        distogram: Logits ``[N, N, bins]``; losses read them by :func:`~.pair_logits.over_bins`.
-        lower_edges: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first.
-        lddt: Logits of the predicted lDDT ``[N, bins]``.
-        resolved: Logits of resolved atoms ``[N, 37]``.
-        positions: ``[N, 37, 3]`` in Å.
-        atom14: ``[N, 14, 3]`` in Å.
-        errors: Logits of the aligned error ``[N, N, bins]``, or None without that head.
-        error_breaks: Edges of its bins in Å, ``[bins - 1]``, or None.
-    """
-
+    #: Logits ``[N, N, bins]``; losses read them by :func:`~.pair_logits.over_bins`
     distogram: Tensor | PairLogits
-    lower_edges: Tensor
-    lddt: Tensor
-    resolved: Tensor
-    positions: Tensor
-    atom14: Tensor
+    lower_edges: Tensor  #: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first
+    lddt: Tensor  #: Logits of the predicted lDDT ``[N, bins]``
+    resolved: Tensor  #: Logits of resolved atoms ``[N, 37]``
+    positions: Tensor  #: ``[N, 37, 3]`` in Å
+    atom14: Tensor  #: ``[N, 14, 3]`` in Å
+    #: Logits of the aligned error ``[N, N, bins]``, or None without that head
     errors: Tensor | PairLogits | None = None
-    error_breaks: Tensor | None = None
+    error_breaks: Tensor | None = None  #: Edges of its bins in Å, ``[bins - 1]``, or None
 
     @classmethod
     def from_result(cls, result: dict[str, Any], order: Tensor | None = None) -> Outputs:
@@ -77,21 +67,14 @@ class Outputs:
 
 @dataclass(frozen=True)
 class ContactOptions:
-    """Contacts that a loss counts.
+    """Contacts that a loss counts."""
 
-    Attributes:
-        num: Contacts per residue.
-        cutoff: Distance in Å below which two CB atoms are in contact.
-        binary: True for the probability of a contact, False for the entropy within the cutoff as well.
-        seqsep: Smallest separation in the sequence.
-        num_pos: Residues that count, those with the lowest loss; infinite for all.
-    """
-
-    num: int = 2
-    cutoff: float = 14.0
+    num: int = 2  #: Contacts per residue
+    cutoff: float = 14.0  #: Distance in Å below which two CB atoms are in contact
+    #: True for the probability of a contact, False for the entropy within the cutoff as well
     binary: bool = False
-    seqsep: int = 0
-    num_pos: float = float("inf")
+    seqsep: int = 0  #: Smallest separation in the sequence
+    num_pos: float = float("inf")  #: Residues that count, those with the lowest loss; infinite for all
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:

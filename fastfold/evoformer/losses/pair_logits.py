@@ -31,16 +31,11 @@ class JoinedRows(Protocol):
 
 @dataclass(frozen=True)
 class PairLogits:
-    """Logits ``[N, N, bins]`` by rows.
+    """Logits ``[N, N, bins]`` by rows."""
 
-    Attributes:
-        logits: This process's rows ``[n, N, bins]``, whole or computed on demand.
-        rows: Rows of this process among all; None if it has all.
-        order: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits.
-    """
-
-    logits: Tensor | LazyRows
-    rows: JoinedRows | None = None
+    logits: Tensor | LazyRows  #: This process's rows ``[n, N, bins]``, whole or computed on demand
+    rows: JoinedRows | None = None  #: Rows of this process among all; None if it has all
+    #: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits
     order: Tensor | None = None
 
     def reduce(self, function: Callable[..., Tensor], *pairs: Tensor) -> Tensor:

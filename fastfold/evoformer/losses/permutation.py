@@ -23,8 +23,7 @@ ChainLabels = Mapping[str, Tensor]
 outside of the prediction's crop."""
 
 _CA = rc.atom_order["CA"]
-_FEWEST = 3
-"""Minimum number of common resolved residues for a superposition."""
+_FEWEST = 3  #: Minimum number of common resolved residues for a superposition
 _MARGIN = 1e-3
 """Improvement in Å that a permutation needs: under perfect symmetry all fit equally and the given one is kept."""
 
@@ -102,19 +101,15 @@ def match_chains(
 
 @dataclass(frozen=True)
 class _Pairs:
-    """All ``K`` pairs of a predicted and an experimental chain of one sequence.
+    """All pairs of a predicted and an experimental chain of one sequence."""
 
-    CA positions are ``[K, L, 3]`` in Å, padded to the longest chain, and ``mask [K, L]`` has the residues that the
-    experiment resolved. ``given [K]`` is True if both chains have the same ``asym_id``.
-    """
-
-    asym: list[int]
-    chain: list[int]
-    entity: list[int]
-    given: list[bool]
-    predicted: Tensor
-    true: Tensor
-    mask: Tensor
+    asym: list[int]  #: ``[K]`` ``asym_id`` of the predicted chain
+    chain: list[int]  #: ``[K]`` index of the experimental chain
+    entity: list[int]  #: ``[K]`` entity of both
+    given: list[bool]  #: ``[K]`` True if both have the same ``asym_id``
+    predicted: Tensor  #: ``[K, L, 3]`` CA positions in Å, padded to the longest chain
+    true: Tensor  #: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment
+    mask: Tensor  #: ``[K, L]`` residues that the experiment resolved
 
     @staticmethod
     def of(

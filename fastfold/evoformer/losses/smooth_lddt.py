@@ -15,8 +15,7 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 
 _THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
-_EPSILON = 1e-8
-"""In Å²; keeps the gradient finite for the diagonal and for two atoms at the same position."""
+_EPSILON = 1e-8  #: In Å²; keeps the gradient finite for the diagonal and for two atoms at the same position
 
 
 def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff: float) -> Tensor:

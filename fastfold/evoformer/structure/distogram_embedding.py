@@ -17,16 +17,12 @@ from fastfold.evoformer.execution import LazyRows
 from fastfold.protein.metrics.superposition import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 
-_FAR = 0.3
-"""Probability of the last bin from which a pair counts as far apart, at an unknown distance."""
-_RISE = 3.8
-"""Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain."""
+_FAR = 0.3  #: Probability of the last bin from which a pair counts as far apart, at an unknown distance
+_RISE = 3.8  #: Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain
 _STRAIGHT, _SHRINK = 20.0, 0.6
 """Distance in Å from which shortest paths, which bend, are shortened, and the factor for the rest."""
-_WINDOW = 3
-"""Residues on each side that turn a frame."""
-_MATRICES = 6
-"""Square float64 matrices of the embedding at once."""
+_WINDOW = 3  #: Residues on each side that turn a frame
+_MATRICES = 6  #: Square float64 matrices of the embedding at once
 
 
 def mirror_images(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-6
-"""In Å²; keeps directions finite for two points at the same position."""
+_EPSILON = 1e-6  #: In Å²; keeps directions finite for two points at the same position
 
 
 class PointPairs:

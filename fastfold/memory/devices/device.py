@@ -26,7 +26,10 @@ class DeviceFull(RuntimeError):
 
 
 class EarlyCopy:
-    """Tensor that is being copied to a device before it is used; None after it was taken or cancelled."""
+    """Tensor that is being copied to a device before it is used.
+
+    ``tensor`` is None after it was taken or cancelled. On a GPU, ``event`` is at the end of the copy.
+    """
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
         self.tensor: Tensor | None = tensor

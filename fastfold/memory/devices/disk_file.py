@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError, OutputError
 
-PAGE = 4096
-"""Alignment of parts in bytes, so that a write does not read pages of other parts."""
+PAGE = 4096  #: Alignment of parts in bytes, so that a write does not read pages of other parts
 
 _THREADS = 4
 # The kernel limits each read-ahead to its device's maximum, which is at least 128 KiB.

@@ -28,19 +28,14 @@ from fastfold.parallel.comm.moves import Move, Shards
 
 @dataclass(frozen=True)
 class SummedTerms:
-    """Options of one multiplication.
+    """Options of one multiplication."""
 
-    Attributes:
-        shards: The cut.
-        length: Residues N.
-        outgoing: True for outgoing edges: the pair is then cut along its columns, otherwise along its rows. The result
-            is cut along its rows.
-        meanwhile: First work of the backward pass while the product's gradient is sent.
-    """
-
-    shards: AxialShards
-    length: int
+    shards: AxialShards  #: The cut
+    length: int  #: Residues N
+    #: True for outgoing edges: the pair is then cut along its columns, otherwise along its rows. The result is cut
+    #: along its rows.
     outgoing: bool
+    #: First work of the backward pass while the product's gradient is sent
     meanwhile: Callable[[], None] | None = None
 
     def product(self, factors: Tensor) -> Tensor:

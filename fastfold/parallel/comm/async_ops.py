@@ -31,17 +31,16 @@ T = TypeVar("T")
 
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 
-Box = tuple[slice, ...]
-"""Part of each dimension, with explicit start and stop."""
+Box = tuple[slice, ...]  #: Part of each dimension, with explicit start and stop
 
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a running collective, a tensor or several, which ``finish`` makes from the filled buffers."""
+    """Result of a running collective, a tensor or several."""
 
-    finish: Callable[[], T]
-    work: dist.Work | None = None
-    sent: Tensor | None = None
+    finish: Callable[[], T]  #: Makes the result from the filled buffers
+    work: dist.Work | None = None  #: Handle to wait for; None if nothing is running
+    sent: Tensor | None = None  #: Memory that is sent, kept while the collective runs
 
     def wait(self) -> T:
         """Return the result after every rank has sent its part; on a GPU the stream waits, not the host.

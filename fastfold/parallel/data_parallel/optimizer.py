@@ -19,8 +19,7 @@ from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
 
-OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()
-"""Optimizers that step a share of a parallel model."""
+OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()  #: Optimizers that step a share of a parallel model
 
 
 class ParallelOptimizer(Optimizer):

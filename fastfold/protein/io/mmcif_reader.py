@@ -39,20 +39,18 @@ _ATOM_ITEMS = (
     *("label_seq_id", "auth_seq_id", "pdbx_pdb_ins_code", "auth_asym_id", "pdbx_pdb_model_num"),
     *("cartn_x", "cartn_y", "cartn_z", "occupancy", "b_iso_or_equiv"),
 )
-_DEFAULTS = ("nan", "nan", "nan", "1", "0")
-"""Defaults of missing values; a position must be given."""
+_DEFAULTS = ("nan", "nan", "nan", "1", "0")  #: Defaults of missing values; a position must be given
 _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 
 @dataclass
 class _Polymers:
-    """Polymers of a file: residue names by entity, or by chain (label), and True for a protein.
+    """Polymers of a file."""
 
-    It is False for another polymer, and None if the type leaves it open.
-    """
-
+    #: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open
     protein: dict[str, bool | None] = field(default_factory=dict)
-    sequences: dict[str, list[str]] = field(default_factory=dict)
+    sequences: dict[str, list[str]] = field(default_factory=dict)  #: Residue names by entity
+    #: Residue names by chain (label), if not by entity
     by_asym: dict[str, list[str]] = field(default_factory=dict)
 
 

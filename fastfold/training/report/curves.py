@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Curve = tuple[np.ndarray, np.ndarray]
-"""Steps ``[n]`` and values ``[n]``."""
+Curve = tuple[np.ndarray, np.ndarray]  #: Steps ``[n]`` and values ``[n]``
 
 _MANY = 60  # number of points from which a curve is drawn as a smooth line over thin points
 

@@ -42,19 +42,19 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """Result of a task by its number: a value, or the reason of a failure in one line."""
+    """Result of a task."""
 
-    key: int
-    value: Any
-    failure: str | None
+    key: int  #: Number of the task
+    value: Any  #: Result of the function; None if it failed
+    failure: str | None  #: Reason of a failure in one line; None for success
 
 
 class WorkerDeath(NamedTuple):
-    """Worker process that ended unexpectedly, its cause such as ``killed by SIGKILL``, and its task or None."""
+    """Worker process that ended unexpectedly."""
 
-    pid: int | None
-    cause: str
-    key: int | None
+    pid: int | None  #: Process id
+    cause: str  #: Cause of the end, for example ``killed by SIGKILL``
+    key: int | None  #: Task that it worked on, or None
 
 
 @dataclass

@@ -28,10 +28,10 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Packed(NamedTuple):
-    """Message ready to be sent: pickled without its arrays, with their sizes, and the arrays' memory."""
+    """Message ready to be sent."""
 
-    head: bytes
-    buffers: list[memoryview]
+    head: bytes  #: Pickled message without its arrays, and their sizes
+    buffers: list[memoryview]  #: Memory of the arrays
 
 
 def pack(message: Any) -> Packed:

@@ -13,8 +13,7 @@ from fastfold.data.msa.msa import a3m_records, check_query, parse_a3m
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 
-FIRST_QUERY = 101
-"""Name of the first query in ColabFold's numbering."""
+FIRST_QUERY = 101  #: Name of the first query in ColabFold's numbering
 
 
 def fasta_of(sequences: Sequence[str]) -> str:

@@ -24,8 +24,7 @@ from fastfold.errors import ConfigError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.machine import available_cores
 
-UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"
-"""Names of ColabFold's databases."""
+UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"  #: Names of ColabFold's databases
 
 _FILTER = "--filter-msa 1 --filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0 --max-seq-id 0.95"
 _SEARCH = "--num-iterations 3 -a -e 0.1 --max-seqs 10000"

@@ -14,8 +14,7 @@ from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 
-MAX_HITS = 20
-"""Hits whose structures are fetched, as in ColabFold."""
+MAX_HITS = 20  #: Hits whose structures are fetched, as in ColabFold
 
 DATABASE = "pdb70"
 _PROFILES = ("a3m.ffdata", "a3m.ffindex", "hhm.ffdata", "hhm.ffindex")

@@ -21,14 +21,11 @@ from fastfold.data.targets import Chain, Target
 from fastfold.errors import FastFoldError, InputError, OutputError
 from fastfold.utils.atomic_files import prepare_output_directory
 
-NAME = "colabfold"
-"""What such searches are called; their files are ``colabfold_hits.a3m``."""
+NAME = "colabfold"  #: What such searches are called; their files are ``colabfold_hits.a3m``
 FILE = f"{NAME}_hits.a3m"
-TEMPLATES = "templates.tar.gz"
-"""Structures and profiles of a chain's template hits, in the store."""
+TEMPLATES = "templates.tar.gz"  #: Structures and profiles of a chain's template hits, in the store
 
-Chains = tuple[str, ...]
-"""Different chains of a complex, in its order."""
+Chains = tuple[str, ...]  #: Different chains of a complex, in its order
 
 
 Files = Mapping[str, bytes]
@@ -38,8 +35,7 @@ Files = Mapping[str, bytes]
 class ColabFoldSource(Protocol):
     """Something that makes alignments as ColabFold does."""
 
-    modes: ColabFoldModes
-    """Databases that are searched, and rows that a complex gets."""
+    modes: ColabFoldModes  #: Databases that are searched, and rows that a complex gets
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -153,10 +149,10 @@ def _check(target: Target, out: Path) -> None:
 
 
 class _Plan(NamedTuple):
-    """Searches that a target needs: of chains alone, and of chains that are paired, empty for none."""
+    """Searches that a target needs."""
 
-    alone: Chains
-    together: Chains
+    alone: Chains  #: Its chains that need an alignment of their own
+    together: Chains  #: Its chains that are paired; empty for none
 
     @classmethod
     def make(cls, target: Target, pair_mode: PairMode) -> _Plan:

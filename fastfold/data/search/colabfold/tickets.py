@@ -27,8 +27,7 @@ from fastfold.utils.units import clock
 
 Endpoint = Literal["msa", "pair"]
 
-MAX_RESULT = 1 << 30
-"""Largest compressed result in bytes."""
+MAX_RESULT = 1 << 30  #: Largest compressed result in bytes
 
 _MAX_ANSWER = 1 << 20
 _PIECE = 1 << 20

@@ -11,8 +11,7 @@ from collections.abc import Container
 
 from fastfold.errors import InputError
 
-MAX_UNPACKED = 1 << 30
-"""Largest decompressed size of an archive in bytes."""
+MAX_UNPACKED = 1 << 30  #: Largest decompressed size of an archive in bytes
 _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
 _DAMAGE = (tarfile.TarError, EOFError, ArithmeticError, OSError, RecursionError, ValueError, zlib.error)

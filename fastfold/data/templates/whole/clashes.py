@@ -9,8 +9,7 @@ import numpy as np
 from fastfold.data.templates.entry import EntryChain
 from fastfold.protein import residue_constants as rc
 
-CLASH_DISTANCE = 3.5
-"""Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked."""
+CLASH_DISTANCE = 3.5  #: Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked
 HYDROGEN_BOND = 0.4
 """Overlap in Å that two atoms of a hydrogen bond may have in addition, as in AlphaPulldown."""
 

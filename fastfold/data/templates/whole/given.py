@@ -18,25 +18,19 @@ Use = Literal["template", "initial_guess"]
 """Ways to show a structure to a network: as AF2Rank's template, or as the recycled positions of the first pass."""
 
 _BACKBONE = ("N", "CA", "C")
-_SHOWN = 5
-"""Number of atoms of atom37 up to O: N, CA, C, CB, O."""
+_SHOWN = 5  #: Number of atoms of atom37 up to O: N, CA, C, CB, O
 _CB_LENGTH, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
 """Bond CA-CB in Å, angle N-CA-CB and dihedral C-N-CA-CB in radians, as in AF2Rank."""
 
 
 @dataclass(frozen=True)
 class GivenStructure:
-    """Structure that a network scores.
+    """Structure that a network scores."""
 
-    Attributes:
-        path: PDB or mmCIF file.
-        use: How the network sees it.
-        shows_targets: For an initial guess, show all chains but the first as a template with sequence and side chains,
-            as dl_binder_design does for the target of a binder.
-    """
-
-    path: Path
-    use: Use
+    path: Path  #: PDB or mmCIF file
+    use: Use  #: How the network sees it
+    #: For an initial guess, show all chains but the first as a template with sequence and side chains, as
+    #: dl_binder_design does for the target of a binder
     shows_targets: bool = False
 
     def read(self) -> Structure:

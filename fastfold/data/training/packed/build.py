@@ -25,9 +25,9 @@ _SAID_EVERY = 1000
 
 @dataclass(frozen=True)
 class MakeRecord:
-    """Maker of an entry's record by a reader of all its residues; pickled for the loader's workers."""
+    """Maker of an entry's record; pickled for the loader's workers."""
 
-    read: Callable[[Entry], Any]
+    read: Callable[[Entry], Any]  #: Reads an entry with all its residues
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
         """Return the record of ``entry``, ``record`` ``[bytes]`` uint8."""

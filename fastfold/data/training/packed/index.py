@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scanned:
-    """Result of a scan: entries by the name of their set, and further data in JSON's types."""
+    """Result of a scan."""
 
-    sets: Mapping[str, Sequence[Entry]]
-    meta: Mapping[str, Any]
+    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
+    meta: Mapping[str, Any]  #: Further data in JSON's types
 
 
 def indexed(

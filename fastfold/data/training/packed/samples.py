@@ -11,8 +11,7 @@ from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
 from fastfold.data.training.entry import EntryData
 from fastfold.errors import InputError
 
-SAMPLES = "samples"
-"""Name of the table of these records."""
+SAMPLES = "samples"  #: Name of the table of these records
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
 _MAX_RECORD = 1 << 30
 _LEVEL = 1

@@ -21,34 +21,21 @@ EPS = 1e-5
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
 POSITIONS = 1024
 
-backward_dtype = accumulation_dtype
-"""Dtype of the products of the backward pass."""
+backward_dtype = accumulation_dtype  #: Dtype of the products of the backward pass
 
 
 class GatedAttentionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients.
+    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients."""
 
-    Attributes:
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        query_weight: ``[H D, c]``.
-        key_weight: ``[H D, c]``.
-        value_weight: ``[H D, c]``.
-        gate_weight: ``[H D, c]``, or None for no gate.
-        gate_bias: ``[H D]``, or None for no gate.
-        output_weight: O ``[c, H D]``.
-        output_bias: o ``[c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    query_weight: Tensor
-    key_weight: Tensor
-    value_weight: Tensor
-    gate_weight: Tensor | None
-    gate_bias: Tensor | None
-    output_weight: Tensor
-    output_bias: Tensor
+    norm_weight: Tensor  #: ``[c]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c]``, its shift
+    query_weight: Tensor  #: ``[H D, c]``
+    key_weight: Tensor  #: ``[H D, c]``
+    value_weight: Tensor  #: ``[H D, c]``
+    gate_weight: Tensor | None  #: ``[H D, c]``, or None for no gate
+    gate_bias: Tensor | None  #: ``[H D]``, or None for no gate
+    output_weight: Tensor  #: O ``[c, H D]``
+    output_bias: Tensor  #: o ``[c]``
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> GatedAttentionParams:
@@ -153,17 +140,13 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 
 
 class RowBlock(NamedTuple):
-    """Operands of some rows or all, or their gradients; shapes with leading axes for all.
+    """Operands of some rows or all, or their gradients; shapes with leading axes for all."""
 
-    ``x``, residual and dropout are ``[r, N, c]``, the mask is ``[r, N]`` (of some rows as ``prepare`` returns it), and
-    the bias ``[H, N, N]`` that of their batch element; all but ``x`` may be None.
-    """
-
-    x: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    residual: Tensor | None = None
-    dropout: Tensor | None = None
+    x: Tensor  #: ``[r, N, c]``
+    bias: Tensor | None  #: Bias of their batch element, ``[H, N, N]``, or None
+    mask: Tensor | None  #: ``[r, N]``, or None; of some rows as ``prepare`` returns it
+    residual: Tensor | None = None  #: ``[r, N, c]`` or None
+    dropout: Tensor | None = None  #: ``[r, N, c]`` or None
 
 
 class Forward:

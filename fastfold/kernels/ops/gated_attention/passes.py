@@ -31,8 +31,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-LONG_ROW = 4096
-"""Maximum row length at which each thread works on its own blocks, in positions."""
+LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
 
 _LANE = 4 * 12
 """Bytes per channel and position of a block: projections, their copies, and results, in float32."""

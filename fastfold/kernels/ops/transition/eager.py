@@ -27,23 +27,14 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`.
+    """Parameters of :func:`fastfold.kernels.transition`."""
 
-    Attributes:
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        w1: ``[n c, c]``.
-        b1: ``[n c]``.
-        w2: ``[c, n c]``.
-        b2: ``[c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
+    norm_weight: Tensor  #: ``[c]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c]``, its shift
+    w1: Tensor  #: ``[n c, c]``
+    b1: Tensor  #: ``[n c]``
+    w2: Tensor  #: ``[c, n c]``
+    b2: Tensor  #: ``[c]``
 
 
 @without_autocast

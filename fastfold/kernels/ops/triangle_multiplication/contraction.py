@@ -24,17 +24,12 @@ SMALL_PRODUCT = 2**24
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """Plan of a contraction.
+    """Plan of a contraction."""
 
-    Attributes:
-        channels: Channels whose factors exist at a time; None leaves the number to the backend.
-        host: Host memory for the product; None keeps it on the device.
-        kept: With ``host``: share of the product's rows that stay on the device, from 0 to 1.
-    """
-
+    #: Channels whose factors exist at a time; None leaves the number to the backend
     channels: int | None = None
-    host: HostBuffers | None = None
-    kept: float = 0.0
+    host: HostBuffers | None = None  #: Host memory for the product; None keeps it on the device
+    kept: float = 0.0  #: With ``host``: share of the product's rows that stay on the device, from 0 to 1
 
 
 def contraction_bytes(

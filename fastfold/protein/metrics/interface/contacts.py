@@ -12,12 +12,10 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if their CB atoms are at most this far apart, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if their CB atoms are at most this far apart, in Å
 
 _BLOCK = 1 << 20
-_PDOCKQ2_D0 = 10.0
-"""Scale of aligned errors in a score between 0 and 1, in Å."""
+_PDOCKQ2_D0 = 10.0  #: Scale of aligned errors in a score between 0 and 1, in Å
 
 
 @dataclass(frozen=True, eq=False)
