@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,9 @@ class DatabaseSize:
         if self.is_present:
             return 0.0
         download = 1e9 * self.database.download_gb if self.download is None else self.download
-        return download + (0.0 if self.database.kind == "rsync" else _unpacked(self.database, download))
+        if self.database.kind in ("rsync", "file"):
+            return download
+        return download + download * self.database.unpacked_gb / self.database.download_gb
 
 
 def database_sizes(
@@ -175,8 +177,7 @@ def _bring(
     files: dict[str, dict[str, Any]] = {}
     if database.kind == "rsync":
         _rsync(place / MMCIF_FOLDER, mirror, say)
-        files = {packed[0].name: _facts(packed[0])}
-    elif database.kind == "file":
+    if database.kind in ("rsync", "file"):
         files = {packed[0].name: _facts(packed[0])}
     else:
         say(f"{database.name}: unpacking")
@@ -249,7 +250,7 @@ def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) 
 
 
 class _Written:
-    """File that is written, counted and hashed, under a temporary name until :meth:`finish`."""
+    """File that is written, counted and hashed, under a temporary name until :meth:`finish`; removed after an error."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._temporary = path, path.with_name(f"{path.name}.unpacking")
@@ -270,25 +271,17 @@ class _Written:
         os.replace(self._temporary, self.path)
         return {"size": self._size, "sha256": self._hash.hexdigest()}
 
-    def discard(self) -> None:
-        """Remove the file."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+    def __enter__(self) -> _Written:
+        return self
 
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[_Written]:
-    """Yield a file to write, which is removed after an error."""
-    file = _Written(path)
-    try:
-        yield file
-    except BaseException:
-        file.discard()
-        raise
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
 
 def _unpack_fasta(packed: Sequence[Path], path: Path) -> dict[str, Any]:
-    with _written(path) as written:
+    with _Written(path) as written:
         for one in packed:
             with gzip.open(one) as source:
                 written.copy(source)
@@ -308,7 +301,7 @@ def _unpack_archive(packed: Path, place: Path, product: str) -> dict[str, dict[s
                     continue
                 source = archive.extractfile(member)
                 assert source is not None
-                files[name] = opened.enter_context(_written(place / name))
+                files[name] = opened.enter_context(_Written(place / name))
                 files[name].copy(source)
         while plain.read(_BLOCK):  # to the end, where the sum of all is
             pass
@@ -338,11 +331,6 @@ def _rsync(folder: Path, mirror: str | None, say: Say) -> None:
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
         raise NetworkError(f"rsync from {source} failed with exit code {done.returncode}: {said}")
-
-
-def _unpacked(database: PublishedDatabase, download: float) -> float:
-    """Bytes that a download unpacks to, by the ratio of the stated sizes."""
-    return 0.0 if database.kind == "file" else download * database.unpacked_gb / database.download_gb
 
 
 def _record(place: Path) -> dict[str, Any] | None:
