@@ -8,17 +8,11 @@ from fastfold.utils.text_files import split_lines
 
 
 class FastaRecord(NamedTuple):
-    """Record of a FASTA file.
+    """Record of a FASTA file."""
 
-    Attributes:
-        header: Header without its ``>``.
-        line: Line number of the header, from 1.
-        lines: Lines below it, up to the next header.
-    """
-
-    header: str
-    line: int
-    lines: list[str]
+    header: str  #: Header without its ``>``
+    line: int  #: Line number of the header, from 1
+    lines: list[str]  #: Lines below it, up to the next header
 
 
 def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:

@@ -33,23 +33,18 @@ _RESERVED = frozenset(  # device names of Windows, with any extension
 
 @dataclass(frozen=True)
 class Chain:
-    """Protein chain.
+    """Protein chain."""
 
-    Attributes:
-        id: Chain identifier in the structure, ``A``, ``B``, … in the order of the input.
-        sequence: One letter per residue, upper case, the 20 amino acids and X.
-        record: Identifier of the chain's own FASTA record, if it has one; used to find its alignments.
-        letters: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an
-            alignment, the network sees these letters as in an alignment: B as D, Z as E, U as C.
-        whole: The given sequence of the whole protein, if the chain has only parts of it; otherwise empty.
-        regions: First and last residue of each part in the whole protein, from 1; empty for a whole protein.
-    """
-
-    id: str
-    sequence: str
+    id: str  #: Chain identifier in the structure, ``A``, ``B``, … in the order of the input
+    sequence: str  #: One letter per residue, upper case, the 20 amino acids and X
+    #: Identifier of the chain's own FASTA record, if it has one; used to find its alignments
     record: str = field(default="", compare=False)
+    #: The given sequence in upper case, if it contains B, J, O, U or Z; otherwise empty. Without an alignment, the
+    #: network sees these letters as in an alignment: B as D, Z as E, U as C.
     letters: str = field(default="", compare=False)
+    #: The given sequence of the whole protein, if the chain has only parts of it; otherwise empty
     whole: str = field(default="", compare=False)
+    #: First and last residue of each part in the whole protein, from 1; empty for a whole protein
     regions: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -71,29 +66,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class Target:
-    """Target of a fold: a chain or a complex.
+    """Target of a fold: a chain or a complex."""
 
-    Attributes:
-        name: Stem of output files: letters, digits and ``._+-``, at most 100 of them, never hidden and never a path;
-            unique among the targets of one run, regardless of case.
-        chains: The chains.
-        source: File of the target; empty if there is none.
-        record: Identifier in the input: the first word of the FASTA header, or the file's stem for a complex of several
-            records.
-        warnings: Changes of the input, one sentence each.
-        alignments: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
-            :func:`fastfold.data.features.pipeline.featurize`; None if the input has none.
-        given: Structure of the target to be scored; None to fold.
-        templates: Per chain, raw template features that replace a search; None for a search.
-    """
-
+    #: Stem of output files: letters, digits and ``._+-``, at most 100 of them, never hidden and never a path; unique
+    #: among the targets of one run, regardless of case
     name: str
-    chains: tuple[Chain, ...]
-    source: str
+    chains: tuple[Chain, ...]  #: The chains
+    source: str  #: File of the target; empty if there is none
+    #: Identifier in the input: the first word of the FASTA header, or the file's stem for a complex of several records
     record: str
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  #: Changes of the input, one sentence each
+    #: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
+    #: :func:`fastfold.data.features.pipeline.featurize`; None if the input has none
     alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
-    given: GivenStructure | None = None
+    given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
+    #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -123,25 +110,17 @@ class Target:
 
 
 class FoundTarget(NamedTuple):
-    """Target of a file, whose name is not unique yet.
-
-    Attributes:
-        target: The target.
-        path: Path of its file.
-        line: Line of its record, from 1.
-    """
+    """Target of a file, whose name is not unique yet."""
 
     target: Target
-    path: PathLike
-    line: int
+    path: PathLike  #: Path of its file
+    line: int  #: Line of its record, from 1
 
 
 def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
-    """Return the targets with unique names.
+    """Return the targets with unique names, in the order of the input.
 
-    Args:
-        found: Targets in the order of the input.
-        errors: Receives an error for each repeated identifier, whose target is left out.
+    ``errors`` receives an error for each repeated identifier, whose target is left out.
     """
     targets: list[Target] = []
     places: dict[str, str] = {}
@@ -182,12 +161,7 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
 
 
 def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
-    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on.
-
-    Args:
-        sequences: One per chain, upper case.
-        records: Identifiers of the chains' records, or empty texts.
-    """
+    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on."""
     records = records or [""] * len(sequences)
     chains = []
     for number, (letters, record) in enumerate(zip(sequences, records, strict=True)):
@@ -208,19 +182,10 @@ def parse_sequence(
     record: str | None = None,
     first_line: int | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Parse the chains in the sequence lines of one record.
+    """Parse the upper-case chains in the sequence lines of one record, with a list of warnings.
 
-    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. The time
-    is linear in the length of the record.
-
-    Args:
-        lines: Sequence lines without the header.
-        path: Path in error messages.
-        record: Record in error messages.
-        first_line: Line number of the first line.
-
-    Returns:
-        Sequences of the chains in upper case, with letters such as B unchanged, and a list of warnings.
+    Lower case, blanks and one ``*`` at the end of a chain (the stop codon of translation tools) are accepted. Letters
+    such as B stay. The time is linear in the length of the record.
 
     Raises:
         InputError: The record or a chain is empty, or a character is not a residue; with its line.
@@ -279,9 +244,6 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
 
     Safe identifiers keep their names. Another identifier with the same stem is marked with its hash, so that its name
     does not depend on its place in the list.
-
-    Args:
-        identifiers: Distinct strings.
     """
     stems = [safe_stem(identifier) for identifier in identifiers]
     taken: set[str] = set()

@@ -23,14 +23,7 @@ class Attention(nn.Module):
     - Line 6: the values are averaged with these weights and gated.
     - Line 7: all heads together are projected to the output.
 
-    Args:
-        c_q: Channels of the queries' input.
-        c_kv: Channels of the keys' and values' input.
-        c_out: Output channels.
-        heads: Number of heads.
-        c_hidden: Channels of all heads together.
-        gating: Whether a sigmoid gate computed from the queries' input multiplies the result.
-        zero_init: Initialise the output projection with zeros.
+    ``c_hidden`` counts the channels of all heads together.
     """
 
     def __init__(
@@ -51,16 +44,10 @@ class Attention(nn.Module):
         return cls(c, c, c, heads=heads, c_hidden=c_hidden or c, gating=gating, zero_init=zero_init)
 
     def forward(self, x_q: Tensor, x_kv: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Attend within each row.
+        """Attend within each row; return ``[*, R, N_q, c_out]``.
 
-        Args:
-            x_q: ``[*, R, N_q, c_q]``.
-            x_kv: ``[*, R, N_k, c_kv]``.
-            bias: ``[*, H, N_q, N_k]`` added to the logits of every row, or None.
-            mask: ``[*, R, N_k]``, 0 for keys that must not be seen, or None.
-
-        Returns:
-            ``[*, R, N_q, c_out]``.
+        Queries come from ``x_q [*, R, N_q, c_q]``, keys and values from ``x_kv [*, R, N_k, c_kv]``. The ``bias [*, H,
+        N_q, N_k]`` is added to the logits of every row; the ``mask [*, R, N_k]`` is 0 for keys that must not be seen.
         """
         split = (self.heads, -1)
         q = self.query(x_q).unflatten(-1, split)
@@ -73,19 +60,10 @@ class Attention(nn.Module):
 def self_attention(
     norm: LayerNorm, attention: Attention, block: Block, bias: Tensor | None, mask: Tensor
 ) -> Tensor:
-    """Compute ``x + dropout * attention(norm(x))`` of a block in one operator.
+    """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along N in one operator.
 
-    Supplement Algorithms 7, 8, 13 and 14.
-
-    Args:
-        norm: Layer norm of the branch.
-        attention: Attention of the branch.
-        block: Rows ``[*, R, N, c]``; attention is along N.
-        bias: ``[*, H, N, N]`` added to the logits of every row, or None.
-        mask: ``[*, R, N]``, 0 for keys that must not be seen.
-
-    Returns:
-        ``[*, R, N, c]``.
+    Supplement Algorithms 7, 8, 13 and 14. The ``bias [*, H, N, N]`` is added to the logits of every row; the ``mask [*,
+    R, N]`` is 0 for keys that must not be seen.
     """
     return kernels.gated_attention(
         block.x,
@@ -138,12 +116,6 @@ class GlobalAttention(nn.Module):
     - Line 4: a sigmoid gate is projected from every position.
     - Lines 5-6: each head attends once per row, and every position of the row has its own gate.
     - Line 7: all heads together are projected to the output.
-
-    Args:
-        c: Channels of input and output.
-        heads: Number of query heads.
-        gating: Whether a sigmoid gate multiplies the result.
-        zero_init: Initialise the output projection with zeros.
     """
 
     def __init__(self, c: int, *, heads: int, gating: bool, zero_init: bool) -> None:

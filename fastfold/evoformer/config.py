@@ -31,18 +31,11 @@ PRESETS: tuple[str, ...] = (
 """Every name that :func:`model_config` knows. ``_multimer`` without a version is version 1."""
 
 
-MINI = "mini"
-"""Name of the small network that ships with the package; not an official model."""
+MINI = "mini"  #: Name of the small network that ships with the package; not an official model
 
 
 def model_config(name: str) -> ConfigDict:
-    """Return the configuration of an official model, or of ``mini``.
-
-    Args:
-        name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``; or :data:`MINI`.
-
-    Returns:
-        A fresh tree with AlphaFold's keys.
+    """Return a fresh tree of an official model in :data:`PRESETS`, or of :data:`MINI`, with AlphaFold's keys.
 
     Raises:
         ConfigError: The name is unknown; the message names the closest one.
@@ -134,38 +127,25 @@ def _heads(*, position_scale: float, pae_weight: float, structure: dict[str, Any
     return {
         "distogram": {"first_break": 2.3125, "last_break": 21.6875, "num_bins": 64, "weight": 0.3},
         "predicted_aligned_error": {
-            "max_error_bin": 31.0,
-            "num_bins": 64,
-            "num_channels": 128,
-            "weight": pae_weight,
+            **{"max_error_bin": 31.0, "num_bins": 64, "num_channels": 128, "weight": pae_weight},
             **resolution,
         },
         "experimentally_resolved": {"weight": 0.01, **resolution},
         "predicted_lddt": {"num_bins": 50, "num_channels": 128, "weight": 0.01, **resolution},
         "masked_msa": {"weight": 2.0},
         "structure_module": {
-            "num_layer": 8,
-            "num_channel": 384,
-            "num_head": 12,
-            "num_layer_in_transition": 3,
-            "num_point_qk": 4,
-            "num_point_v": 8,
-            "num_scalar_qk": 16,
-            "num_scalar_v": 16,
-            "position_scale": position_scale,
-            "dropout": 0.1,
-            "angle_norm_weight": 0.01,
-            "chi_weight": 0.5,
-            "clash_overlap_tolerance": 1.5,
-            "structural_violation_loss_weight": 1.0,
-            "violation_tolerance_factor": 12.0,
-            "weight": 1.0,
+            **{"num_layer": 8, "num_channel": 384, "num_head": 12, "num_layer_in_transition": 3},
+            **{"num_point_qk": 4, "num_point_v": 8, "num_scalar_qk": 16, "num_scalar_v": 16},
+            **{"position_scale": position_scale, "dropout": 0.1},
+            **{"angle_norm_weight": 0.01, "chi_weight": 0.5, "clash_overlap_tolerance": 1.5},
+            **{"structural_violation_loss_weight": 1.0, "violation_tolerance_factor": 12.0, "weight": 1.0},
             **structure,
         },
     }
 
 
 _MASKING = {"profile_prob": 0.1, "same_prob": 0.1, "uniform_prob": 0.1}
+_SIDECHAIN = {"num_channel": 128, "num_residual_block": 2, "weight_frac": 0.5}
 _TEMPLATE_DISTANCES = {"min_bin": 3.25, "max_bin": 50.75, "num_bins": 39}
 
 
@@ -187,13 +167,7 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> dict[str, Any
     }
     structure = {
         "fape": {"clamp_distance": 10.0, "clamp_type": "relu", "loss_unit_distance": 10.0},
-        "sidechain": {
-            "atom_clamp_distance": 10.0,
-            "num_channel": 128,
-            "num_residual_block": 2,
-            "weight_frac": 0.5,
-            "length_scale": 10.0,
-        },
+        "sidechain": {"atom_clamp_distance": 10.0, **_SIDECHAIN, "length_scale": 10.0},
     }
     heads = _heads(position_scale=10.0, pae_weight=0.1 if ptm else 0.0, structure=structure)
     heads["masked_msa"]["num_output"] = 23
@@ -274,12 +248,9 @@ def _mini() -> ConfigDict:
     for direction in ("outgoing", "incoming"):
         block[f"triangle_multiplication_{direction}"].update(num_intermediate_channel=32, dropout_rate=0.05)
     block.pair_transition.num_intermediate_factor = 2
-    for step in (
-        "msa_column_attention",
-        "triangle_attention_starting_node",
-        "triangle_attention_ending_node",
-    ):
-        block[step].enabled = False
+    block.msa_column_attention.enabled = False
+    for node in ("starting", "ending"):
+        block[f"triangle_attention_{node}_node"].enabled = False
     heads.distogram.weight = 1.0
     heads.masked_msa.weight = 0.1
     heads.predicted_aligned_error.weight = 0.01
@@ -318,13 +289,7 @@ def _multimer(number: int, *, version: int) -> dict[str, Any]:
         "violation": {"angle_weight": 1.0, "mean_of_clashing_atoms": False},
         "interface_fape": {"atom_clamp_distance": 1000.0, "loss_unit_distance": 20.0},
         "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},
-        "sidechain": {
-            "atom_clamp_distance": 10.0,
-            "loss_unit_distance": 10.0,
-            "num_channel": 128,
-            "num_residual_block": 2,
-            "weight_frac": 0.5,
-        },
+        "sidechain": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0, **_SIDECHAIN},
     }
     return {
         "model": {

@@ -19,23 +19,15 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 
 class Step(NamedTuple):
-    """Step of a block, in which a layer updates the MSA or the pair.
+    """Step of a block, in which a layer updates the MSA or the pair."""
 
-    Attributes:
-        name: Name of the layer in the block.
-        layer: Class of the layer.
-        updates: ``msa`` or ``pair``.
-        cut: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None
-            for any.
-        reads_other: True if the layer also reads the other tensor.
-        node: Name of the layer's node in the block's official config node; None for ``name``.
-    """
-
-    name: str
-    layer: type[PolicyModule]
-    updates: str
+    name: str  #: Name of the layer in the block
+    layer: type[PolicyModule]  #: Class of the layer
+    updates: str  #: ``msa`` or ``pair``
+    #: Axis along which ranks can cut the updated tensor: -3 (sequences, rows), -2 (residues, columns), or None for any
     cut: int | None = None
-    reads_other: bool = False
+    reads_other: bool = False  #: True if the layer also reads the other tensor
+    #: Name of the layer's node in the block's official config node; None for ``name``
     node: str | None = None
 
     def inputs(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> tuple[Tensor, ...]:
@@ -56,13 +48,7 @@ class Step(NamedTuple):
         return MSAColumnGlobalAttention if global_column and self.layer is MSAColumnAttention else self.layer
 
     def flops(self, config: Any, sizes: LayerSizes, *, global_column: bool = False) -> float:
-        """Return the operations of the layer's matrix products.
-
-        Args:
-            config: Config node of the block.
-            sizes: Sizes of the block's tensors.
-            global_column: True for a block with global column attention.
-        """
+        """Return the operations of the layer's matrix products."""
         node = self.node_of(config)
         if node is None:
             return 0.0
@@ -121,13 +107,7 @@ class EvoformerBlock(nn.Module):
 
     In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
-    Args:
-        config: Official ``evoformer`` config node. Steps are left out if their nodes say
-            ``enabled: false`` (not in official configurations).
-        c_m: MSA channels.
-        c_z: Pair channels.
-        global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
-        zero_init: Initialise the last layer of each update with zeros.
+    Steps are left out if their nodes say ``enabled: false`` (not in official configurations).
     """
 
     msa_transition: Transition
@@ -152,13 +132,9 @@ class EvoformerBlock(nn.Module):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the updated ``msa`` and ``pair``.
+        """Return the updated ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
-            pair_mask: ``[*, N, N]``, 0 for padding.
+        The masks ``msa_mask [*, S, N]`` and ``pair_mask [*, N, N]`` are 0 for padding.
         """
         for step in self.steps():
             updated = getattr(self, step.name)(*step.inputs(msa, pair, msa_mask, pair_mask))
@@ -173,11 +149,7 @@ class TemplatePairBlock(nn.Module):
     - Lines 4-5: triangle multiplication with outgoing and with incoming edges.
     - Line 6: a transition updates each edge.
 
-    Args:
-        config: Official ``template_pair_stack`` config node.
-        c_t: Template channels.
-        attention_first: Run triangle attention before triangle multiplication (monomer) or after it (multimer).
-        zero_init: Initialise the last layer of each update with zeros.
+    With ``attention_first``, as for monomers, triangle attention precedes triangle multiplication.
     """
 
     pair_transition: Transition
@@ -201,12 +173,7 @@ class TemplatePairBlock(nn.Module):
 
 
 class BlockStack(nn.Module):
-    """Stack of blocks, each recomputed in the backward pass if ``checkpointing`` is set.
-
-    Args:
-        blocks: The blocks.
-        checkpointing: Keep only the blocks' inputs for the backward pass (activation checkpointing).
-    """
+    """Stack of blocks, each recomputed in the backward pass if ``checkpointing`` is set."""
 
     def __init__(self, blocks: Sequence[nn.Module], *, checkpointing: bool = False) -> None:
         super().__init__()
@@ -236,14 +203,7 @@ class EvoformerStack(BlockStack):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the updated ``msa`` and ``pair``.
-
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
-            pair_mask: ``[*, N, N]``, 0 for padding.
-        """
+        """Return the updated ``msa`` and ``pair``; see :meth:`EvoformerBlock.forward`."""
         for block in self.blocks:
             msa, pair = self.run(block, msa, pair, msa_mask, pair_mask)
         return msa, pair

@@ -20,19 +20,12 @@ from fastfold.memory.offload import HostBuffers, OffloadedRows
 
 
 class Block(NamedTuple):
-    """Input and output of one call of a residual branch.
+    """Input and output of one call of a residual branch."""
 
-    Attributes:
-        x: The updated tensor, or a part of it.
-        rows: Slice of the axis that ``x`` is cut along.
-        dropout: Factors that broadcast against ``x``, or None.
-        out: Tensor for the result, or None for a new tensor.
-    """
-
-    x: Tensor
-    rows: slice
-    dropout: Tensor | None
-    out: Tensor | None
+    x: Tensor  #: The updated tensor, or a part of it
+    rows: slice  #: Slice of the axis that ``x`` is cut along
+    dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
+    out: Tensor | None  #: Tensor for the result, or None for a new tensor
 
     def add(self, update: Tensor) -> Tensor:
         """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
@@ -64,35 +57,32 @@ class ExecutionPolicy:
 
     While gradients are recorded, only ``block_elements``, ``recompute``, ``templates``, ``lazy_logits`` and ``heads``
     have an effect.
-
-    Attributes:
-        block_elements: Maximum number of elements of a block of the input (but at least one row); None for a single
-            block, which the operators cut further.
-        inplace: Write results into their input. The caller's tensors change: only for callers that own them.
-        contraction: Block size of triangle multiplications, and the memory that holds their product.
-        templates: Indices of the templates that a monomer network reads, for callers that know them; None to read
-            the template mask, which makes the host wait for a GPU, or for all while gradients are recorded.
-        hold_templates: Keep every embedded template of a monomer network between its two uses, rather than embed it
-            twice.
-        offload: Host memory for the pair while templates are embedded; None to leave the pair on the device.
-        offload_kept: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1.
-        reshard_blocks: Where ranks share a protein: number of channel blocks in which a shard changes its axis.
-        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand; while gradients are recorded,
-            only with ``recompute``.
-        heads: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
-        recompute: While gradients are recorded, keep only the inputs of each block for the backward pass.
     """
 
+    #: Maximum number of elements of a block of the input (but at least one row); None for a single block, which the
+    #: operators cut further
     block_elements: int | None = None
+    #: Write results into their input. The caller's tensors change: only for callers that own them.
     inplace: bool = False
+    #: Block size of triangle multiplications, and the memory that holds their product
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
+    #: Indices of the templates that a monomer network reads, for callers that know them; None to read the template
+    #: mask, which makes the host wait for a GPU, or for all while gradients are recorded
     templates: tuple[int, ...] | None = None
+    #: Keep every embedded template of a monomer network between its two uses, rather than embed it twice
     hold_templates: bool = True
+    #: Host memory for the pair while templates are embedded; None to leave the pair on the device
     offload: HostBuffers | None = None
+    #: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1
     offload_kept: float = 0.0
+    #: Where ranks share a protein: number of channel blocks in which a shard changes its axis
     reshard_blocks: int = 4
+    #: Return the logits of pairs as :class:`LazyRows`, computed on demand; while gradients are recorded, only with
+    #: ``recompute``
     lazy_logits: bool = False
+    #: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
     heads: tuple[str, ...] | None = None
+    #: While gradients are recorded, keep only the inputs of each block for the backward pass
     recompute: bool = False
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
@@ -119,9 +109,6 @@ class ExecutionPolicy:
             branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
-
-        Returns:
-            The updated tensor: ``x`` itself if the policy works in place.
         """
         branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
@@ -189,9 +176,6 @@ class ExecutionPolicy:
 class PairRows:
     """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows.
 
-    Args:
-        pair: The tensor.
-
     Attributes:
         pair: Tensor of the same shape, to be cut into blocks. Only :meth:`read` returns valid contents.
     """
@@ -249,13 +233,7 @@ class OffloadedPairRows(PairRows):
 
 
 class LazyRows:
-    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand.
-
-    Args:
-        function: Computes rows ``[*, rows, N, c]``.
-        shape: Shape of the whole tensor.
-        policy: Sets the number of rows of a block.
-    """
+    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand."""
 
     def __init__(
         self, function: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy
@@ -304,34 +282,20 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the tensors that a rank's layers read.
+    """Sizes of the tensors that a rank's layers read."""
 
-    Attributes:
-        sequences: Rows of the MSA.
-        residues: N.
-        own: Residues of the rank's shard; N on one rank.
-        c_m: MSA channels.
-        c_z: Pair channels.
-        element_size: Bytes per element of the trunk.
-    """
-
-    sequences: int
-    residues: int
-    own: int
-    c_m: int
-    c_z: int
-    element_size: int
+    sequences: int  #: Rows of the MSA
+    residues: int  #: N
+    own: int  #: Residues of the rank's shard; N on one rank
+    c_m: int  #: MSA channels
+    c_z: int  #: Pair channels
+    element_size: int  #: Bytes per element of the trunk
 
 
 class PolicyModule(nn.Module):
-    """Base of modules that run under a policy.
+    """Base of modules that run under a policy."""
 
-    Attributes:
-        operator: Name of this kind of module in plans.
-        policy: The policy.
-    """
-
-    operator: str = ""
+    operator: str = ""  #: Name of this kind of module in plans
     policy: ExecutionPolicy = ExecutionPolicy()
 
     @classmethod
@@ -339,23 +303,12 @@ class PolicyModule(nn.Module):
         """Return the bytes of a pass in place without gradients, in addition to its input.
 
         Buffers of operators for a part of a block are not included.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            elements: Elements of a block.
         """
         return 0
 
     @classmethod
     def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of a pass's matrix products.
-
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            shape: Rows, columns and channels of the updated tensor.
-        """
+        """Return the operations of a pass's matrix products."""
         return 0.0
 
 

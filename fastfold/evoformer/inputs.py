@@ -24,19 +24,12 @@ _MSA_CHANNELS, _PROFILE = 49, 25
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Mixture of logits, softmax and most likely residues that the network sees.
+    """Mixture of logits, softmax and most likely residues that the network sees."""
 
-    Attributes:
-        soft: Share of the softmax, 0 to 1; the rest are the parameters as they are.
-        hard: Share of the most likely residues, 0 to 1.
-        temperature: Divides the logits in the softmax.
-        alpha: Multiplies the parameters to give logits.
-    """
-
-    soft: float = 0.0
-    hard: float = 0.0
-    temperature: float = 1.0
-    alpha: float = 2.0
+    soft: float = 0.0  #: Share of the softmax, 0 to 1; the rest are the parameters as they are
+    hard: float = 0.0  #: Share of the most likely residues, 0 to 1
+    temperature: float = 1.0  #: Divides the logits in the softmax
+    alpha: float = 2.0  #: Multiplies the parameters to give logits
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -53,19 +46,12 @@ class Relaxation:
 
 
 class RelaxedSequence(NamedTuple):
-    """Forms of a sequence, each ``[N, 20]``.
+    """Forms of a sequence, each ``[N, 20]``."""
 
-    Attributes:
-        logits: Scaled parameters plus bias.
-        soft: Softmax of the logits at the temperature.
-        hard: One-hot most likely residues; the gradient is that of ``soft``.
-        pseudo: Mixture that the network sees.
-    """
-
-    logits: Tensor
-    soft: Tensor
-    hard: Tensor
-    pseudo: Tensor
+    logits: Tensor  #: Scaled parameters plus bias
+    soft: Tensor  #: Softmax of the logits at the temperature
+    hard: Tensor  #: One-hot most likely residues; the gradient is that of ``soft``
+    pseudo: Tensor  #: Mixture that the network sees
 
 
 def relax_sequence(parameters: Tensor, relaxation: Relaxation, bias: Tensor | None = None) -> RelaxedSequence:

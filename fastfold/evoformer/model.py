@@ -37,8 +37,7 @@ FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that creates the features of
 one cycle and ensemble member on demand."""
 OnCycle = Callable[[int, dict[str, Any]], None]
-PassResult = tuple[Features, dict[str, Any]]
-"""Representations and structure of a pass."""
+PassResult = tuple[Features, dict[str, Any]]  #: Representations and structure of a pass
 RunPass = Callable[[Callable[[list[Features], Features], PassResult], list[Features], Features], PassResult]
 """Function that runs a pass. Its arguments are the pass function, the features of each ensemble member and the results
 of the previous pass. The pass function removes features from their dicts."""
@@ -69,10 +68,6 @@ class AlphaFold(PolicyModule):
     The code is single-device code; precision, memory policy and parallel layout are applied from outside.
     With a policy that works in place (:mod:`fastfold.evoformer.execution`), one pair tensor serves from the first
     cycle to the heads. With ``lazy_logits``, logits of pairs are :class:`~fastfold.evoformer.execution.LazyRows`.
-
-    Args:
-        config: Official configuration tree, for example from :func:`fastfold.evoformer.config.model_config`.
-        name: Name of the model in predictions.
     """
 
     operator = "embedding"
@@ -215,14 +210,7 @@ class AlphaFold(PolicyModule):
     def result_tree(
         self, representations: Features, structure: dict[str, Any], features: Features, cycle: int
     ) -> dict[str, Any]:
-        """Run the heads on the results of the last pass; return what :meth:`forward` returns.
-
-        Args:
-            representations: Representations of the pass.
-            structure: Structure of the pass.
-            features: Features of the pass; ``asym_id [*, N]`` is passed on, if there is one.
-            cycle: Number of the pass.
-        """
+        """Run the heads on the results of the last pass; return what :meth:`forward` returns."""
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
@@ -448,10 +436,7 @@ def recycled(representations: Features, structure: dict[str, Any]) -> Features:
 def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tensor:
     """Return the root mean square change of CA-CA distances between two cycles, a number in Å.
 
-    Args:
-        before: ``prev_pos [*, N, 37, 3]`` in Å of one cycle.
-        after: ``prev_pos`` of the next cycle.
-        seq_mask: ``[*, N]``, 0 for padding.
+    Both ``prev_pos`` are ``[*, N, 37, 3]`` in Å; ``seq_mask [*, N]`` is 0 for padding.
     """
     ca = rc.atom_order["CA"]
     old, new = (x["prev_pos"][..., ca, :] for x in (before, after))

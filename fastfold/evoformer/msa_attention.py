@@ -27,12 +27,6 @@ class MSARowAttention(PolicyModule):
     - Line 3: the bias of each head is projected from the normalised pair, for all sequences alike.
     - Lines 5-7: each sequence attends along its residues; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, line 2: the result is added with dropout factors that all sequences share.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_m: MSA channels.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"
@@ -48,11 +42,8 @@ class MSARowAttention(PolicyModule):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``msa + dropout_rowwise(attention(norm(msa), pair))``, ``[*, S, N, c_m]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
-            bias: Precomputed :meth:`bias` of the pair; None to compute it.
+        The pair is ``[*, N, N, c_z]``, and ``msa_mask [*, S, N]`` is 0 for padding. ``bias`` is a precomputed
+        :meth:`bias` of the pair.
         """
         bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 
@@ -85,11 +76,6 @@ class MSAColumnAttention(PolicyModule):
     - Lines 2-3: queries, keys, values and gate are projected from it.
     - Lines 4-6: each residue attends along the sequences; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, line 3: the result is added.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_m: MSA channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"
@@ -124,11 +110,6 @@ class MSAColumnGlobalAttention(PolicyModule):
     - Lines 2-7: each residue attends along the sequences with one query per head; see
       :class:`~fastfold.evoformer.attention.GlobalAttention`.
     - Algorithm 18, line 3: the result is added.
-
-    Args:
-        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
-        c_e: Extra MSA channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "MSA attention"

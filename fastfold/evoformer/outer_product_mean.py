@@ -24,12 +24,6 @@ class OuterProductMean(PolicyModule):
     - Algorithm 6, line 5: the result is added.
 
     As in the official program, the bias of the output projection is also divided by the number of sequences.
-
-    Args:
-        config: Official config node (``num_outer_channel``).
-        c_m: MSA channels.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
     """
 
     operator = "outer product mean"
@@ -45,10 +39,7 @@ class OuterProductMean(PolicyModule):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``pair + output(mean(left ⊗ right))``, ``[*, N, N, c_z]``.
 
-        Args:
-            msa: ``[*, S, N, c_m]``.
-            pair: ``[*, N, N, c_z]``.
-            msa_mask: ``[*, S, N]``, 0 for padding.
+        The MSA is ``[*, S, N, c_m]``, and ``msa_mask [*, S, N]`` is 0 for padding.
         """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
@@ -67,11 +58,7 @@ class OuterProductMean(PolicyModule):
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 0) -> int:
         """Return the bytes of the right side with its mask, and of a part of the MSA or a block of rows.
 
-        Args:
-            config: Config node of the layer.
-            sizes: Sizes of the layer's tensors.
-            elements: Elements of a block.
-            passing: Number of left sides of other ranks that exist at a time.
+        ``passing`` left sides of other ranks exist at a time.
         """
         n, depth, e = sizes.residues, sizes.sequences, sizes.element_size
         sequence = n * sizes.c_m
@@ -94,12 +81,8 @@ class OuterProductMean(PolicyModule):
     ) -> Tensor:
         """Return the updated ``pair [*, I, J, c_z]``, with gradients.
 
-        Args:
-            left: ``[*, S, I, c]``.
-            right: ``[*, S, J, c]``.
-            pair: ``[*, I, J, c_z]``.
-            left_mask: ``[*, S, I]``, 0 for padding.
-            right_mask: ``[*, S, J]``, 0 for padding.
+        The sides are ``left [*, S, I, c]`` and ``right [*, S, J, c]``; their masks ``[*, S, I]`` and ``[*, S, J]`` are
+        0 for padding.
         """
         weight, bias = self.output.weight, self.output.bias
         return kernels.outer_product_mean(left, right, left_mask, right_mask, weight, bias, residual=pair)

@@ -39,9 +39,7 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
 
     Structure module and heads stay in float32.
 
-    Args:
-        model: The network.
-        precision: One of :data:`Precision`; ``int8`` and ``bf16-products`` are for inference only.
+    ``int8`` and ``bf16-products`` are for inference only.
 
     Raises:
         ConfigError: The name is not a precision, or the model is not an AlphaFold network.
@@ -88,15 +86,12 @@ def precision_of(model: AlphaFold) -> Precision:
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
-    """Choose the precision for a device.
+    """Choose the precision for a device, and give the reason for it in a few words.
 
     Args:
         name: One of :data:`Precision`, or ``auto``: ``bf16`` on a GPU that supports it; on a CPU ``bf16-products``
             with bfloat16 units, else ``int8`` with VNNI; otherwise ``fp32``.
         device: Device of the network.
-
-    Returns:
-        The precision, and the reason for it in a few words.
 
     Raises:
         ConfigError: The device does not support the precision, or the name is not a precision.
@@ -136,12 +131,7 @@ _PRODUCTS: dict[str, Products] = {"bf16-products": "bf16", "int8": "int8"}
 
 
 def multiply_with_fewer_bits(module: nn.Module, precision: str) -> None:
-    """Let the operators of a module's forward pass multiply with fewer bits, in place.
-
-    Args:
-        module: A module without a forward pass of the instance's own.
-        precision: ``bf16-products`` or ``int8``.
-    """
+    """Let the operators of a module's forward pass multiply with fewer bits, in place."""
     forward = type(module).forward
 
     @functools.wraps(forward)

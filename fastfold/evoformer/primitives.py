@@ -68,15 +68,9 @@ class LayerNorm(nn.Module):
 
 
 def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
-    """Return the product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
+    """Return a linear layer's weight times one-hot vectors, as a lookup without the bias, ``[*, c_out]``.
 
-    Args:
-        linear: The layer, ``c_in`` inputs.
-        index: ``[*]`` int64 class of each position.
-        offset: Input channel of class 0.
-
-    Returns:
-        ``[*, c_out]``.
+    ``index [*]`` is the int64 class of each position, and ``offset`` the input channel of class 0.
     """
     return F.embedding(index + offset, linear.weight.t())
 

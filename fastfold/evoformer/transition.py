@@ -19,11 +19,6 @@ class Transition(PolicyModule):
     - Line 2: a linear layer widens the channels by ``num_intermediate_factor``.
     - Line 3: ReLU and a second linear layer restore the number of channels.
     - Algorithm 6, lines 4 and 10: the result is added.
-
-    Args:
-        config: Official config node (``num_intermediate_factor``).
-        c: Channels.
-        zero_init: Initialise the last layer with zeros.
     """
 
     operator = "transition"

@@ -24,10 +24,7 @@ class TriangleAttention(PolicyModule):
     - Lines 5-7: the edges of a node attend to each other; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, lines 8 and 9: the result is added with dropout factors that rows (starting) or columns share.
 
-    Args:
-        config: Official config node; ``orientation`` ``per_row`` is the starting node, ``per_column`` the ending.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection with zeros.
+    ``orientation`` in the official config node is ``per_row`` for the starting node, ``per_column`` for the ending.
     """
 
     operator = "triangle attention"
@@ -43,10 +40,7 @@ class TriangleAttention(PolicyModule):
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``pair + dropout(attention(norm(pair)))``, ``[*, N, N, c_z]``.
 
-        Args:
-            pair: ``[*, N, N, c_z]``.
-            pair_mask: ``[*, N, N]``, 0 for padding.
-            bias: Precomputed :meth:`bias` of the pair; None to compute it.
+        ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
         bias = self.bias(pair) if bias is None else bias
         # Outside of the branch, so that blocks do not each transpose and align the bias.

@@ -26,10 +26,7 @@ class TriangleMultiplication(PolicyModule):
       ``left[k, j]`` with ``right[k, i]``.
     - Algorithm 6, lines 6 and 7: the result is added with dropout factors that all rows share.
 
-    Args:
-        config: Official config node; the ``equation`` tells outgoing from incoming.
-        c_z: Pair channels.
-        zero_init: Initialise the output projection and gates as the supplement says (zero).
+    ``equation`` in the official config node tells outgoing from incoming.
     """
 
     operator = "triangle multiplication"

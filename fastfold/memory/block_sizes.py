@@ -20,22 +20,14 @@ _MAX_LENGTH = 1 << 20
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run an operator.
+    """One way to run an operator."""
 
-    Attributes:
-        size: Block size, in the operator's own unit.
-        working: Bytes used in addition to the resident memory.
-        seconds: Time of the operator.
-        host: Bytes of the host's memory, if the operator offloads.
-        disk: Bytes on a disk, if the operator offloads to one.
-        settings: Other settings of the operator, by its own names.
-    """
-
-    size: int
-    working: int
-    seconds: float
-    host: int = 0
-    disk: int = 0
+    size: int  #: Block size, in the operator's own unit
+    working: int  #: Bytes used in addition to the resident memory
+    seconds: float  #: Time of the operator
+    host: int = 0  #: Bytes of the host's memory, if the operator offloads
+    disk: int = 0  #: Bytes on a disk, if the operator offloads to one
+    #: Other settings of the operator, by its own names
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

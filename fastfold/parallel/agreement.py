@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _LOOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference by dtype that sums of equal gradients may have, since some kernels add in any order."""
 
-_WAITED_STEPS = 2
-"""Number of first steps whose comparisons the host waits for on a GPU."""
+_WAITED_STEPS = 2  #: Number of first steps whose comparisons the host waits for on a GPU
 
 
 def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:

@@ -25,10 +25,8 @@ from fastfold.parallel.slurm import started_processes
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4
-"""Number of attempts to find the other processes."""
-_LOOK_SECONDS = 0.5
-"""Seconds between two checks for a process that parts."""
+_ATTEMPTS = 4  #: Number of attempts to find the other processes
+_LOOK_SECONDS = 0.5  #: Seconds between two checks for a process that parts
 
 
 class PartedError(RuntimeError):
@@ -136,23 +134,16 @@ class Meeting:
 
 @dataclass
 class DistributedContext:
-    """The processes that work on one model together.
+    """The processes that work on one model together."""
 
-    Attributes:
-        rank: This process's number.
-        size: Number of processes.
-        device: Device of this process.
-        mesh: The processes laid out by the run's plan.
-        cpu_group: Group for small messages and checkpoints on the host; None for a single process.
-        meeting: Process groups of all processes; None for a single process.
-    """
-
-    rank: int
-    size: int
-    device: torch.device
+    rank: int  #: This process's number
+    size: int  #: Number of processes
+    device: torch.device  #: Device of this process
+    #: The processes laid out by the run's plan
     mesh: ParallelMesh = field(default_factory=lambda: ParallelMesh(ParallelPlan()))
+    #: Group for small messages and checkpoints on the host; None for a single process
     cpu_group: dist.ProcessGroup | None = None
-    meeting: Meeting | None = None
+    meeting: Meeting | None = None  #: Process groups of all processes; None for a single process
 
     @property
     def is_rank_zero(self) -> bool:

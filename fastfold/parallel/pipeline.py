@@ -31,8 +31,7 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-SINGLE = ("gpipe", "1f1b")
-"""Schedules with one stage for each rank."""
+SINGLE = ("gpipe", "1f1b")  #: Schedules with one stage for each rank
 
 Inputs = Sequence[tuple[Any, ...]]
 Loss = Callable[[Any, int], Tensor]

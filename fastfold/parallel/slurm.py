@@ -12,11 +12,7 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def started_processes() -> int:
-    """Return the number of processes that torchrun or srun started; 1 without them.
-
-    Raises:
-        ConfigError: See :func:`_adopt_srun`.
-    """
+    """Return the number of processes that torchrun or srun started, see :func:`_adopt_srun`; 1 without them."""
     _adopt_srun(os.environ)
     return int(os.environ.get("WORLD_SIZE", "1"))
 

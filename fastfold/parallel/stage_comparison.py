@@ -29,8 +29,7 @@ Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 
 _PASSED_ON = ("aten::detach", "aten::alias", "aten::clone", "aten::lift_fresh")
 """Operators whose result is their input."""
-_MOST_ELEMENTS = 4096
-"""Constants with more elements are told apart by their shapes alone."""
+_MOST_ELEMENTS = 4096  #: Constants with more elements are told apart by their shapes alone
 
 _REMEDY = (
     "stages= must return modules whose composition is the model; wrap what runs between its layers into a module of "

@@ -150,12 +150,9 @@ def chi_angles(aatype: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor,
 
 
 def torsion_angles_to_frames(aatype: Tensor, backbone: Rigid, sin_cos: Tensor) -> Rigid:
-    """Compute global frames of the eight rigid groups of each residue (supplement Algorithm 24).
+    """Compute global frames ``[*, N, 8]`` of the rigid groups of each residue (supplement Algorithm 24).
 
     The backbone frames are ``[*, N]`` with translations in Å, sines and cosines of the angles ``[*, N, 7, 2]``.
-
-    Returns:
-        Frames ``[*, N, 8]``.
     """
     default = lookup("restype_rigid_group_default_frame", aatype, sin_cos)
     sin = torch.cat([torch.zeros_like(sin_cos[..., :1, 0]), sin_cos[..., 0]], -1)

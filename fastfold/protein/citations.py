@@ -56,8 +56,7 @@ class Citation:
 
 _TABLE = resources.files("fastfold.protein").joinpath("citations.json").read_text(encoding="utf-8")
 
-CITATIONS = tuple(Citation(**paper) for paper in json.loads(_TABLE))
-"""Papers of all methods."""
+CITATIONS = tuple(Citation(**paper) for paper in json.loads(_TABLE))  #: Papers of all methods
 
 
 def find_citations(keys: Iterable[str]) -> list[Citation]:

@@ -15,17 +15,13 @@ from fastfold.protein.structure import ChainStructure, Structure
 
 @dataclass(frozen=True)
 class AuthorNames:
-    """Names of chains and residues by the authors of a structure.
+    """Names of chains and residues by the authors of a structure."""
 
-    Attributes:
-        chain_ids: Name of each chain.
-        numbers: Number of each residue with its insertion code, ``52`` or ``52A``; empty if unknown (only for
-            residues without atoms).
-        residues: Name of each residue in the file, for messages; empty for one without atoms.
-    """
-
-    chain_ids: tuple[str, ...]
+    chain_ids: tuple[str, ...]  #: Name of each chain
+    #: Number of each residue with its insertion code, ``52`` or ``52A``; empty if unknown (only for residues without
+    #: atoms)
     numbers: tuple[str, ...]
+    #: Name of each residue in the file, for messages; empty for one without atoms
     residues: tuple[str, ...] = field(default=(), compare=False)
 
     def split_number(self, residue: int) -> tuple[int, str]:

@@ -121,18 +121,14 @@ def check_writable(protein: Protein) -> None:
 class Hydrogens:
     """Hydrogens of a :class:`~fastfold.protein.protein.Protein`, ``H`` of them, in the order of its residues.
 
-    Attributes:
-        residues: ``[H]`` int32, index of each hydrogen's residue in the protein's arrays, not decreasing.
-        names: ``H`` atom names of the PDB, such as ``HA`` or ``HG21``.
-        positions: ``[H, 3]`` float32, in Å.
-
     Raises:
         ValueError: Shapes disagree, or the residues are out of order.
     """
 
+    #: ``[H]`` int32, index of each hydrogen's residue in the protein's arrays, not decreasing
     residues: np.ndarray
-    names: tuple[str, ...]
-    positions: np.ndarray
+    names: tuple[str, ...]  #: ``H`` atom names of the PDB, such as ``HA`` or ``HG21``
+    positions: np.ndarray  #: ``[H, 3]`` float32, in Å
 
     def __post_init__(self) -> None:
         residues, positions = np.asarray(self.residues, np.int32), np.asarray(self.positions, np.float32)

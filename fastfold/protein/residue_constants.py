@@ -43,8 +43,7 @@ hhblits_letter_to_id: dict[str, int] = _DATA["hhblits_letter_to_id"]
 hhblits_id_to_restype = np.array(_DATA["hhblits_id_to_restype"], np.int32)
 """HHblits residue id ``[22]`` to the residue type order used everywhere else."""
 
-element_radius: dict[str, float] = _DATA["element_radius"]
-"""Van der Waals radius by element, in angstrom."""
+element_radius: dict[str, float] = _DATA["element_radius"]  #: Van der Waals radius by element, in angstrom
 ca_ca_distance: float = _DATA["ca_ca_distance"]
 
 _PEPTIDE = _DATA["peptide_bond"]

@@ -11,15 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rigid:
-    """Rigid transforms ``x -> R x + t``.
+    """Rigid transforms ``x -> R x + t``."""
 
-    Attributes:
-        rotation: ``[*, 3, 3]`` rotation matrices, columns are the axes of the local frame.
-        translation: ``[*, 3]`` origins, in the unit of the points they act on.
-    """
-
-    rotation: Tensor
-    translation: Tensor
+    rotation: Tensor  #: ``[*, 3, 3]`` rotation matrices, columns are the axes of the local frame
+    translation: Tensor  #: ``[*, 3]`` origins, in the unit of the points they act on
 
     def __getitem__(self, index: Any) -> Rigid:
         """Index the leading dimensions; ``index`` must not reach the last one or two axes."""

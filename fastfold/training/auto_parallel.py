@@ -18,12 +18,10 @@ from fastfold.training.config import TrainConfig
 
 
 def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
-    """Return a configuration with the fastest plan for ``parallel.auto``, equal on every process.
+    """Return a configuration with the fastest plan for ``parallel.auto``, and one line that describes it.
 
-    Call before the process group is initialised, because plans are traced with simulated ranks.
-
-    Returns:
-        The configuration, and one line that describes the plan.
+    It is equal on every process. Call before the process group is initialised, because plans are traced with simulated
+    ranks.
 
     Raises:
         ConfigError: The machine has no GPU, the GPU is unknown to the cost model, or no plan fits.

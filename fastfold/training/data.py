@@ -28,25 +28,17 @@ from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
 from fastfold.training.sets.source import SampleSource
 
-_LOOKED_AT = 100
-"""Maximum number of entries that are checked for template hits before a run."""
+_LOOKED_AT = 100  #: Maximum number of entries that are checked for template hits before a run
 
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Reader of entries, with an optional cache.
+    """Reader of entries, with an optional cache."""
 
-    Attributes:
-        cache: Cache of entries, or None.
-        min_plddt: Residues of predicted structures under this pLDDT are masked.
-        templates: Source of template candidates, or None for no templates.
-        packed: The packed set of the entries, or None.
-    """
-
-    cache: FeatureCache | None
-    min_plddt: float
-    templates: TrainingTemplates | None = None
-    packed: RecordFile | None = None
+    cache: FeatureCache | None  #: Cache of entries, or None
+    min_plddt: float  #: Residues of predicted structures under this pLDDT are masked
+    templates: TrainingTemplates | None = None  #: Source of template candidates, or None for no templates
+    packed: RecordFile | None = None  #: The packed set of the entries, or None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
         data = self._read(entry) if entry.record is None else self._packed(entry.record)

@@ -44,7 +44,7 @@ class LowRank(nn.Module):
 def add_lora(
     model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = ("attention", "transition")
 ) -> list[str]:
-    """Add adapters to linear layers, and freeze all other parameters.
+    """Add adapters to linear layers, freeze all other parameters, and return the layers' names.
 
     The network's results are unchanged until the adapters are trained. In its state dict ``LAYER.weight`` becomes
     ``LAYER.parametrizations.weight.original``, with ``LAYER.parametrizations.weight.0.a`` and ``.b`` next to it. All
@@ -57,9 +57,6 @@ def add_lora(
         targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words.
             ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers with a frozen weight are
             skipped.
-
-    Returns:
-        Names of the layers with adapters.
 
     Raises:
         ConfigError: The rank is less than 1, a target matches no layer's name, all matching layers are frozen, or the

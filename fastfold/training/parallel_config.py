@@ -20,17 +20,13 @@ class ParallelConfig(_Axes):
     The other fields are the axes of :class:`fastfold.parallel.ParallelPlan`, which documents and checks them. The
     product of ``dp`` and ``dap`` is the number of processes. ``pp``, ``tp`` and ``sp`` are for other models than this
     network. ``zero=3`` excludes ``dp``, because each sample's gradient is clipped.
-
-    Attributes:
-        dp: Number of groups that share each step's samples (data parallelism), or null for all remaining processes.
-        auto: Use the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
-        gpu: GPU to plan for with ``auto``, or null for this machine's.
-        timeout_minutes: Time limit for processes that wait for each other, at the start and in every collective.
     """
 
+    #: Number of groups that share each step's samples (data parallelism), or null for all remaining processes
     dp: int | None = None
-    auto: bool = False
-    gpu: str | None = None
+    auto: bool = False  #: Use the fastest plan by the cost model of ``fastfold plan`` instead of these axes
+    gpu: str | None = None  #: GPU to plan for with ``auto``, or null for this machine's
+    #: Time limit for processes that wait for each other, at the start and in every collective
     timeout_minutes: float = bounded(30.0, above=0)
 
 

@@ -63,19 +63,15 @@ from fastfold.training.validation import ChainScore, Templates, mean_figures, sc
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
-_LONG_SCAN_S = 20.0
-"""Duration of a scan in seconds from which a run suggests an index."""
+_LONG_SCAN_S = 20.0  #: Duration of a scan in seconds from which a run suggests an index
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
-    """Train as configured, and write all results to the run's folder.
+    """Train as configured, and write all results to the run's folder; return False if a signal ended it.
 
     Args:
         config: The settings of the run, for example from :func:`fastfold.training.compose.compose_config`.
         loggers: Loggers in addition to those of the configuration; called on the first process.
-
-    Returns:
-        True if the run reached its last step; False if a signal ended it before.
 
     Raises:
         FastFoldError: The training set is empty, the configuration is invalid, weights cannot be read, the folder is

@@ -21,31 +21,20 @@ _KNOWN = ("bad", "signal", "residues", "waited_s", "flops", "counted", "busy_s")
 
 @dataclass
 class StepSamples:
-    """One process's samples of a step.
+    """One process's samples of a step."""
 
-    Attributes:
-        batch: Number of samples of the step on all processes.
-        signal: Signal that stops this process; 0 for none.
-        means: This process's shares of the batch's means, float64 scalars on the device.
-        names: Names of its samples.
-        bad: For each sample a boolean scalar on the device, True if its loss or gradient was not finite.
-        residues: Total number of residues of its samples.
-        waited_s: Seconds of waiting for its samples.
-        flops: Operations of ``counted`` residues.
-        counted: Number of residues whose operations are known.
-        busy_s: Seconds of computing its samples in the step before; 0 if unknown.
-    """
-
-    batch: int
-    signal: int
+    batch: int  #: Number of samples of the step on all processes
+    signal: int  #: Signal that stops this process; 0 for none
+    #: This process's shares of the batch's means, float64 scalars on the device
     means: dict[str, Tensor] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  #: Names of its samples
+    #: For each sample a boolean scalar on the device, True if its loss or gradient was not finite
     bad: list[Tensor] = field(default_factory=list)
-    residues: int = 0
-    waited_s: float = 0.0
-    flops: float = 0.0
-    counted: int = 0
-    busy_s: float = 0.0
+    residues: int = 0  #: Total number of residues of its samples
+    waited_s: float = 0.0  #: Seconds of waiting for its samples
+    flops: float = 0.0  #: Operations of ``counted`` residues
+    counted: int = 0  #: Number of residues whose operations are known
+    busy_s: float = 0.0  #: Seconds of computing its samples in the step before; 0 if unknown
 
     def add(self, name: str, numbers: Mapping[str, Tensor], residues: int) -> None:
         """Add a sample's numbers; the sample is bad unless ``loss`` and ``gradient_norm`` are finite."""
@@ -139,10 +128,9 @@ def straggling(busy: Sequence[float]) -> Numbers:
 
 
 class BusyTimer:
-    """Time of this process's computation in a step, without a wait for the device.
+    """Time of this process's computation in the last finished step, without a wait for the device.
 
-    Attributes:
-        seconds: Seconds of the last step that has finished; 0 before.
+    ``seconds`` is 0 before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -173,41 +161,26 @@ class BusyTimer:
 
 @dataclass
 class Progress:
-    """Progress of a run, saved in its checkpoints.
+    """Progress of a run, saved in its checkpoints."""
 
-    Attributes:
-        step: Number of finished optimisation steps, with skipped ones.
-        samples: Number of consumed samples.
-        skipped: Number of steps skipped because a loss or gradient was not finite.
-        bad_in_a_row: Number of consecutive skipped steps up to the last one.
-        seconds: Training time over all starts of the run.
-        bad_samples: Steps and names of the samples whose loss or gradient was not finite.
-    """
-
-    step: int = 0
-    samples: int = 0
-    skipped: int = 0
-    bad_in_a_row: int = 0
-    seconds: float = 0.0
+    step: int = 0  #: Number of finished optimisation steps, with skipped ones
+    samples: int = 0  #: Number of consumed samples
+    skipped: int = 0  #: Number of steps skipped because a loss or gradient was not finite
+    bad_in_a_row: int = 0  #: Number of consecutive skipped steps up to the last one
+    seconds: float = 0.0  #: Training time over all starts of the run
+    #: Steps and names of the samples whose loss or gradient was not finite
     bad_samples: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
 class PendingStep:
-    """Optimisation step whose outcome the host may not know yet; it ends with a commit or a rollback.
+    """Optimisation step whose outcome the host may not know yet; it ends with a commit or a rollback."""
 
-    Attributes:
-        outcome: Numbers of the step.
-        step: Number of the step, from 1.
-        samples: Number of samples that the run had consumed after it.
-        started: Start time, from ``time.perf_counter``.
-        revert_counters: Reverts the host's counters of optimizer and average; the device skips the step alone.
-    """
-
-    outcome: StepOutcome
-    step: int
-    samples: int
-    started: float
+    outcome: StepOutcome  #: Numbers of the step
+    step: int  #: Number of the step, from 1
+    samples: int  #: Number of samples that the run had consumed after it
+    started: float  #: Start time, from ``time.perf_counter``
+    #: Reverts the host's counters of optimizer and average; the device skips the step alone
     revert_counters: Callable[[], None] = lambda: None
 
     def commit(self, progress: Progress) -> None:

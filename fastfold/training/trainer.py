@@ -47,19 +47,13 @@ class TrainingStopped(FastFoldError):
 
 @dataclass
 class Hooks:
-    """Callbacks of the loop, called on all processes unless stated otherwise.
+    """Callbacks of the loop, called on all processes unless stated otherwise."""
 
-    Attributes:
-        log: ``(step, numbers)``, on the first process.
-        consumed: ``(step, [(draw number, name), ...])``, this process's samples before their use.
-        validate: ``(step)``, runs a validation.
-        report: ``(sentence)``, a message for the user.
-    """
-
-    log: Callable[[int, Numbers], None]
+    log: Callable[[int, Numbers], None]  #: ``(step, numbers)``, on the first process
+    #: ``(step, [(draw number, name), ...])``, this process's samples before their use
     consumed: Callable[[int, list[tuple[int, str]]], None]
-    validate: Callable[[int], None]
-    report: Callable[[str], None]
+    validate: Callable[[int], None]  #: ``(step)``, runs a validation
+    report: Callable[[str], None]  #: ``(sentence)``, a message for the user
 
 
 class Trainer:

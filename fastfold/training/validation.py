@@ -27,41 +27,28 @@ from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchanged_atoms
 
-DEEP_ROWS = 200
-"""Minimum number of rows of a deep alignment, from which coevolution can be seen."""
+DEEP_ROWS = 200  #: Minimum number of rows of a deep alignment, from which coevolution can be seen
 
 _CA = rc.atom_order["CA"]
 
 
 @dataclass(frozen=True)
 class ChainScore:
-    """Scores of one folded chain or complex.
+    """Scores of one folded chain or complex."""
 
-    Attributes:
-        id: Name of the chain or complex.
-        residues: Length of all chains together.
-        lddt_ca: lDDT-CA, 0 to 1.
-        tm_score: TM-score of alpha carbons, normalised by the residues that the experiment resolved.
-        mean_plddt: Mean predicted lDDT, 0 to 1.
-        true: lDDT-CA per resolved residue, 0 to 1.
-        predicted: Predicted lDDT per resolved residue, 0 to 1.
-        depth: Number of different rows of the alignment besides the query; None for a complex.
-        distogram: Scores of its distogram; None for a complex, and for a network without one.
-        positions: Predicted atom37 positions ``[N, 37, 3]`` in Å.
-        atom_mask: ``[N, 37]``, 1 for atoms that the prediction has.
-    """
-
-    id: str
-    residues: int
-    lddt_ca: float
-    tm_score: float
-    mean_plddt: float
-    true: np.ndarray
-    predicted: np.ndarray
+    id: str  #: Name of the chain or complex
+    residues: int  #: Length of all chains together
+    lddt_ca: float  #: lDDT-CA, 0 to 1
+    tm_score: float  #: TM-score of alpha carbons, normalised by the residues that the experiment resolved
+    mean_plddt: float  #: Mean predicted lDDT, 0 to 1
+    true: np.ndarray  #: lDDT-CA per resolved residue, 0 to 1
+    predicted: np.ndarray  #: Predicted lDDT per resolved residue, 0 to 1
+    #: Number of different rows of the alignment besides the query; None for a complex
     depth: int | None = None
+    #: Scores of its distogram; None for a complex, and for a network without one
     distogram: DistogramScore | None = None
-    positions: Tensor | None = None
-    atom_mask: Tensor | None = None
+    positions: Tensor | None = None  #: Predicted atom37 positions ``[N, 37, 3]`` in Å
+    atom_mask: Tensor | None = None  #: ``[N, 37]``, 1 for atoms that the prediction has
 
     def figures(self) -> dict[str, float]:
         """Return the scores by their names in logs."""
@@ -100,8 +87,7 @@ def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
     return means
 
 
-Templates = Mapping[str, Mapping[str, np.ndarray]]
-"""Raw template features by sequence."""
+Templates = Mapping[str, Mapping[str, np.ndarray]]  #: Raw template features by sequence
 
 
 def score_entry(

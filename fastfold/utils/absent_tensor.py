@@ -15,16 +15,13 @@ class AbsentTensor(Tensor):
 
     It replaces a tensor that was moved away, so that no caller takes its absence for zeros.
 
-    Args:
-        like: Tensor with the shape, dtype and device.
-        reason: Error message: the place of the numbers, and what to do instead.
+    ``reason`` is the error's message: the place of the numbers, and what to do instead.
     """
 
     reason: str
 
     @staticmethod
     def __new__(cls, like: Tensor, reason: str) -> AbsentTensor:
-        """Create the tensor as a wrapper, which PyTorch never allocates."""
         made: Any = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         made.reason = reason
         return made

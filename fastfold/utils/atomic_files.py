@@ -94,13 +94,9 @@ def _is_running(process: int) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary file next to ``path`` that replaces it at the end, or is removed after an error.
+    """Yield an empty temporary file that replaces ``path`` at the end, or is removed after an error.
 
-    Args:
-        path: Path of the file. An existing file is replaced, and kept after an error.
-
-    Yields:
-        Path to write to; an empty file exists there.
+    An existing file is replaced, and kept after an error.
 
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
@@ -133,10 +129,6 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
 
     The data go to a temporary file in the same folder, to the disk, and then to the final name.
 
-    Args:
-        path: Path of the file; an existing file is replaced.
-        data: Contents; text is encoded as UTF-8.
-
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
     """
@@ -156,12 +148,6 @@ def sync_folder(folder: Path) -> None:
 
 def prepare_output_directory(path: str | os.PathLike[str]) -> Path:
     """Create the output folder and check that files can be created in it, before hours of work.
-
-    Args:
-        path: The folder; parents are created as needed.
-
-    Returns:
-        The same path.
 
     Raises:
         WriteError: The folder cannot be created or written to; names the path and what to do.

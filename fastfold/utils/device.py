@@ -18,10 +18,6 @@ from fastfold.utils.machine import process_memory
 def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
     """Return the device of a name: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
 
-    Args:
-        name: One of these.
-        setting: Option that the name was given by, for error messages.
-
     Raises:
         ConfigError: The device does not exist, or CUDA was asked for and cannot be used.
     """
@@ -64,11 +60,7 @@ def upload(x: Any, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """Copy of a tensor to the host, made while device and host continue.
-
-    Args:
-        x: Tensor to copy; a tensor on the CPU is not copied.
-    """
+    """Copy of a tensor to the host, made while device and host continue; none of a tensor on the CPU."""
 
     def __init__(self, x: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

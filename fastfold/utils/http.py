@@ -17,8 +17,7 @@ from fastfold.errors import ConfigError, NetworkError
 
 USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
 """Name of FastFold in requests to servers."""
-BROKEN = (OSError, http.client.HTTPException)
-"""Exceptions of reading from a broken connection."""
+BROKEN = (OSError, http.client.HTTPException)  #: Exceptions of reading from a broken connection
 
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
 _MAX_WAIT = 3600.0

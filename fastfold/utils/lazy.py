@@ -10,11 +10,7 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package, for its imports under ``if TYPE_CHECKING:``.
-
-    Args:
-        package: The package's name; it calls this function.
-    """
+    """Return ``__getattr__`` and ``__dir__`` of a package, for its imports under ``if TYPE_CHECKING:``."""
     modules = _deferred_imports(package)
 
     def get(name: str) -> Any:

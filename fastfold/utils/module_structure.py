@@ -51,14 +51,9 @@ def move_into(kind: type[M], module: nn.Module) -> M:
 
 
 def exchange_modules(model: M, make: Callable[[nn.Module], nn.Module]) -> M:
-    """Replace modules everywhere they are registered in a model.
+    """Replace modules everywhere they are registered in a model, in place; return it or its replacement.
 
-    Args:
-        model: Changed in place; may itself be replaced.
-        make: Returns a module's replacement, or the module itself.
-
-    Returns:
-        The model, or its replacement.
+    ``make`` returns a module's replacement, or the module itself.
     """
     paths = list(model.named_modules(remove_duplicate=False))
     made = {module: make(module) for module in dict.fromkeys(module for _, module in paths)}

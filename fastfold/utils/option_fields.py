@@ -16,33 +16,19 @@ _KEY = "option"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Option of the command line that sets a field.
+    """Option of the command line that sets a field."""
 
-    Attributes:
-        names: Its names; the first one names the attribute of the parsed options.
-        help: Its line in the help.
-        group: Group of the help that lists it.
-        metavar: Name of its value in the help.
-        parse: Function from the text to a value; None for text.
-        bounds: Smallest and largest number, whole numbers if both are.
-        choices: Possible values, or values by their texts.
-        bare: Value of the option without a text.
-        nargs: Number of texts as argparse takes it: a ``+`` or ``*`` option may be repeated.
-        is_rare: True if ``--help`` leaves it out.
-        is_secret: True if its value is shown and written nowhere.
-    """
-
-    names: tuple[str, ...]
-    help: str
-    group: str = ""
-    metavar: str | None = None
-    parse: Callable[[str], Any] | None = None
-    bounds: tuple[float, float] | None = None
-    choices: Sequence[str] | Mapping[str, Any] | None = None
-    bare: str | None = None
-    nargs: str | None = None
-    is_rare: bool = False
-    is_secret: bool = False
+    names: tuple[str, ...]  #: Its names; the first one names the attribute of the parsed options
+    help: str  #: Its line in the help
+    group: str = ""  #: Group of the help that lists it
+    metavar: str | None = None  #: Name of its value in the help
+    parse: Callable[[str], Any] | None = None  #: Function from the text to a value; None for text
+    bounds: tuple[float, float] | None = None  #: Smallest and largest number, whole numbers if both are
+    choices: Sequence[str] | Mapping[str, Any] | None = None  #: Possible values, or values by their texts
+    bare: str | None = None  #: Value of the option without a text
+    nargs: str | None = None  #: Number of texts as argparse takes it: a ``+`` or ``*`` option may be repeated
+    is_rare: bool = False  #: True if ``--help`` leaves it out
+    is_secret: bool = False  #: True if its value is shown and written nowhere
 
     @property
     def attribute(self) -> str:
@@ -74,9 +60,6 @@ def check_options(settings: Any) -> None:
     """Check the values of a frozen dataclass by its options; make paths of the texts of files.
 
     None is a value of the fields that have it as default.
-
-    Args:
-        settings: Instance of the dataclass.
 
     Raises:
         ConfigError: A value has the wrong type, or is none of the possible ones; names the field.

@@ -16,11 +16,7 @@ def is_installed(package: str) -> bool:
 
 
 def require_package(package: str, feature: str) -> None:
-    """Check that a package is installed.
-
-    Args:
-        package: Name on the package index.
-        feature: Feature that needs it, as the beginning of a sentence.
+    """Check that a package is installed; ``feature``, which needs it, begins a sentence.
 
     Raises:
         ConfigError: The package is not installed; the message has the command to install it.

@@ -16,8 +16,7 @@ from typing import Protocol
 from fastfold.errors import NetworkError
 from fastfold.utils.http import BROKEN, open_url
 
-MAX_READ = 1 << 24
-"""Maximum number of bytes of a read, so that no number in a foreign file reserves memory."""
+MAX_READ = 1 << 24  #: Maximum number of bytes of a read, so that no number in a foreign file reserves memory
 
 _BLOCK = 1 << 16
 
@@ -42,16 +41,7 @@ class Readable(Protocol):
 def append_bytes(
     source: Readable, path: Path, *, name: str, offset: int, size: int, say: Say, progress: Progress
 ) -> None:
-    """Copy a part of a source to a file, from the file's end on.
-
-    Args:
-        source: File on the disk or on a server.
-        path: File to append to; it has the beginning of the part already, or is empty.
-        name: Name of the file in messages.
-        offset: Beginning of the part in the source, in bytes.
-        size: Size of the part in bytes.
-        say: Called with a message where an earlier download is resumed.
-        progress: Called after each block.
+    """Copy a part of a source to a file that has its beginning already; ``offset`` and ``size`` are bytes.
 
     Raises:
         EOFError: The source ends before the part does.

@@ -17,8 +17,7 @@ from fastfold.errors import InputError
 PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
-STDIN_NAME: Final = "stdin"
-"""Name of the standard input in messages, in place of a file's name."""
+STDIN_NAME: Final = "stdin"  #: Name of the standard input in messages, in place of a file's name
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -26,19 +25,12 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class FileSlice(os.PathLike[str]):
-    """File inside a larger file; the functions here read it like any other.
+    """File inside a larger file; the functions here read it like any other."""
 
-    Attributes:
-        container: The larger file.
-        name: Name of the inner file, with its ending.
-        start: Its first byte.
-        size: Number of its bytes.
-    """
-
-    container: Path
-    name: str
-    start: int
-    size: int
+    container: Path  #: The larger file
+    name: str  #: Name of the inner file, with its ending
+    start: int  #: Its first byte
+    size: int  #: Number of its bytes
 
     def __fspath__(self) -> str:
         """Return the name for messages; no file has this path."""
@@ -73,10 +65,6 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
     Pipes and process substitutions work too: the file is read once from front to end, and never beyond
     ``limit``, so that neither an endless device nor a decompression bomb fills the memory.
 
-    Args:
-        path: The file.
-        limit: Maximum size in bytes, after unpacking.
-
     Raises:
         InputError: The file is missing, a folder, unreadable, too large, a damaged gzip, a gzip whose name
             does not end in ``.gz`` (or the other way round), or UTF-16.
@@ -102,11 +90,6 @@ def check_listed(path: Path) -> None:
 def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
     """Read a JSON object, from a file as for :func:`read_text_bytes`.
 
-    Args:
-        path: The file.
-        holds: Words for its keys and values, for the error.
-        limit: Maximum size in bytes, after unpacking.
-
     Raises:
         InputError: The file cannot be read, or is not a JSON object.
     """
@@ -128,11 +111,7 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
 
 
 def json_object_or_none(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a file; None if the file is missing, damaged, or holds anything else.
-
-    Args:
-        path: The file; pipes and devices are not opened.
-    """
+    """Return the JSON object of a regular file; None if it is missing, damaged, or holds anything else."""
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -143,8 +122,7 @@ def json_object_or_none(path: Path) -> dict[str, Any] | None:
 def read_stdin_bytes(*, limit: int) -> bytes:
     """Read the standard input, unpacked if it is a gzip, without a UTF-8 byte order mark.
 
-    Args:
-        limit: Maximum size in bytes, after unpacking.
+    ``limit`` is the maximum size in bytes, after unpacking.
 
     Raises:
         InputError: The standard input is closed, too large, a damaged gzip, or UTF-16.

@@ -6,8 +6,7 @@ import re
 
 from fastfold.errors import ConfigError
 
-GIB = 1024**3
-"""Bytes of a GiB."""
+GIB = 1024**3  #: Bytes of a GiB
 
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ def oracle_config(name: str = "synthetic_monomer") -> ConfigDict:
 
 
 def oracle_arrays(name: str, file: str) -> dict[str, np.ndarray]:
-    """Arrays of a recorded run."""
+    """Arrays of a recorded run, to be changed."""
+    return {key: array.copy() for key, array in _recorded(name, file).items()}
+
+
+@functools.cache
+def _recorded(name: str, file: str) -> dict[str, np.ndarray]:
     with np.load(ORACLES / name / f"{file}.npz") as archive:
         return {key: archive[key] for key in archive.files}
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,38 +40,23 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Source:
-    """A packed file on a server or on the disk.
-
-    Attributes:
-        name: Its name.
-        place: Its address or path.
-        file: Its content.
-        size: Size in bytes.
-        version: Changes whenever the file changes.
-        md5: MD5 sum that the server states.
-    """
+    """A packed file on a server or on the disk."""
 
     name: str
-    place: str
-    file: Readable
-    size: int
-    version: tuple[object, ...]
-    md5: bytes | None = None
+    place: str  #: Its address or path
+    file: Readable  #: Its content
+    size: int  #: Size in bytes
+    version: tuple[object, ...]  #: Changes whenever the file changes
+    md5: bytes | None = None  #: MD5 sum that the server states
 
 
 @dataclass(frozen=True)
 class DatabaseSize:
-    """Size of a database before its download.
-
-    Attributes:
-        database: The database.
-        download: Bytes of the packed files by the server; None where it does not tell.
-        is_present: True if the database is in the folder already.
-    """
+    """Size of a database before its download."""
 
     database: PublishedDatabase
-    download: int | None
-    is_present: bool
+    download: int | None  #: Bytes of the packed files by the server; None where it does not tell
+    is_present: bool  #: True if the database is in the folder already
 
     @property
     def needed(self) -> float:
@@ -79,19 +64,15 @@ class DatabaseSize:
         if self.is_present:
             return 0.0
         download = 1e9 * self.database.download_gb if self.download is None else self.download
-        return download + (0.0 if self.database.kind == "rsync" else _unpacked(self.database, download))
+        if self.database.kind in ("rsync", "file"):
+            return download
+        return download + download * self.database.unpacked_gb / self.database.download_gb
 
 
 def database_sizes(
     databases: Sequence[PublishedDatabase], folder: Path, *, mirror: str | None = None, say: Say
 ) -> list[DatabaseSize]:
     """Ask for the sizes of downloads.
-
-    Args:
-        databases: The databases.
-        folder: Folder of all databases.
-        mirror: See :func:`download_databases`.
-        say: Called with messages about broken connections.
 
     Raises:
         ConfigError: The mirror cannot be read, or lacks a file.
@@ -156,7 +137,7 @@ def download_databases(
     say: Say = lambda line: None,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Download databases; those that are present are left alone.
+    """Download databases, and return their folders; those that are present are left alone.
 
     Args:
         databases: The databases.
@@ -165,9 +146,6 @@ def download_databases(
             disk. None for the publishers' servers.
         say: Called with log messages.
         progress: Called with the progress of a file.
-
-    Returns:
-        Folders of the databases.
 
     Raises:
         ConfigError: The mirror cannot be read or lacks a file, or rsync is missing.
@@ -195,13 +173,11 @@ def download_databases(
 def _bring(
     database: PublishedDatabase, place: Path, mirror: str | None, say: Say, progress: Progress
 ) -> None:
-    """Download, check and unpack one database."""
     packed = [_fetch(url, place, mirror, say, progress) for url in database.urls]
     files: dict[str, dict[str, Any]] = {}
     if database.kind == "rsync":
         _rsync(place / MMCIF_FOLDER, mirror, say)
-        files = {packed[0].name: _facts(packed[0])}
-    elif database.kind == "file":
+    if database.kind in ("rsync", "file"):
         files = {packed[0].name: _facts(packed[0])}
     else:
         say(f"{database.name}: unpacking")
@@ -274,7 +250,7 @@ def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) 
 
 
 class _Written:
-    """File that is written, counted and hashed, under a temporary name until :meth:`finish`."""
+    """File that is written, counted and hashed, under a temporary name until :meth:`finish`; removed after an error."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._temporary = path, path.with_name(f"{path.name}.unpacking")
@@ -295,25 +271,17 @@ class _Written:
         os.replace(self._temporary, self.path)
         return {"size": self._size, "sha256": self._hash.hexdigest()}
 
-    def discard(self) -> None:
-        """Remove the file."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+    def __enter__(self) -> _Written:
+        return self
 
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[_Written]:
-    """Yield a file to write, which is removed after an error."""
-    file = _Written(path)
-    try:
-        yield file
-    except BaseException:
-        file.discard()
-        raise
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
 
 def _unpack_fasta(packed: Sequence[Path], path: Path) -> dict[str, Any]:
-    with _written(path) as written:
+    with _Written(path) as written:
         for one in packed:
             with gzip.open(one) as source:
                 written.copy(source)
@@ -333,7 +301,7 @@ def _unpack_archive(packed: Path, place: Path, product: str) -> dict[str, dict[s
                     continue
                 source = archive.extractfile(member)
                 assert source is not None
-                files[name] = opened.enter_context(_written(place / name))
+                files[name] = opened.enter_context(_Written(place / name))
                 files[name].copy(source)
         while plain.read(_BLOCK):  # to the end, where the sum of all is
             pass
@@ -363,11 +331,6 @@ def _rsync(folder: Path, mirror: str | None, say: Say) -> None:
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()[-300:]
         raise NetworkError(f"rsync from {source} failed with exit code {done.returncode}: {said}")
-
-
-def _unpacked(database: PublishedDatabase, download: float) -> float:
-    """Bytes that a download unpacks to, by the ratio of the stated sizes."""
-    return 0.0 if database.kind == "file" else download * database.unpacked_gb / database.download_gb
 
 
 def _record(place: Path) -> dict[str, Any] | None:

@@ -12,19 +12,12 @@ from fastfold.errors import InputError
 
 @dataclass(frozen=True)
 class FoundDatabases:
-    """Databases of a folder.
+    """Databases of a folder."""
 
-    Attributes:
-        sequences: Databases to search for alignments, as ``--db`` takes them.
-        template_database: Database to search for templates; None if there is none.
-        mmcif_dir: The PDB's mmCIF files; None if they are missing.
-        remarks: Databases that are left out, with reasons.
-    """
-
-    sequences: tuple[str, ...]
-    template_database: Path | None
-    mmcif_dir: Path | None
-    remarks: tuple[str, ...] = ()
+    sequences: tuple[str, ...]  #: Databases to search for alignments, as ``--db`` takes them
+    template_database: Path | None  #: Database to search for templates; None if there is none
+    mmcif_dir: Path | None  #: The PDB's mmCIF files; None if they are missing
+    remarks: tuple[str, ...] = ()  #: Databases that are left out, with reasons
 
 
 def find_databases(folder: Path) -> FoundDatabases:
@@ -32,9 +25,6 @@ def find_databases(folder: Path) -> FoundDatabases:
 
     BFD and UniRef30 are searched by hhblits if it is installed, else the small BFD. Templates come from
     ``pdb_seqres.txt``, which needs no program, or from PDB70. They need the PDB's mmCIF files.
-
-    Args:
-        folder: Folder with ``uniref90/uniref90.fasta`` and so on.
 
     Raises:
         InputError: The folder has no database for alignments.

@@ -22,27 +22,16 @@ MMCIF_FOLDER = "mmcif_files"
 
 @dataclass(frozen=True)
 class PublishedDatabase:
-    """A database that can be downloaded.
+    """A database that can be downloaded."""
 
-    Attributes:
-        name: AlphaFold's name, which is its folder's.
-        kind: Form in which it is published.
-        urls: Addresses. Several files of FASTA are joined to one.
-        product: The FASTA file, or the common beginning of the names of an HH-suite database's files.
-        download_gb: Approximate size of the download, as AlphaFold's README states it.
-        unpacked_gb: Approximate size on the disk, from there too.
-        licence: Licence or terms.
-        use: Use in a fold.
-    """
-
-    name: str
-    kind: Kind
-    urls: tuple[str, ...]
-    product: str
-    download_gb: float
-    unpacked_gb: float
-    licence: str
-    use: str
+    name: str  #: AlphaFold's name, which is its folder's
+    kind: Kind  #: Form in which it is published
+    urls: tuple[str, ...]  #: Addresses. Several files of FASTA are joined to one.
+    product: str  #: The FASTA file, or the common beginning of the names of an HH-suite database's files
+    download_gb: float  #: Approximate size of the download, as AlphaFold's README states it
+    unpacked_gb: float  #: Approximate size on the disk, from there too
+    licence: str  #: Licence or terms
+    use: str  #: Use in a fold
 
 
 DATABASES = (

@@ -45,13 +45,7 @@ def multimer_features(
 ) -> Features:
     """Compute merged features of a complex, or of one chain for a multimer network.
 
-    Args:
-        chains: The chains.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
-        templates: See :func:`fastfold.data.features.pipeline.featurize`.
-
-    Returns:
-        See :func:`fastfold.data.features.merging.merge_chains`.
+    See :func:`fastfold.data.features.pipeline.featurize` and :func:`fastfold.data.features.merging.merge_chains`.
 
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
@@ -78,13 +72,7 @@ def joined_features(
 ) -> Features:
     """Compute raw features of a complex for a monomer network, with all chains joined.
 
-    Args:
-        chains: The chains.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
-        templates: Per chain, raw template features whose atoms are in one frame (:func:`share_frames`); None for none.
-
-    Returns:
-        See :func:`fastfold.data.features.joining.join_chains`; with templates if there are any.
+    See :func:`fastfold.data.features.joining.join_chains`. Atoms of templates are in one frame (:func:`share_frames`).
 
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
@@ -110,25 +98,15 @@ def joined_features(
 
 
 def share_frames(templates: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Return True if each template has its atoms of all chains in one frame.
-
-    Args:
-        templates: Per chain, raw template features or None.
-    """
+    """Return True if each template has its atoms of all chains in one frame."""
     frames = [() if one is None else tuple(one.get("template_frame", ())) for one in templates]
     return len(set(frames)) == 1 and len(frames[0]) > 0 and all(frame > 0 for frame in frames[0])
 
 
 def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> list[np.ndarray]:
-    """Return each chain's own alignment, in the order of the features.
+    """Return each chain's own alignment, else its paired one, in the order of the features.
 
-    Args:
-        chains: The chains.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`; a chain without unpaired rows uses its paired
-            ones.
-
-    Returns:
-        Per chain, ``[S, N]`` int32 HHblits ids.
+    Alignments are ``[S, N]`` int32 HHblits ids.
     """
     own, _ = alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
@@ -142,10 +120,6 @@ def alignments_by_sequence(
     """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
     Without any alignment the result is True, because the queries form the only line.
-
-    Args:
-        chains: The chains.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
 
     Raises:
         InputError: Rows of some chains are paired already, and those of others are not.

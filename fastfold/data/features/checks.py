@@ -13,15 +13,9 @@ Layout = Mapping[str, tuple[int | str, ...]]
 
 
 def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: int) -> dict[str, int]:
-    """Check presence and shapes of features.
+    """Check presence and shapes of features, and return the size of each letter of the layout.
 
-    Args:
-        features: Features to check.
-        layout: Expected names and shapes.
-        **sizes: Known sizes by letter.
-
-    Returns:
-        Size of each letter.
+    Some sizes are known by letter.
 
     Raises:
         InputError: A feature is missing, empty, or has another shape.

@@ -17,16 +17,14 @@ import torch
 
 from fastfold.data.features import transforms
 
-FEATURES = ("coevolution_single", "coevolution_pair")
-"""Names of the network's inputs."""
+FEATURES = ("coevolution_single", "coevolution_pair")  #: Names of the network's inputs
 
 SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
 """Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
 
 MAX_RESIDUES = 1024
 """Largest number of residues for couplings, because the covariance matrix has 20 rows per residue."""
-MAX_ROWS = 4096
-"""Number of analysed alignment rows, from the first."""
+MAX_ROWS = 4096  #: Number of analysed alignment rows, from the first
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
 _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
@@ -41,19 +39,16 @@ def is_input(config: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Coevolution:
-    """Coevolution in an alignment of ``N`` columns.
+    """Coevolution in an alignment of ``N`` columns."""
 
-    Attributes:
-        scores: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
-            couplings.
-        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1.
-        conservation: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue).
-        log_effective_rows: Natural logarithm of the number of rows, where similar rows count as one together.
-    """
-
+    #: ``[N, N]`` float32, symmetric, zero on the diagonal; higher for pairs that vary together. None without
+    #: couplings.
     scores: np.ndarray | None
+    #: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps; each row sums to 1
     profile: np.ndarray
+    #: ``[N]`` float32 in nats, from 0 (all residues equally frequent) to ln 20 (a single residue)
     conservation: np.ndarray
+    #: Natural logarithm of the number of rows, where similar rows count as one together
     log_effective_rows: float
 
 
@@ -136,10 +131,6 @@ def coupling_scores(
 def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """Compute the network's input from coevolution.
 
-    Args:
-        found: Coevolution of the alignment, or None without an alignment.
-        length: Number of residues ``N``.
-
     Returns:
         ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, a flag for an alignment, and
         one for couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations, its rank, a flag, and the
@@ -202,13 +193,9 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
 
 
 def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the network's input from one alignment per chain; pairs across chains are zero.
+    """Compute the network's input from one alignment ``[S, N]`` per chain; pairs across chains are zero.
 
-    Args:
-        raw_msas: Per chain, ``[S, N]`` HHblits ids as in :func:`of_alignment`.
-
-    Returns:
-        ``coevolution_single`` and ``coevolution_pair`` as in :func:`features`, of all residues together.
+    Ids are those of :func:`of_alignment`, the result is that of :func:`features`, of all residues together.
     """
     found = [of_alignment(msa) for msa in raw_msas]
     ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])

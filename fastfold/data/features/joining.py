@@ -16,8 +16,7 @@ from fastfold.data.features.pairing import rows_without_copy, take_rows
 from fastfold.data.features.raw import alignment_ids
 from fastfold.protein import residue_constants as rc
 
-CHAIN_GAP = 200
-"""Gap of the residue index between two chains; relative positions end at 32."""
+CHAIN_GAP = 200  #: Gap of the residue index between two chains; relative positions end at 32
 
 
 def join_chains(

@@ -17,19 +17,12 @@ from fastfold.data.targets import Chain
 
 @dataclass(frozen=True)
 class ComplexLines:
-    """Lines of a complex's alignment besides the queries: paired lines first, then rows of each different chain.
+    """Lines of a complex's alignment besides the queries: paired lines first, then rows of each different chain."""
 
-    Attributes:
-        sequences: Sequence of each chain; equal ones share their rows.
-        queries: The query of each different chain, an alignment of one row.
-        paired: Rows of each different chain in the paired lines, ``P`` each.
-        own: Rows of each different chain alone.
-    """
-
-    sequences: tuple[str, ...]
-    queries: dict[str, Msa]
-    paired: dict[str, Msa]
-    own: dict[str, Msa]
+    sequences: tuple[str, ...]  #: Sequence of each chain; equal ones share their rows
+    queries: dict[str, Msa]  #: The query of each different chain, an alignment of one row
+    paired: dict[str, Msa]  #: Rows of each different chain in the paired lines, ``P`` each
+    own: dict[str, Msa]  #: Rows of each different chain alone
 
     @property
     def number_paired(self) -> int:
@@ -42,13 +35,9 @@ class ComplexLines:
         return self.number_paired + sum(len(msa.sequences) for msa in self.own.values())
 
     def take(self, lines: np.ndarray) -> list[ChainMsas]:
-        """Return alignments of the queries and some lines, paired line by line.
+        """Return alignments of the queries and some lines, paired line by line, with ``Msa.as_is``.
 
-        Args:
-            lines: ``[K]`` integers, lines from 0, in increasing order.
-
-        Returns:
-            Own and paired alignments of each chain, with ``Msa.as_is``.
+        The ``lines [K]`` are integers from 0 in increasing order.
         """
         start = self.number_paired
         shared = lines[lines < start]
@@ -69,10 +58,6 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
     """Pair the rows of a complex as its features do, and return all lines.
 
     Copies of one chain have only their own rows, as for multimer networks.
-
-    Args:
-        chains: Chains of the complex.
-        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
 
     Raises:
         InputError: Alignments do not belong to the chains, or cannot be paired.

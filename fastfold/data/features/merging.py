@@ -152,14 +152,7 @@ def _frames(raw: Mapping[str, np.ndarray], asym: int) -> np.ndarray:
 
 
 def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool) -> np.ndarray:
-    """Return the row of each chain's paired alignment in each line of the complex.
-
-    Args:
-        raw_paired: See :func:`merge_chains`.
-        in_lines: See :func:`merge_chains`.
-
-    Returns:
-        ``[P, chains]`` int64 row numbers, -1 for a gap.
+    """Return the row of each chain's paired alignment in each line, ``[P, chains]`` int64, -1 for a gap.
 
     Raises:
         InputError: Rows are paired line by line, and the chains have different numbers of them.

@@ -20,10 +20,6 @@ from fastfold.data.features.transforms import Alignment, Draw
 def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
     """Compute the features and the alignment that all recycling iterations share.
 
-    Args:
-        raw: Raw features of :mod:`fastfold.data.features.raw`.
-        config: Config tree of a monomer network.
-
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
@@ -67,11 +63,6 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
 
 def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: int) -> dict[str, np.ndarray]:
     """Return the first ``max_templates`` templates, padded with zeros; ``template_mask`` marks real ones.
-
-    Args:
-        raw: Raw features; templates are absent without ``template_aatype``.
-        length: Number of residues ``N``.
-        max_templates: Number of templates ``T`` in the result.
 
     Returns:
         ``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` and

@@ -37,10 +37,6 @@ _TEMPLATE_LAYOUT: Layout = {
 def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
     """Compute the features and the alignment that all recycling iterations share.
 
-    Args:
-        merged: Features of all chains together, see :func:`fastfold.data.features.merging.merge_chains`.
-        config: Config tree of a multimer network.
-
     Returns:
         The static features, and the alignment of ``S`` rows. Static features: ``aatype``, ``residue_index``,
         ``asym_id``, ``entity_id``, ``sym_id`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat``
@@ -194,17 +190,10 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
 
 
 def cycle_features(alignment: Alignment, draw: Draw, config: Any) -> dict[str, np.ndarray]:
-    """Compute the features of one recycling iteration from its draw.
+    """Compute the features of one recycling iteration (:func:`.transforms.cluster_features`) from its draw.
 
-    Args:
-        alignment: The whole alignment.
-        draw: Rows drawn from it.
-        config: Config tree of a multimer network. If ColabFold's ``use_cluster_profile`` is False in
-            ``model.embeddings_and_evoformer``, residues and deletions of the centres take the place of those of the
-            clusters.
-
-    Returns:
-        Features of :func:`fastfold.data.features.transforms.cluster_features`.
+    If ColabFold's ``use_cluster_profile`` is False in ``model.embeddings_and_evoformer``, residues and deletions of the
+    centres take the place of those of the clusters.
     """
     if config.model.embeddings_and_evoformer.get("use_cluster_profile", True):
         profile, deletion_mean = summarize_clusters(alignment, draw)

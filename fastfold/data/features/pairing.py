@@ -17,9 +17,7 @@ MAX_ROWS_PER_SPECIES = 600
 def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndarray]:
     """Return the rows of each species, most similar to the query first, ties in alignment order.
 
-    Args:
-        msa: ``[S, N]`` integers, the query in row 0.
-        species: ``[S]`` bytes, empty where unknown (such rows belong to no species).
+    The query is row 0 of ``msa [S, N]``. Rows of an unknown ``species [S]``, empty bytes, belong to none.
     """
     similarity = (msa == msa[0]).mean(axis=1)
     names, inverse = np.unique(species, return_inverse=True)
@@ -31,17 +29,12 @@ def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndar
 
 
 def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
-    """Return the row of each chain in each line of the paired alignment.
+    """Return the row of each chain in each line of the paired alignment, ``[P, chains]`` int64, -1 for a gap.
 
-    A species is used if it occurs in at least two chains. Its number of lines is that of its rows in the chain with the
-    fewest; chains without the species have a gap. Lines with more chains come first, and among these the ones with the
-    smaller product of row numbers (and therefore e-values).
-
-    Args:
-        species_rows: Per chain, the result of :func:`rows_by_species`.
-
-    Returns:
-        ``[P, chains]`` int64 row numbers, -1 for a gap; line 0 is all zeros (the queries).
+    The rows of each chain are from :func:`rows_by_species`; line 0 is all zeros (the queries). A species is used if it
+    occurs in at least two chains. Its number of lines is that of its rows in the chain with the fewest; chains without
+    the species have a gap. Lines with more chains come first, and among these the ones with the smaller product of row
+    numbers (and therefore e-values).
     """
     number = len(species_rows)
     lines: dict[int, list[np.ndarray]] = {number: [np.zeros((1, number), np.int64)]}

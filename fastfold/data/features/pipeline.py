@@ -69,11 +69,7 @@ class FeatureSampler:
         self._draw, self._seed, self._resample = draw, seed, resample
 
     def sample(self, cycle: int, ensemble: int = 0) -> Features:
-        """Return the features of one recycling iteration, without leading axes.
-
-        Args:
-            cycle: Recycling iteration, from zero.
-            ensemble: Ensemble member within the iteration, from zero.
+        """Return the features of one recycling iteration and ensemble member, without leading axes.
 
         Returns:
             The static features and ``msa_feat``, ``msa_mask``, ``true_msa``, ``bert_mask``, ``extra_msa``,
@@ -113,9 +109,6 @@ def featurize(
         templates: Per chain, raw template features (see :func:`fastfold.data.features.raw.template_features`) or None.
         join: Fold a complex with a monomer network, as one chain with gaps in the residue index
             (:mod:`fastfold.data.features.joining`). The static features then have ``asym_id``.
-
-    Returns:
-        :class:`FeatureSampler` of the target.
 
     Raises:
         ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative

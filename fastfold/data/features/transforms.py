@@ -23,42 +23,25 @@ _ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which fit into a
 
 @dataclass(frozen=True)
 class Alignment:
-    """Whole alignment of a target, from which each recycling iteration draws rows.
+    """Whole alignment of a target, from which each recycling iteration draws rows."""
 
-    Attributes:
-        msa: ``[S, N]`` uint8 residue types 0-21; row 0 is the query.
-        deletions: ``[S, N]`` float32, residues deleted before each column.
-        mask: ``[S, N]`` float32, 0 where a row is padding.
-        bert_mask: ``[S, N]`` float32, 0 where a masked position must not be a training target.
-        cluster_bias: ``[S]`` float32, 1 for rows that are always drawn as cluster centres.
-        profile: ``[N, 22]`` float32 residue frequencies of all rows, padding left out.
-    """
-
-    msa: np.ndarray
-    deletions: np.ndarray
-    mask: np.ndarray
-    bert_mask: np.ndarray
-    cluster_bias: np.ndarray
-    profile: np.ndarray
+    msa: np.ndarray  #: ``[S, N]`` uint8 residue types 0-21; row 0 is the query
+    deletions: np.ndarray  #: ``[S, N]`` float32, residues deleted before each column
+    mask: np.ndarray  #: ``[S, N]`` float32, 0 where a row is padding
+    bert_mask: np.ndarray  #: ``[S, N]`` float32, 0 where a masked position must not be a training target
+    cluster_bias: np.ndarray  #: ``[S]`` float32, 1 for rows that are always drawn as cluster centres
+    profile: np.ndarray  #: ``[N, 22]`` float32 residue frequencies of all rows, padding left out
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random choices of one iteration, which with the :class:`Alignment` determine its features.
+    """Random choices of one iteration, which with the :class:`Alignment` determine its features."""
 
-    Attributes:
-        clusters: ``[C]`` rows of the alignment that are cluster centres, the query first.
-        extra: ``[E]`` all other rows, which are assigned to clusters.
-        num_extra: Number of rows of the extra MSA, from the first.
-        masked: ``[C, N]`` bool, positions of masked-residue prediction.
-        msa: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked).
-    """
-
-    clusters: np.ndarray
-    extra: np.ndarray
-    num_extra: int
-    masked: np.ndarray
-    msa: np.ndarray
+    clusters: np.ndarray  #: ``[C]`` rows of the alignment that are cluster centres, the query first
+    extra: np.ndarray  #: ``[E]`` all other rows, which are assigned to clusters
+    num_extra: int  #: Number of rows of the extra MSA, from the first
+    masked: np.ndarray  #: ``[C, N]`` bool, positions of masked-residue prediction
+    msa: np.ndarray  #: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked)
 
 
 def one_hot(ids: np.ndarray, classes: int) -> np.ndarray:
@@ -83,15 +66,9 @@ def deletion_value(deletions: np.ndarray) -> np.ndarray:
 
 
 def count_residues(msa: np.ndarray, classes: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Count each class in each column.
+    """Count each class in each column of ``msa [S, N]``, as ``[N, classes]`` float64.
 
-    Args:
-        msa: ``[S, N]`` integers below ``classes``.
-        classes: Number of classes.
-        weights: ``[S]`` weight of each row; ones if None.
-
-    Returns:
-        ``[N, classes]`` float64.
+    The ``weights [S]`` of the rows are ones by default.
     """
     length = msa.shape[1]
     columns = np.arange(length) * classes
@@ -117,18 +94,10 @@ def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
 def agreement(
     centres: np.ndarray, centre_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
 ) -> np.ndarray:
-    """Count the columns in which a row and a cluster centre have the same residue.
+    """Count the columns in which rows and cluster centres have the same residue, ``[E, C]`` int32.
 
-    Gaps and masked positions never agree (supplement, section 1.2.7).
-
-    Args:
-        centres: ``[C, N]`` residue types 0-22.
-        centre_mask: ``[C, N]`` 0 or 1.
-        rows: ``[E, N]`` residue types 0-22.
-        row_mask: ``[E, N]`` 0 or 1.
-
-    Returns:
-        ``[E, C]`` int32.
+    Centres ``[C, N]`` and rows ``[E, N]`` are residue types 0-22, their masks 0 or 1. Gaps and masked positions never
+    agree (supplement, section 1.2.7).
     """
     # Counting equal bytes by column is faster than a product of one-hot codes. Positions that never agree get different
     # codes on both sides.
@@ -261,15 +230,9 @@ def atom_maps(aatype: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def pseudo_beta(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return Cβ of each residue, Cα for glycine.
+    """Return Cβ of each residue, Cα for glycine: ``[*, N, 3]`` in Å, and a mask ``[*, N]``, float32.
 
-    Args:
-        aatype: ``[*, N]`` residue types.
-        positions: ``[*, N, 37, 3]`` in Å.
-        mask: ``[*, N, 37]``.
-
-    Returns:
-        Positions ``[*, N, 3]`` in Å and mask ``[*, N]``, float32.
+    The residue types are ``[*, N]``, the positions ``[*, N, 37, 3]`` in Å and their mask ``[*, N, 37]``.
     """
     is_glycine = aatype == rc.restype_order["G"]
     ca, cb = rc.atom_order["CA"], rc.atom_order["CB"]

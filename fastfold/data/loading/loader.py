@@ -27,17 +27,11 @@ _PASSED_OVER = "passed over"  # its entry is in quarantine already; the first re
 
 
 class Draw(NamedTuple):
-    """Sample with its origin.
+    """Sample with its origin."""
 
-    Attributes:
-        number: Place in the order, over all ranks.
-        id: Name of its entry.
-        sample: Result of ``make_sample``.
-    """
-
-    number: int
-    id: str
-    sample: Features
+    number: int  #: Place in the order, over all ranks
+    id: str  #: Name of its entry
+    sample: Features  #: Result of ``make_sample``
 
 
 class ConsumedDraw(NamedTuple):
@@ -287,9 +281,6 @@ class SampleLoader(Iterator[Draw]):
         Entries in quarantine are tried again when they are drawn, because their files may have been repaired. If they
         still fail, they return to quarantine, so that the resumed run equals the uninterrupted one.
 
-        Args:
-            state: State of the same rank and number of ranks, or of :func:`merge_states` for any number.
-
         Raises:
             ConfigError: The state has another version, or belongs to another rank.
         """
@@ -317,10 +308,7 @@ class SampleLoader(Iterator[Draw]):
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all ranks, for a resume with any number of ranks.
-
-    Args:
-        states: :meth:`SampleLoader.state_dict` of each rank, taken at the same step, in any order.
+    """Merge the states of all ranks at one step, for a resume with any number of ranks.
 
     Raises:
         ConfigError: The states do not belong to all ranks of one run.

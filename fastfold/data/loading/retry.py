@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from fastfold.errors import InputError
 
-WAITS_S = (1.0, 4.0)
-"""Seconds before each further try."""
+WAITS_S = (1.0, 4.0)  #: Seconds before each further try
 
 T = TypeVar("T")
 
@@ -19,10 +18,6 @@ _log = logging.getLogger(__name__)
 
 def retry_io(function: Callable[[], T], waits_s: Sequence[float] = WAITS_S) -> T:
     """Call a function, again if a file could not be read for a temporary reason.
-
-    Args:
-        function: Function without arguments.
-        waits_s: Seconds to wait before each further try.
 
     Raises:
         InputError: A file is invalid, or could not be read in any try.

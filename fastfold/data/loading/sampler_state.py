@@ -12,10 +12,6 @@ class ConsumedDraws:
     """Consumed draws of rank ``r`` of ``n``, which takes r, r + n, r + 2n, ...
 
     All draws before a frontier are consumed, with listed exceptions.
-
-    Args:
-        rank: Rank of this process, from 0.
-        ranks: Number of processes that share the order.
     """
 
     def __init__(self, rank: int, ranks: int) -> None:

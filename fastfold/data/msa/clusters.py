@@ -10,10 +10,8 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.msa.sampling import row_letters
 from fastfold.utils.packages import require_package
 
-MAX_GAPS = 0.25
-"""Rows with this share of gaps or more are left out."""
-MIN_ROWS = 3
-"""Smallest number of rows near a core row, itself included."""
+MAX_GAPS = 0.25  #: Rows with this share of gaps or more are left out
+MIN_ROWS = 3  #: Smallest number of rows near a core row, itself included
 
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY-", np.uint8)
 _EPS = np.arange(3.0, 20.5, 0.5)
@@ -22,14 +20,10 @@ _GIVE_UP_EPS = 10.0
 
 
 class RowClusters(NamedTuple):
-    """Clusters of the rows of an alignment.
+    """Clusters of the rows of an alignment."""
 
-    Attributes:
-        eps: Radius of DBSCAN, the Euclidean distance of one-hot rows.
-        rows: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels.
-    """
-
-    eps: float
+    eps: float  #: Radius of DBSCAN, the Euclidean distance of one-hot rows
+    #: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels
     rows: list[np.ndarray]
 
 
@@ -38,10 +32,6 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
 
     For each radius from 3 to 20 in steps of 0.5, a random quarter of the rows is clustered. Noise counts as a cluster
     there. All rows are then clustered with the best radius, the smallest of several.
-
-    Args:
-        msa: The alignment; the query is its first row.
-        rng: Draws the quarters.
 
     Raises:
         ConfigError: The package scikit-learn is not installed.

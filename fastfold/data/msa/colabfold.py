@@ -31,19 +31,13 @@ _LOWER = string.ascii_lowercase.encode()
 
 
 class ChainPart(NamedTuple):
-    """Part of a ColabFold alignment for one of its different chains.
+    """Part of a ColabFold alignment for one of its different chains."""
 
-    Attributes:
-        query: Sequence of the chain.
-        copies: Number of copies.
-        unpaired: Rows of only this chain; None if there are none.
-        paired: The chain's part of each row that several chains share, the query first, also if it contains only gaps;
-            None in the alignment of a single chain.
-    """
-
-    query: str
-    copies: int
-    unpaired: Msa | None
+    query: str  #: Sequence of the chain
+    copies: int  #: Number of copies
+    unpaired: Msa | None  #: Rows of only this chain; None if there are none
+    #: The chain's part of each row that several chains share, the query first, also if it contains only gaps; None in
+    #: the alignment of a single chain
     paired: Msa | None
 
     @property
@@ -53,15 +47,10 @@ class ChainPart(NamedTuple):
 
 
 class ColabFoldMsa(NamedTuple):
-    """ColabFold alignment of a complex.
+    """ColabFold alignment of a complex."""
 
-    Attributes:
-        parts: Different chains, in the order of the file.
-        warnings: Rows that were left out, one sentence each.
-    """
-
-    parts: list[ChainPart]
-    warnings: list[str]
+    parts: list[ChainPart]  #: Different chains, in the order of the file
+    warnings: list[str]  #: Rows that were left out, one sentence each
 
 
 def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
@@ -71,10 +60,6 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
     belong to the latter. Columns beyond the query's are left out. In a row that ends early, incomplete chains count as
     gaps. A row is paired if at least two chains have a residue in it. Rows of gaps are left out, and so are rows that
     repeat name and text of another. ``<tab>`` in a name separates the names of the chains' parts.
-
-    Args:
-        text: Content of the file, with ColabFold's first line.
-        path: Path in error messages.
 
     Raises:
         InputError: The first line is another one, two chains have one sequence, or the rows are not an A3M of its

@@ -23,10 +23,6 @@ def alignment_coverage(alignments: Sequence[ChainMsas], *, lengths: Sequence[int
     counts once. The query is a row too, also of a chain without alignments. Identity is the share of the query's
     residues that the row repeats, as in ColabFold's coverage plot.
 
-    Args:
-        alignments: Alignments per chain.
-        lengths: Number of residues of each chain.
-
     Returns:
         In JSON's types: ``schema_version``, ``chain_lengths``, ``rows`` (of each chain), ``identity_edges``,
         ``rows_by_identity`` (``[chains][bins]``), ``depth`` (``[residues]``: rows without a gap there) and

@@ -13,10 +13,6 @@ from fastfold.data.targets import Target
 def cut_alignments(target: Target, alignments: Sequence[ChainMsas]) -> list[ChainMsas]:
     """Cut alignments of a target's whole chains to the parts that it has.
 
-    Args:
-        target: The target.
-        alignments: Own and paired alignments of each whole chain.
-
     Returns:
         Own and paired alignments of each chain. Rows without a residue in the parts are left out, unless rows of
         several chains belong together by their number.

@@ -64,15 +64,10 @@ ChainMsas = tuple[list[Msa], list[Msa]]
 
 
 class ColabFoldHeader(NamedTuple):
-    """Content of ColabFold's first line ``#length,length<tab>copies,copies`` about the different chains.
+    """Content of ColabFold's first line ``#length,length<tab>copies,copies`` about the different chains."""
 
-    Attributes:
-        lengths: Number of residues of each chain.
-        copies: Number of copies of each chain.
-    """
-
-    lengths: tuple[int, ...]
-    copies: tuple[int, ...]
+    lengths: tuple[int, ...]  #: Number of residues of each chain
+    copies: tuple[int, ...]  #: Number of copies of each chain
 
 
 def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
@@ -142,10 +137,7 @@ def a3m_records(
 ) -> tuple[list[FastaRecord], bytes]:
     """Parse the rows of an A3M of any number of chains, and the letters of the query.
 
-    Args:
-        text: Content of the file.
-        length: Expected number of residues of the query; None for any.
-        path: Path in error messages.
+    ``length`` is the expected number of the query's residues, None for any.
 
     Raises:
         InputError: The rows or the query are missing, or the file contains several alignments.
@@ -187,11 +179,6 @@ def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None)
 
     A ``*`` (stop codon) outside the columns is left out, as HH-suite does; in a column it is an unknown residue.
 
-    Args:
-        record: The row.
-        num_columns: Number of residues of the query.
-        path: Path in error messages.
-
     Raises:
         InputError: A character is neither a residue nor a gap.
     """
@@ -219,22 +206,16 @@ def say_stops(records: Sequence[FastaRecord], path: PathLike | None = None) -> N
 
 
 def insertions(row: bytes) -> np.ndarray:
-    """Count the residues before each column of a row with lower-case insertions.
+    """Count the residues before each column of a row with lower-case insertions, ``[N]``.
 
-    Returns:
-        ``[N]`` integers; residues after the last column are not counted.
+    Residues after the last column are not counted.
     """
     columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
     return np.diff(columns, prepend=-1) - 1
 
 
 def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
-    """Check that an alignment belongs to a sequence.
-
-    Args:
-        msa: The alignment.
-        query: Expected sequence; letters that were read as X equal X.
-        path: Path in error messages.
+    """Check that an alignment belongs to a sequence; letters that were read as X equal X.
 
     Raises:
         InputError: The first row differs; names the first different position.

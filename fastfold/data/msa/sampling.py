@@ -10,17 +10,14 @@ import numpy as np
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import mask_unknown
 
-UNKNOWN = "X"
-"""Letter of masked positions."""
+UNKNOWN = "X"  #: Letter of masked positions
 
 
 def join_alignments(msas: Sequence[Msa], *, unique: bool) -> Msa:
     """Join the alignments of one chain to one, which keeps its rows as they are.
 
-    Args:
-        msas: At least one alignment; the first row of each is the query.
-        unique: Leave out rows that repeat an earlier one, as AlphaFold's features do. Alignments with ``Msa.as_is``
-            keep all rows.
+    ``unique`` leaves out rows that repeat an earlier one, as AlphaFold's features do, except those of alignments with
+    ``Msa.as_is``.
     """
     sequences: list[str] = []
     descriptions: list[str] = []
@@ -40,25 +37,14 @@ def join_alignments(msas: Sequence[Msa], *, unique: bool) -> Msa:
 
 
 def mask_columns(msa: Msa, columns: np.ndarray, query: str) -> Msa:
-    """Replace all letters of some columns by unknown residues, except in the query's row.
-
-    Args:
-        msa: The alignment.
-        columns: ``[K]`` integers, columns from 0.
-        query: The query, which is the first row if it is a row.
-    """
+    """Replace all letters of some columns, from 0, by unknown residues, except in the query's row."""
     letters = row_letters(msa)
     letters[int(begins_with(msa, query)) :, columns] = ord(UNKNOWN)
     return replace(msa, sequences=tuple(row.tobytes().decode("ascii") for row in letters))
 
 
 def take_rows(msa: Msa, rows: np.ndarray) -> Msa:
-    """Return some rows of an alignment in the given order.
-
-    Args:
-        msa: The alignment.
-        rows: ``[K]`` integers, rows from 0.
-    """
+    """Return some rows of an alignment, from 0, in the given order."""
     return replace(
         msa,
         sequences=tuple(msa.sequences[row] for row in rows),
@@ -77,10 +63,6 @@ def a3m_text(msa: Msa, query: str) -> str:
     """Format an alignment as A3M, with the query first.
 
     Inserted residues, whose letters are unknown, are written as ``x``.
-
-    Args:
-        msa: The alignment.
-        query: The query; added if it is not the first row.
     """
     lines = [] if begins_with(msa, query) else [f">query\n{query}\n"]
     for name, row, counts in zip(msa.descriptions, msa.sequences, np.asarray(msa.deletions), strict=True):

@@ -22,21 +22,15 @@ _PIECE = 1 << 16
 
 
 class Part(NamedTuple):
-    """Part of a database that one worker searches at a time.
+    """Part of a database that one worker searches at a time."""
 
-    Attributes:
-        number: Index among the parts of the database, from zero.
-        path: Path of the database.
-        chunks: First and last (exclusive) byte of each of its chunks, for a plain file.
-        text: Its records, for a compressed file; None for a plain one, and after a worker received them.
-        num_bytes: Corresponding bytes of the file.
-    """
-
-    number: int
-    path: Path
+    number: int  #: Index among the parts of the database, from zero
+    path: Path  #: Path of the database
+    #: First and last (exclusive) byte of each of its chunks, for a plain file
     chunks: tuple[tuple[int, int], ...]
+    #: Its records, for a compressed file; None for a plain one, and after a worker received them
     text: bytes | None
-    num_bytes: int
+    num_bytes: int  #: Corresponding bytes of the file
 
     def read(self) -> bytes:
         """Read the records of the part.
@@ -65,45 +59,35 @@ def is_compressed(path: Path) -> bool:
 def split_database(
     path: Path, workers: int, part_bytes: int, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[Part]]:
-    """Split a database into rounds of one part per worker.
-
-    Args:
-        path: Path of the database, plain or compressed.
-        workers: Parts per round.
-        part_bytes: Length of a part; those of the last round are shorter.
-        chunk_bytes: Length of a chunk.
-
-    Yields:
-        Parts of a round; a part may be empty.
+    """Split a database into rounds of one part per worker; a part may be empty.
 
     Raises:
         InputError: A compressed file is damaged.
         OSError: The file cannot be read.
     """
     chunks = max(1, part_bytes // chunk_bytes) * workers
-    rounds = _packed_rounds(path, chunks, chunk_bytes) if is_compressed(path) else None
-    size = os.path.getsize(path)
-    if rounds is None:
-        starts = range(0, size, chunk_bytes)
-        for number, first in enumerate(range(0, len(starts), chunks)):
-            ranges = [(start, min(start + chunk_bytes, size)) for start in starts[first : first + chunks]]
-            dealt = [tuple(ranges[worker::workers]) for worker in range(workers)]
+    if is_compressed(path):
+        for number, (texts, num_bytes) in enumerate(_packed_rounds(path, chunks, chunk_bytes)):
+            share = num_bytes // workers
             yield [
-                Part(
-                    number * workers + worker,
-                    path,
-                    own,
-                    None if own else b"",
-                    sum(end - start for start, end in own),
-                )
-                for worker, own in enumerate(dealt)
+                Part(number * workers + worker, path, (), b"".join(texts[worker::workers]), share)
+                for worker in range(workers)
             ]
         return
-    for number, (texts, num_bytes) in enumerate(rounds):
-        share = num_bytes // workers
+    size = os.path.getsize(path)
+    starts = range(0, size, chunk_bytes)
+    for number, first in enumerate(range(0, len(starts), chunks)):
+        ranges = [(start, min(start + chunk_bytes, size)) for start in starts[first : first + chunks]]
+        dealt = [tuple(ranges[worker::workers]) for worker in range(workers)]
         yield [
-            Part(number * workers + worker, path, (), b"".join(texts[worker::workers]), share)
-            for worker in range(workers)
+            Part(
+                number * workers + worker,
+                path,
+                own,
+                None if own else b"",
+                sum(end - start for start, end in own),
+            )
+            for worker, own in enumerate(dealt)
         ]
 
 
@@ -146,23 +130,13 @@ def _packed_rounds(path: Path, chunks: int, chunk_bytes: int) -> Iterator[tuple[
 
 
 def _unpacked_chunks(raw: BinaryIO, path: Path, chunk_bytes: int) -> Iterator[bytes]:
-    """Yield the records of each chunk of a compressed file."""
     try:
         with gzip.GzipFile(fileobj=raw) as file:
-            held, place, end = (
-                b"",
-                0,
-                chunk_bytes,
-            )  # ``held`` begins at byte ``place`` of the decompressed file
-            finished = False
-            while not finished:
-                piece = file.read(chunk_bytes)
-                finished = not piece
+            # ``held`` begins at byte ``place`` of the decompressed file.
+            held, place, end = b"", 0, chunk_bytes
+            while piece := file.read(chunk_bytes):
                 held += piece
-                while True:
-                    found = held.find(b"\n>", max(0, end - 1 - place))
-                    if found < 0:
-                        break
+                while (found := held.find(b"\n>", max(0, end - 1 - place))) >= 0:
                     yield held[: found + 1]
                     held, place, end = held[found + 1 :], place + found + 1, end + chunk_bytes
             if held:

@@ -20,21 +20,15 @@ from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
 from fastfold.utils.text_files import PathLike, json_object_or_none
 
-PAIRING = "uniprot"
-"""Name of the database whose hits pair the chains of complexes by species."""
+PAIRING = "uniprot"  #: Name of the database whose hits pair the chains of complexes by species
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
 # Beginnings of the file names of AlphaFold's databases, with AlphaFold's names of the searches.
+_OWN_NAMES = ("uniref90", "uniref100", "uniref50", "uniref30", "uniclust30", "mgnify", "small_bfd")
 _KNOWN = {
-    "uniref90": "uniref90",
-    "uniref100": "uniref100",
-    "uniref50": "uniref50",
-    "uniref30": "uniref30",
-    "uniclust30": "uniclust30",
-    "mgnify": "mgnify",
+    **{name: name for name in _OWN_NAMES},
     "mgy_clusters": "mgnify",
     "bfd-first_non_consensus_sequences": "small_bfd",
-    "small_bfd": "small_bfd",
     "bfd": "bfd",
     "uniprot": PAIRING,
 }
@@ -49,15 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SequenceDatabase:
-    """FASTA file to search.
+    """FASTA file to search."""
 
-    Attributes:
-        name: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``.
-        path: Path of the file, plain or gzipped.
-    """
-
-    name: str
-    path: Path
+    name: str  #: Name of its hits: ``uniref90`` for ``uniref90_hits.sto``
+    path: Path  #: Path of the file, plain or gzipped
 
     def check(self) -> None:
         """Check the beginning of the file before a long search.
@@ -172,11 +161,6 @@ def _name_of(path: Path) -> str:
 
 
 def _check_sample(sample: bytes, path: Path) -> None:
-    """Check that a file begins like a FASTA file of proteins.
-
-    Raises:
-        InputError: It does not.
-    """
     text = sample.lstrip()
     if not text:
         raise InputError("is empty; a database has a line '>name' and a sequence for each protein", path=path)
@@ -189,13 +173,8 @@ def _check_sample(sample: bytes, path: Path) -> None:
     proteins, skipped = searchable_records(text)
     if skipped.others and proteins:
         text = proteins
-    letters = [
-        letter
-        for line in text.splitlines()
-        if not line.startswith(b">")
-        for letter in line
-        if letter in _LETTERS
-    ]
+    residues = b"".join(line for line in text.splitlines() if not line.startswith(b">"))
+    letters = [letter for letter in residues if letter in _LETTERS]
     if not letters:
         raise InputError("contains names without sequences; it cannot be searched", path=path)
     if len(letters) >= 100 and sum(letter in _NUCLEOTIDES for letter in letters) > 0.95 * len(letters):

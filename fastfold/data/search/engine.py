@@ -9,29 +9,18 @@ from fastfold.data.search.store import SearchKey, SearchStore
 
 
 class Found(NamedTuple):
-    """Result for one sequence.
-
-    Attributes:
-        sequence: The sequence.
-        files: Contents by file name in the folder of a chain.
-        facts: Further facts, for example the number of hits.
-    """
+    """Result for one sequence."""
 
     sequence: str
-    files: Mapping[str, bytes]
-    facts: Mapping[str, Any]
+    files: Mapping[str, bytes]  #: Contents by file name in the folder of a chain
+    facts: Mapping[str, Any]  #: Further facts, for example the number of hits
 
 
 class Step(NamedTuple):
-    """Finished piece of work.
+    """Finished piece of work."""
 
-    Attributes:
-        cost: Its part of :meth:`SearchEngine.cost`.
-        cells: Compared residues of sequences times residues of the database; 0 if unknown.
-    """
-
-    cost: float
-    cells: float = 0.0
+    cost: float  #: Its part of :meth:`SearchEngine.cost`
+    cells: float = 0.0  #: Compared residues of sequences times residues of the database; 0 if unknown
 
 
 Report = Callable[[Step], None]
@@ -51,12 +40,4 @@ class SearchEngine(Protocol):
         """Return the work of a search, for example in database bytes compared with one residue."""
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
-        """Search for distinct sequences in upper case.
-
-        Args:
-            sequences: Upper-case letters.
-            report: Called after each piece of work.
-
-        Yields:
-            Each result when it is finished, in any order.
-        """
+        """Search for distinct sequences in upper case; yield each result when it is finished, in any order."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import cast
 
 import pyhmmer
-from pyhmmer.easel import Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
+from pyhmmer.easel import MSA, Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
 
 from fastfold.data.search.database import SequenceDatabase, content_digest
@@ -34,8 +34,7 @@ _log = logging.getLogger(__name__)
 QUERY = "query"
 """Name of the first row of every alignment, because results are kept by sequence and not by name."""
 
-BATCH = 16
-"""Number of sequences compared with the database together; results are kept after each batch."""
+BATCH = 16  #: Number of sequences compared with the database together; results are kept after each batch
 
 _GAPS = re.compile(r"[-.]+")
 
@@ -54,14 +53,7 @@ class _Query:
 
 
 class HmmerEngine:
-    """Engine that searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`.
-
-    Args:
-        settings: Settings of the search.
-        database: Database to search.
-        num_workers: Number of processes; 1 for only this one.
-        memory_bytes: Memory limit for all processes together.
-    """
+    """Engine that searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`."""
 
     def __init__(
         self, settings: HmmerSettings, database: SequenceDatabase, *, num_workers: int, memory_bytes: int
@@ -85,14 +77,7 @@ class HmmerEngine:
         return float(self.database.state()["size"]) * sum(map(len, sequences)) * self.settings.iterations
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
-        """Search for sequences.
-
-        Args:
-            sequences: Upper-case letters.
-            report: Called after each compared part of the database.
-
-        Yields:
-            Each sequence with its file.
+        """Search for sequences; see :meth:`~fastfold.data.search.engine.SearchEngine.search`.
 
         Raises:
             ConfigError: The memory is too small.
@@ -205,7 +190,7 @@ def _build(query: _Query) -> HMM:
     return profile
 
 
-def stockholm_text(msa: DigitalMSA) -> bytes:
+def stockholm_text(msa: MSA) -> bytes:
     """Format an alignment as HMMER's programs do, the query first, with ``#=GC RF`` below each block."""
     buffer = io.BytesIO()
     msa.write(buffer, "stockholm")

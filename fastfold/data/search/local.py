@@ -25,9 +25,6 @@ from fastfold.utils.units import parse_bytes
 def local_engines(sources: SearchSources) -> list[SearchEngine]:
     """Return an engine per FASTA file, and one for all databases of HH-suite.
 
-    Args:
-        sources: Databases, settings and limits of the search.
-
     Raises:
         ConfigError: No database is given, two have the same name, the memory is not an amount of memory, or hhblits is
             missing.
@@ -76,9 +73,6 @@ def search(
         memory: Memory limit for all processes together, for example ``16GiB``; None for half of the free memory.
         settings: Further fields of :class:`~fastfold.data.search.settings.HmmerSettings`: ``engine``, ``iterations``,
             ``e_value`` and so on.
-
-    Returns:
-        The folder.
 
     Raises:
         InputError: A sequence or a database is invalid.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_RESIDUES = 100_000
-"""Longest sequence of a database that HMMER compares."""
+MAX_RESIDUES = 100_000  #: Longest sequence of a database that HMMER compares
 
 _OTHER_MOLECULE = re.compile(rb"\S+[ \t]+mol:(?!protein\b)")
 _IN_SEQUENCES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*._~ \t\r\n"
@@ -18,20 +17,13 @@ _SPACE = b" \t\r\n"
 
 
 class SkippedRecords(NamedTuple):
-    """Records left out of a search.
+    """Records left out of a search."""
 
-    Attributes:
-        others: Number of records that are not proteins by their headers.
-        unreadable: Number of records that HMMER cannot read.
-        example: Name of the first unreadable record, with the reason.
-    """
-
-    others: int = 0
-    unreadable: int = 0
-    example: str = ""
+    others: int = 0  #: Number of records that are not proteins by their headers
+    unreadable: int = 0  #: Number of records that HMMER cannot read
+    example: str = ""  #: Name of the first unreadable record, with the reason
 
     def __add__(self, more: object) -> SkippedRecords:
-        """Add the numbers of both."""
         if not isinstance(more, SkippedRecords):
             return NotImplemented
         return SkippedRecords(
@@ -39,21 +31,15 @@ class SkippedRecords(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Describe the records in words."""
         parts = [f"{self.others:,} that are not proteins (mol:na)"] if self.others else []
         parts += [f"{self.unreadable:,} that cannot be read ({self.example})"] if self.unreadable else []
         return f"records left out of the search: {' and '.join(parts) or 'none'}"
 
 
 def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes, SkippedRecords]:
-    """Remove the records of a FASTA text that a protein search cannot use.
+    """Remove the records of a FASTA text that a protein search cannot use, and count them.
 
-    Args:
-        text: Whole records.
-        keep_others: Count records of other molecules, but keep those that HMMER can read.
-
-    Returns:
-        Text of the remaining records, and the removed ones.
+    ``keep_others`` counts records of other molecules, but keeps those that HMMER can read.
     """
     kept: list[bytes] = []
     others = unreadable = 0
@@ -64,18 +50,14 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
         others += is_other
         if problem and not is_other:
             unreadable += 1
-            example = example or f"{_record_name(record)!r}: {problem}"
+            example = example or f"{record_name(record)[:60]!r}: {problem}"
         if not problem and (keep_others or not is_other):
             kept.append(b">" + record)
     return b"\n".join(kept), SkippedRecords(others, unreadable, example)
 
 
 def record_problem(record: bytes) -> str:
-    """Return HMMER's reason why it cannot read a record; empty if it can.
-
-    Args:
-        record: Text after the ``>``.
-    """
+    """Return HMMER's reason why it cannot read a record, the text after ``>``; empty if it can."""
     header, _, body = record.partition(b"\n")
     if not header[:1].strip():
         return "no FASTA name found"
@@ -88,6 +70,7 @@ def record_problem(record: bytes) -> str:
     return ""
 
 
-def _record_name(record: bytes) -> str:
+def record_name(record: bytes) -> str:
+    """Return the name of a record as bytes after the ``>``; empty if it has none."""
     words = record.split(None, 1)
-    return words[0].decode("utf-8", "replace")[:60] if record[:1].strip() and words else ""
+    return words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""

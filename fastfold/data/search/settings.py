@@ -23,8 +23,7 @@ SearchProgram = Literal["jackhmmer", "phmmer", "mmseqs"]
 """Programs that search databases on this machine: HMMER's, or ColabFold's pipeline by MMseqs2."""
 
 MAX_E_VALUE = 1e6
-MAX_WORKERS = 1024
-"""Largest number of processes of a search."""
+MAX_WORKERS = 1024  #: Largest number of processes of a search
 
 
 def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:
@@ -42,16 +41,7 @@ def _filter(number: int, default: float) -> Any:
 class HmmerSettings:
     """Settings that determine the result of a search, and its format; the defaults are AlphaFold's for jackhmmer.
 
-    Attributes:
-        engine: ``jackhmmer``, or ``phmmer``: one pass, with domains up to E-value 0.01 as in the program of that name.
-        iterations: Largest number of passes through the database (``jackhmmer -N``); each after the first uses the
-            profile of the hits included before.
-        e_value: Largest E-value of reported hits (``-E``).
-        include_e_value: Largest E-value of included hits, which are aligned and used for the next profile (``--incE``).
-        msv_filter: Share of unrelated sequences that passes HMMER's first filter (``--F1``).
-        viterbi_filter: Share that passes the second filter (``--F2``).
-        forward_filter: Share that passes the third filter (``--F3``).
-        file_format: ``sto`` or ``a3m``.
+    Engine ``phmmer`` makes one pass, with domains up to E-value 0.01 as in the program of that name.
     """
 
     engine: Literal["jackhmmer", "phmmer"] = "jackhmmer"
@@ -112,20 +102,7 @@ class HmmerSettings:
 
 @dataclass(frozen=True)
 class SearchSources:
-    """Sources of alignments: databases on this machine, or an MSA server.
-
-    Attributes:
-        databases: See :func:`fastfold.data.search.database.parse_databases`; for ``mmseqs``, the folder of ColabFold's.
-        folder: Folder of AlphaFold's databases; its own are listed in ``databases``.
-        engine: Program that searches ``databases``.
-        server: Address of an MSA server; None to send nothing.
-        msa_mode: Databases of ``server`` or ``mmseqs``; None for all that there are.
-        pair_strategy: See :class:`~fastfold.data.search.colabfold.modes.ColabFoldModes`; None for its default.
-        access: Credentials for ``server``.
-        num_workers: Number of processes; None for one per core.
-        gpu: Search by ``mmseqs`` on a GPU.
-        memory: Memory limit for all processes together, in bytes or as text; None for half of the free memory.
-        hmmer: Settings of HMMER's programs; ``engine`` is that of the sources.
+    """Sources of alignments: databases on this machine, or an MSA server; each option has its help.
 
     Raises:
         ConfigError: An option is invalid, or contradicts another.
@@ -184,7 +161,7 @@ class SearchSources:
         help="greedy: pair rows of a species in two chains or more; complete: in all chains (default "
         f"{ColabFoldModes.pair_strategy})",
     )
-    access: ServerAccess = field(default_factory=ServerAccess)
+    access: ServerAccess = field(default_factory=ServerAccess)  #: Credentials for ``server``
     num_workers: int | None = option(
         "--cpu",
         "--num-workers",
@@ -208,6 +185,7 @@ class SearchSources:
         help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
         "read repeatedly (default: half of the free memory)",
     )
+    #: Settings of HMMER's programs; ``engine`` is that of the sources
     hmmer: HmmerSettings = field(default_factory=HmmerSettings)
 
     def __post_init__(self) -> None:

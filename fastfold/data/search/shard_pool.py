@@ -92,10 +92,7 @@ class ShardPool:
             pool.close()
 
     def search(self, profiles: Sequence[HMM], report: Report | None = None) -> list[TopHits]:
-        """Compare profiles with every sequence of the database.
-
-        Returns:
-            Hits of each profile, best first.
+        """Compare profiles with every sequence of the database; return the hits of each, best first.
 
         Raises:
             InputError: The database cannot be read, contains no protein, or was changed during the search.

@@ -21,13 +21,11 @@ from fastfold.data.search.denormals import flushed_denormals
 from fastfold.data.search.protein_records import (
     MAX_RESIDUES,
     SkippedRecords,
+    record_name,
     record_problem,
     searchable_records,
 )
 from fastfold.errors import InputError
-
-MAX_TARGET_RESIDUES = MAX_RESIDUES
-"""Longest sequence of a database that HMMER compares."""
 
 _ALLOCATION = 1.15  # the allocator's overhead over the reported size of sequences
 
@@ -40,32 +38,22 @@ class ShardTask(NamedTuple):
 
 
 class ShardHits(NamedTuple):
-    """Hits in a part.
+    """Hits in a part."""
 
-    Attributes:
-        hits: Hits of each profile; until they are merged, their E-values are those of a search in this part alone.
-        num_residues: Residues in the part.
-        is_kept: True if the worker keeps the part in memory.
-        skipped: Records that were left out.
-    """
-
+    #: Hits of each profile; until they are merged, their E-values are those of a search in this part alone
     hits: list[TopHits]
-    num_residues: int
-    is_kept: bool
-    skipped: SkippedRecords = SkippedRecords()
+    num_residues: int  #: Residues in the part
+    is_kept: bool  #: True if the worker keeps the part in memory
+    skipped: SkippedRecords = SkippedRecords()  #: Records that were left out
 
 
 @dataclass
 class ShardSearcher:
-    """Searcher in parts of a database; one per worker.
+    """Searcher in parts of a database; one per worker."""
 
-    Attributes:
-        settings: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on.
-        memory_bytes: Memory limit for the kept parts.
-    """
-
+    #: Settings under the names of HMMER's pipeline: ``E``, ``incE``, ``F1`` and so on
     settings: Mapping[str, Any]
-    memory_bytes: int
+    memory_bytes: int  #: Memory limit for the kept parts
     _kept: dict[int, tuple[DigitalSequenceBlock, int, SkippedRecords]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -73,10 +61,6 @@ class ShardSearcher:
 
     def __call__(self, key: int, task: ShardTask) -> ShardHits:
         """Search a part.
-
-        Args:
-            key: Number of the task; not used.
-            task: Part and profiles.
 
         Raises:
             InputError: The part cannot be read.
@@ -109,12 +93,9 @@ class ShardSearcher:
 def digitize_searchable(
     text: bytes, part: Part, *, keep_others: bool = False
 ) -> tuple[DigitalSequenceBlock, SkippedRecords]:
-    """Return the sequences of the searchable FASTA records, and the skipped records.
+    """Return the sequences of the searchable FASTA records of a part, and the skipped records.
 
-    Args:
-        text: The records.
-        part: Part of the records.
-        keep_others: See :func:`~fastfold.data.search.protein_records.searchable_records`.
+    ``keep_others`` is that of :func:`~fastfold.data.search.protein_records.searchable_records`.
     """
     if b" mol:" not in text:  # checking each record takes as long as parsing all of them
         with contextlib.suppress(InputError):
@@ -124,11 +105,7 @@ def digitize_searchable(
 
 
 def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:
-    """Convert FASTA records to HMMER's form.
-
-    Args:
-        text: The records; bytes of names that are not UTF-8 become U+FFFD.
-        part: Part of the records, in error messages.
+    """Convert the FASTA records of a part to HMMER's form; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         InputError: A record is invalid; names it.
@@ -144,10 +121,10 @@ def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:
     finally:
         if enabled:
             gc.enable()
-    if block and len(block.largest()) > MAX_TARGET_RESIDUES:
+    if block and len(block.largest()) > MAX_RESIDUES:
         longest = block.largest()
         raise InputError(
-            f"has {len(longest):,} residues; HMMER compares sequences up to {MAX_TARGET_RESIDUES:,}: remove the "
+            f"has {len(longest):,} residues; HMMER compares sequences up to {MAX_RESIDUES:,}: remove the "
             "record or cut it",
             path=part.path,
             record=longest.name,
@@ -170,13 +147,11 @@ def _explained(text: bytes, part: Part, error: ValueError) -> InputError:
         try:
             _parse(b">" + record)
         except ValueError as one:
-            words = record.split(None, 1)
-            name = words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""
             # HMMER's own reason may refer to freed memory.
             why = record_problem(record) or str(one).rpartition(": ")[2].strip()
             return InputError(
                 f"cannot be parsed ({why}); a database has plain sequences of letters without gaps",
                 path=part.path,
-                record=name,
+                record=record_name(record),
             )
     return InputError(f"cannot be parsed ({error})", path=part.path)

@@ -32,15 +32,11 @@ RECORD = "record.json"
 
 @dataclass(frozen=True)
 class SearchKey:
-    """Inputs of a search other than the sequence.
+    """Inputs of a search other than the sequence."""
 
-    Attributes:
-        name: Name of the result, for example ``uniref90``: letters, digits and ``._-``.
-        settings: Engine with its version and settings, and the database by its digest or its address, as any nesting of
-            mappings with text keys, lists, text, numbers, booleans and None.
-    """
-
-    name: str
+    name: str  #: Name of the result, for example ``uniref90``: letters, digits and ``._-``
+    #: Engine with its version and settings, and the database by its digest or its address, as any nesting of mappings
+    #: with text keys, lists, text, numbers, booleans and None
     settings: Mapping[str, Any]
 
     @property
@@ -50,12 +46,9 @@ class SearchKey:
 
 
 class SearchStore:
-    """Folder of results of searches.
+    """Folder of results of searches, created with the first.
 
     Several processes may use one store: a result added by two of them is kept once.
-
-    Args:
-        folder: The store; created with the first result.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -67,14 +60,9 @@ class SearchStore:
         return self.folder / digest[:2] / digest / f"{key.name}-{key.digest[:16]}"
 
     def find(self, sequence: str, key: SearchKey) -> dict[str, Path] | None:
-        """Find the files of a result.
+        """Find the paths of a result's files by name; None if it is missing, or a file of it has changed.
 
-        Args:
-            sequence: Sequence of a chain, or of a complex's chains joined by ``:``; case is ignored.
-            key: Other inputs of the search.
-
-        Returns:
-            Paths by file name; None if the result is missing, or a file of it has changed.
+        The sequence is that of a chain, or those of a complex's chains joined by ``:``; case is ignored.
         """
         place = self.place(sequence, key)
         try:
@@ -95,16 +83,9 @@ class SearchStore:
         *,
         facts: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Add a result.
+        """Add the files of a result, by name; return paths as :meth:`find`.
 
-        Args:
-            sequence: See :meth:`find`.
-            key: See :meth:`find`.
-            files: Contents by file name.
-            facts: Further facts about the result, for example the number of hits; not a part of its identity.
-
-        Returns:
-            Paths by file name.
+        ``facts``, for example the number of hits, are recorded too, but not a part of the result's identity.
 
         Raises:
             WriteError: The store cannot be written. Incomplete files are removed.

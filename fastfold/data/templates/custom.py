@@ -29,17 +29,11 @@ _STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class CustomChain:
-    """Protein chain of a user's structure file.
+    """Protein chain of a user's structure file."""
 
-    Attributes:
-        file: Name of the file without its suffixes.
-        name: ``<file>_<chain>``, name of the template.
-        chain: Its sequence and atoms.
-    """
-
-    file: str
-    name: str
-    chain: EntryChain
+    file: str  #: Name of the file without its suffixes
+    name: str  #: ``<file>_<chain>``, name of the template
+    chain: EntryChain  #: Its sequence and atoms
 
     @property
     def chain_id(self) -> str:
@@ -49,30 +43,22 @@ class CustomChain:
 
 @dataclass(frozen=True)
 class CustomAlignment:
-    """User's alignment of structures with one chain.
+    """User's alignment of structures with one chain."""
 
-    Attributes:
-        path: Path of the file.
-        query: Letters of the chain, the first row.
-        rows: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of the
-            query, lower case for insertions.
-    """
-
-    path: PathLike
-    query: str
+    path: PathLike  #: Path of the file
+    query: str  #: Letters of the chain, the first row
+    #: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of the
+    #: query, lower case for insertions
     rows: dict[str, str]
 
 
 def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
-    """Read all protein chains of the user's structures.
+    """Read all protein chains of the user's structures, with an outcome for each file left out.
 
     An invalid file of a folder is left out, with a warning. Hidden files are ignored.
 
     Args:
         paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
-
-    Returns:
-        The chains, and an outcome for each file that is left out.
 
     Raises:
         InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid
@@ -153,13 +139,13 @@ def read_custom_alignment(path: PathLike) -> CustomAlignment:
     for record in records:
         name = (record.header.split() or [""])[0]
         letters = "".join("".join(record.lines).split()).replace(".", "-")
+        problem = ""
         if name in rows:
-            raise InputError(
-                "the name is repeated; each chain has one row", path=path, line=record.line, record=name
-            )
-        if not re.fullmatch("[A-Za-z-]+", letters):
-            message = "the row contains a character that is neither a letter nor a gap"
-            raise InputError(message, path=path, line=record.line, record=name)
+            problem = "the name is repeated; each chain has one row"
+        elif not re.fullmatch("[A-Za-z-]+", letters):
+            problem = "the row contains a character that is neither a letter nor a gap"
+        if problem:
+            raise InputError(problem, path=path, line=record.line, record=name)
         rows[name] = letters
     if len(rows) < 2:
         raise InputError("expected the chain's row, then a row for each structure, found one row", path=path)
@@ -199,14 +185,6 @@ def custom_templates(
     so on. If chains of one structure show the same letters, the first one is used. Dates and similarity to the query
     are ignored.
 
-    Args:
-        chains: Chains of the structures.
-        query: Sequence of the chain.
-        msa: Alignment of the chain, whose profile aligns the structures.
-        max_templates: Largest number of templates.
-        alignments: Alignments of the user; that of this chain is used for the structures that it names.
-        unusable: Files that were left out.
-
     Raises:
         InputError: An alignment of the user does not fit its structures.
     """
@@ -225,8 +203,7 @@ def custom_templates(
             continue
         same = [t for j, _, t in candidates if chains[j].file == one.file and t.sequence == template.sequence]
         if same:
-            message = f"it repeats the letters of {same[0].name}"
-            outcomes[i] = Outcome(one.name, "repeated", message)
+            outcomes[i] = Outcome(one.name, "repeated", f"it repeats the letters of {same[0].name}")
             continue
         candidates.append((i, len(places), template))
     order = _by_structure(candidates, chains)
@@ -260,12 +237,7 @@ def _by_structure(
 
 
 def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
-    """Return the aligned residues of a chain, from the profile, or from Kalign if the sequences are similar.
-
-    Args:
-        places: Residue of the chain for each residue of the query, by the profile; may be empty.
-        query: Sequence of the query.
-        one: The chain.
+    """Return the aligned residues of a chain, from the profile, or from Kalign if the profile aligns none.
 
     Raises:
         TemplateSkipped: No part of its sequence aligns with the query.

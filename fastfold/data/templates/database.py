@@ -17,8 +17,7 @@ from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
 
 _LIMIT = 1 << 30
-_KEPT = 16
-"""Number of entries kept in memory, because hits and chains often share entries."""
+_KEPT = 16  #: Number of entries kept in memory, because hits and chains often share entries
 _TOP, _REVISIONS = 1 << 16, "_pdbx_audit_revision_history"
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
 
@@ -109,21 +108,18 @@ class MmcifFolder:
         return self._file_dates[pdb_id]
 
     def _path(self, pdb_id: str) -> Path | None:
-        """Return the path of the entry's file, if it exists."""
         middle = self.folder / pdb_id[1:3]
         names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
         return next((path for path in names if path.is_file()), None)
 
     def _read_entry(self, pdb_id: str) -> Entry | TemplateSkipped:
-        """Read the entry, or return the reason why it is invalid."""
         path = self._path(pdb_id)
         if path is None:
             return TemplateSkipped(
                 "missing file", f"{pdb_id}.cif and {pdb_id}.cif.gz are missing in {self.folder}"
             )
         try:
-            lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
-            return Entry(lines, path=path, alternatives_count=self.official_errors)
+            return Entry(_lines(path), path=path, alternatives_count=self.official_errors)
         except InputError as error:
             if error.temporary:
                 raise
@@ -143,20 +139,20 @@ def _date_at_the_top(path: Path) -> str | None:
         return None  # reading the whole file explains the problem, or finds the date
 
 
+def _lines(path: PathLike) -> list[str]:
+    return split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
+
+
 def read_obsolete(path: PathLike) -> dict[str, str | None]:
-    """Read the PDB's list of obsolete entries.
+    """Read the first successor, or None, of each entry in the PDB's list of obsolete entries.
 
-    Args:
-        path: Lines such as ``OBSLTE    31-JUL-94 116L     216L``.
-
-    Returns:
-        By obsolete id in lower case, the first successor, or None.
+    Lines are such as ``OBSLTE    31-JUL-94 116L     216L``; ids become lower case.
 
     Raises:
         InputError: The file cannot be read, or lacks such lines.
     """
     found: dict[str, str | None] = {}
-    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
+    lines = _lines(path)
     for line in lines:
         words = line.split()
         if words[:1] == ["OBSLTE"] and len(words) > 2:
@@ -167,14 +163,11 @@ def read_obsolete(path: PathLike) -> dict[str, str | None]:
 
 
 def read_release_dates(path: PathLike) -> dict[str, date]:
-    """Read release dates.
+    """Read release dates by id in lower case.
 
     Args:
         path: Lines such as ``1abc:2001-02-03``; or, with suffix ``.json``, a JSON object of objects with
             ``release_date`` by id (OpenFold's ``mmcif_cache.json``).
-
-    Returns:
-        Dates by id in lower case.
 
     Raises:
         InputError: The file cannot be read, or a line or an object is invalid.
@@ -182,8 +175,7 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
     if os.fspath(path).lower().removesuffix(".gz").endswith(".json"):
         return _dates_of_json(path)
     found = {}
-    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         name, _, text = line.partition(":")

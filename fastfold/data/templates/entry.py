@@ -29,17 +29,11 @@ _MAX_COORDINATE = 1e6
 
 @dataclass(frozen=True, eq=False)
 class EntryChain:
-    """Protein chain of an entry, with ``N`` residues of its sequence, observed or not.
+    """Protein chain of an entry, with ``N`` residues of its sequence, observed or not."""
 
-    Attributes:
-        sequence: ``N`` letters, ``X`` for unknown residues.
-        positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
-        mask: ``[N, 37]`` float32.
-    """
-
-    sequence: str
-    positions: np.ndarray
-    mask: np.ndarray
+    sequence: str  #: ``N`` letters, ``X`` for unknown residues
+    positions: np.ndarray  #: ``[N, 37, 3]`` float32 in Å, zero where the mask is
+    mask: np.ndarray  #: ``[N, 37]`` float32
 
 
 @dataclass(frozen=True)
@@ -108,9 +102,6 @@ class Entry:
 
     def chain(self, chain_id: str) -> EntryChain:
         """Read the atoms of a chain.
-
-        Args:
-            chain_id: One of :attr:`sequences`.
 
         Raises:
             InputError: A coordinate is not a number.

@@ -19,33 +19,23 @@ from fastfold.protein import residue_constants as rc
 
 MAX_CA_DISTANCE = 150.0
 """Largest distance in Å of CA atoms of two neighbours; a chain with a larger one is left out."""
-MIN_ATOMS = 5
-"""Smallest number of atoms of a template; alanine has five."""
+MIN_ATOMS = 5  #: Smallest number of atoms of a template; alanine has five
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Template at the ``N`` residues of the query.
+    """Template at the ``N`` residues of the query."""
 
-    Attributes:
-        name: ``<PDB id>_<chain>``, or the name of a user's structure.
-        sequence: ``N`` letters of the template, ``-`` for a gap.
-        positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
-        mask: ``[N, 37]`` float32.
-        sum_probs: HHsearch's sum of posterior probabilities, 0 for other searches.
-        mapping: Place in the chain's whole sequence for each aligned residue of the query.
-        exact: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned.
-        frame: Number shared by the templates of other chains whose atoms are in one frame with these; 0 for a template
-            of one chain.
-    """
-
-    name: str
-    sequence: str
-    positions: np.ndarray
-    mask: np.ndarray
-    sum_probs: float
-    mapping: Mapping[int, int]
+    name: str  #: ``<PDB id>_<chain>``, or the name of a user's structure
+    sequence: str  #: ``N`` letters of the template, ``-`` for a gap
+    positions: np.ndarray  #: ``[N, 37, 3]`` float32 in Å, zero where the mask is
+    mask: np.ndarray  #: ``[N, 37]`` float32
+    sum_probs: float  #: HHsearch's sum of posterior probabilities, 0 for other searches
+    mapping: Mapping[int, int]  #: Place in the chain's whole sequence for each aligned residue of the query
+    #: True if the chain has the listed sequence, exactly or except for ``X``; otherwise it was realigned
     exact: bool = True
+    #: Number shared by the templates of other chains whose atoms are in one frame with these; 0 for a template of one
+    #: chain
     frame: int = 0
 
 
@@ -56,13 +46,6 @@ def template_of_hit(
 
     The chain is searched by name and sequence, then by sequence, then with ``X`` for any letter. If no chain has the
     listed sequence, the hit is realigned with the sequence of the chain of its name.
-
-    Args:
-        hit: The hit.
-        pdb_id: Id of the entry to read: the hit's, or that of its successor.
-        query: Sequence of the query, ``N`` letters.
-        database: The entries.
-        limit: Latest release date, None for any.
 
     Raises:
         TemplateSkipped: The hit cannot be a template; has the reason.
@@ -147,10 +130,7 @@ def place_template(
 def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | None:
     """Return the chain with these letters, and their first place in it; None if there is none.
 
-    Args:
-        entry: The entry.
-        chain_id: Name of the chain to check first.
-        letters: Letters of the hit without gaps. If no chain matches exactly, ``X`` on either side matches any letter.
+    The chain of the given name is checked first. If no chain matches exactly, ``X`` on either side matches any letter.
     """
     sequences = entry.sequences
     names = [chain_id] if chain_id in sequences else []

@@ -21,8 +21,7 @@ from fastfold.utils.text_files import PathLike, split_lines
 
 _START = re.compile(r"No +(\d{1,9})\s*$", re.ASCII)
 _ROW = re.compile(r"\s*(\d{1,9}) +([A-Z-]+) +(\d{1,9}) +\((\d{1,9})\)\s*$", re.ASCII)
-_NAME_WIDTH = 17
-"""Columns before the numbers of a row: ``Q``, a blank, 14 letters of the name, a blank."""
+_NAME_WIDTH = 17  #: Columns before the numbers of a row: ``Q``, a blank, 14 letters of the name, a blank
 _ANNOTATIONS = ("Consensus", "ss_dssp", "ss_pred", "ss_conf")
 
 
@@ -35,10 +34,7 @@ class _Rows:
 
 
 def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
-    """Parse HHsearch's output.
-
-    Returns:
-        Hits in the order of the file.
+    """Parse HHsearch's output to its hits, in the order of the file.
 
     Raises:
         InputError: The text is not such a file, is damaged or truncated, or belongs to another sequence.

@@ -11,27 +11,19 @@ _PDB_CHAIN = re.compile(r"([a-zA-Z0-9]{4})_([a-zA-Z0-9.]+)")
 
 @dataclass(frozen=True)
 class TemplateHit:
-    """Alignment of the query with a part of a template's sequence, from a search.
+    """Alignment of the query with a part of a template's sequence, from a search."""
 
-    Attributes:
-        index: Number of the hit in the search's output, from 1.
-        name: Name of the hit, which begins with ``<PDB id>_<chain>``.
-        aligned_cols: Number of columns in which both have a residue, as counted by AlphaFold.
-        sum_probs: HHsearch's sum of posterior probabilities; None for hmmsearch.
-        query: Letters of the query, ``-`` for a gap.
-        hit_sequence: Letters of the template, upper case, ``-`` for a gap. HHsearch's are as long as ``query``;
-            hmmsearch's include insertions.
-        indices_query: For each column, the residue's place in the query from 0, or -1 for a gap.
-        indices_hit: For each column, the residue's place in the template's listed sequence from 0, or -1 for a gap.
-    """
-
-    index: int
-    name: str
-    aligned_cols: int
-    sum_probs: float | None
-    query: str
+    index: int  #: Number of the hit in the search's output, from 1
+    name: str  #: Name of the hit, which begins with ``<PDB id>_<chain>``
+    aligned_cols: int  #: Number of columns in which both have a residue, as counted by AlphaFold
+    sum_probs: float | None  #: HHsearch's sum of posterior probabilities; None for hmmsearch
+    query: str  #: Letters of the query, ``-`` for a gap
+    #: Letters of the template, upper case, ``-`` for a gap. HHsearch's are as long as ``query``; hmmsearch's include
+    #: insertions.
     hit_sequence: str
+    #: For each column, the residue's place in the query from 0, or -1 for a gap
     indices_query: tuple[int, ...]
+    #: For each column, the residue's place in the template's listed sequence from 0, or -1 for a gap
     indices_hit: tuple[int, ...]
 
     @property

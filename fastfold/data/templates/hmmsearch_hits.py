@@ -18,15 +18,9 @@ _ROW = re.compile(r"[A-Za-z.-]+")
 
 
 def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> list[TemplateHit]:
-    """Parse an alignment of hits.
+    """Parse an alignment of hits, in the order of the rows.
 
-    Args:
-        text: Content of the file; empty for a search without hits.
-        query: Sequence of the searched profile.
-        path: Path in error messages.
-
-    Returns:
-        Hits in the order of the rows; other molecules than proteins are left out, but counted in ``index``.
+    Other molecules than proteins are left out, but counted in ``index``.
 
     Raises:
         InputError: The text is not such an alignment, is truncated, or belongs to another sequence.

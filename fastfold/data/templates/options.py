@@ -11,8 +11,10 @@ from typing import Any
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import check_options, option
 
-MAX_TEMPLATES = 4
-"""Number of templates used by AlphaFold's networks."""
+MAX_TEMPLATES = 4  #: Number of templates used by AlphaFold's networks
+
+_PATH: dict[str, Any] = {"default": None, "parse": Path, "group": "templates"}
+_PATHS: dict[str, Any] = {**_PATH, "default": ()}
 
 
 def parse_date(text: str) -> date:
@@ -31,29 +33,11 @@ def parse_date(text: str) -> date:
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """Sources of templates.
+    """Sources of templates; each option has its help.
 
     In Python, a structure may be an object in place of a file (:func:`fastfold.protein.io.read.read_structure`); it
-    becomes a :class:`~fastfold.protein.structure.Structure`.
-
-    Attributes:
-        structures: Structures of the user, mmCIF and PDB files or folders of them.
-        alignments: Alignments of the user, see :func:`fastfold.data.templates.custom.read_custom_alignment`.
-        database: Searched database: ``pdb_seqres.txt`` (or ``.gz``), or the common prefix of an HH-suite database's
-            files.
-        server: Use hits of an MSA server, which are next to the alignments.
-        mmcif_dir: Folder of the PDB's mmCIF files, for the atoms of hits.
-        obsolete: The PDB's list of obsolete entries, see :class:`fastfold.data.templates.database.MmcifFolder`.
-        max_date: Latest release date of a hit, None for any.
-        max_templates: Largest number of templates of a chain.
-        complexes: Structures of whole complexes, whose templates span the chains.
-        chains: Structures of single chains that replace those of the complexes, superposed on them.
-        keep_clashes: Keep residues of complexes that clash, instead of leaving them free.
-        overlap: Smallest overlap of van der Waals spheres in Å that clash; None for distances of CA atoms.
-        chain_map: CSV that assigns chains of the complexes, see
-            :class:`fastfold.data.templates.whole.chain_map.ChainMap`; None to assign them by sequence.
-        min_plddt: Smallest pLDDT (B-factor) of the complexes' residues.
-        is_optional: Accept networks that use no templates.
+    becomes a :class:`~fastfold.protein.structure.Structure`. ``server`` uses hits of an MSA server, which are next to
+    the alignments; ``is_optional`` accepts networks that use no templates.
 
     Raises:
         ConfigError: An option lacks another that it needs, or there are more templates than networks use.
@@ -62,30 +46,24 @@ class TemplateOptions:
     structures: tuple[Any, ...] = option(
         "--templates",
         "--custom-template-path",
-        default=(),
-        parse=Path,
         nargs="*",
         metavar="PATH",
-        group="templates",
+        **_PATHS,
         help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them; without any, the MSA "
         "server's template hits (needs hhsearch)",
     )
     alignments: tuple[Path, ...] = option(
         "--template-alignment",
-        default=(),
-        parse=Path,
         nargs="+",
         metavar="FILE",
         is_rare=True,
-        group="templates",
+        **_PATHS,
         help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
     )
     database: Path | None = option(
         "--template-db",
-        default=None,
-        parse=Path,
         metavar="FILE",
-        group="templates",
+        **_PATH,
         help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
     )
     server: bool = False
@@ -93,20 +71,16 @@ class TemplateOptions:
         "--template-mmcif-dir",
         "--template_mmcif_dir",
         "--local-pdb-path",
-        default=None,
-        parse=Path,
         metavar="DIR",
-        group="templates",
+        **_PATH,
         help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
     )
     obsolete: Path | None = option(
         "--obsolete-pdbs",
         "--obsolete_pdbs_path",
-        default=None,
-        parse=Path,
         metavar="FILE",
         is_rare=True,
-        group="templates",
+        **_PATH,
         help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
     )
     max_date: date | None = option(
@@ -130,21 +104,17 @@ class TemplateOptions:
     is_optional: bool = False
     complexes: tuple[Any, ...] = option(
         "--cross-chain-templates",
-        default=(),
-        parse=Path,
         nargs="+",
         metavar="FILE",
-        group="templates",
+        **_PATHS,
         help="structures of whole complexes as templates, with the distances between their chains",
     )
     chains: tuple[Any, ...] = option(
         "--superpose-chains",
-        default=(),
-        parse=Path,
         nargs="+",
         metavar="FILE",
         is_rare=True,
-        group="templates",
+        **_PATHS,
         help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
     )
     keep_clashes: bool = option(
@@ -166,11 +136,9 @@ class TemplateOptions:
     )
     chain_map: Path | None = option(
         "--template-chains",
-        default=None,
-        parse=Path,
         metavar="FILE",
         is_rare=True,
-        group="templates",
+        **_PATH,
         help="CSV with lines protein,file,chain: chains of --cross-chain-templates for those of the target, as "
         "AlphaPulldown's description file (default: by sequence)",
     )

@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal[
-    "used",
-    "repeated",
-    "not needed",
-    "withdrawn",
-    "date",
-    "coverage",
-    "duplicate",
-    "short",
-    "name",
-    "missing file",
-    "unreadable",
-    "no chains",
-    "no date",
-    "late",
-    "not found",
-    "other sequence",
-    "no atoms",
-    "broken",
-]
+Reason = (
+    Literal["used", "not needed", "coverage", "duplicate", "short", "repeated", "name"]
+    | Literal["withdrawn", "date", "late", "no date", "missing file", "unreadable", "no chains"]
+    | Literal["not found", "other sequence", "no atoms", "broken"]
+)
 """``used``, or the reason why not:
 
 - there are enough templates already (``not needed``);
@@ -48,21 +33,13 @@ class TemplateSkipped(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one hit or structure.
+    """Outcome of one hit or structure."""
 
-    Attributes:
-        name: ``<PDB id>_<chain>`` of a hit, or a file's name and chain.
-        reason: ``used``, or the short reason why not.
-        message: Reason for users; empty if it is used without remarks.
-        index: Number of the hit in its search, from 1; 0 for a user's structure.
-        aligned: Number of aligned residues of the query.
-    """
-
-    name: str
-    reason: Reason
-    message: str = ""
-    index: int = 0
-    aligned: int = 0
+    name: str  #: ``<PDB id>_<chain>`` of a hit, or a file's name and chain
+    reason: Reason  #: ``used``, or the short reason why not
+    message: str = ""  #: Reason for users; empty if it is used without remarks
+    index: int = 0  #: Number of the hit in its search, from 1; 0 for a user's structure
+    aligned: int = 0  #: Number of aligned residues of the query
 
     @property
     def used(self) -> bool:

@@ -7,12 +7,9 @@ from datetime import date
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.templates.outcome import TemplateSkipped
 
-MAX_SUBSEQUENCE = 0.95
-"""Largest share of the query for a hit that is a part of the query itself."""
-MIN_ALIGNED = 0.1
-"""Share of the query's residues that a hit must exceed."""
-MIN_RESIDUES = 10
-"""Smallest number of residues of a hit."""
+MAX_SUBSEQUENCE = 0.95  #: Largest share of the query for a hit that is a part of the query itself
+MIN_ALIGNED = 0.1  #: Share of the query's residues that a hit must exceed
+MIN_RESIDUES = 10  #: Smallest number of residues of a hit
 
 
 def check_hit(
@@ -22,12 +19,6 @@ def check_hit(
 
     The checks are AlphaFold's, in its order: the listed release date, the aligned share, a repetition of the query, the
     length.
-
-    Args:
-        hit: The hit.
-        query: Sequence of the query.
-        released: Listed release date of the entry, None if unknown.
-        limit: Latest release date, None for any.
 
     Raises:
         TemplateSkipped: The hit is left out; has the reason.

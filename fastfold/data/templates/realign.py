@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.utils.packages import require_package
 
-MIN_IDENTITY = 0.9
-"""Smallest share of equal residues in the shorter sequence."""
+MIN_IDENTITY = 0.9  #: Smallest share of equal residues in the shorter sequence
 
 
 def align_pair(first: str, second: str) -> tuple[str, str]:
@@ -21,16 +20,9 @@ def align_pair(first: str, second: str) -> tuple[str, str]:
 def map_to_sequence(
     listed: str, actual: str, *, name: str, min_identity: float = MIN_IDENTITY
 ) -> dict[int, int]:
-    """Map a listed sequence's residues to the actual sequence.
+    """Map a listed sequence's residues to their places in the actual sequence.
 
-    Args:
-        listed: Letters of the hit.
-        actual: Letters of the whole chain in its file.
-        name: Name of the hit in the message.
-        min_identity: Smallest share of equal residues in the shorter one.
-
-    Returns:
-        Place in ``actual`` for each aligned residue of ``listed``.
+    ``min_identity`` is the smallest share of equal residues in the shorter one.
 
     Raises:
         TemplateSkipped: Fewer of the shorter one's residues are equal.

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,23 +25,17 @@ from fastfold.utils.text_files import PathLike
 if TYPE_CHECKING:
     from pyhmmer.plan7 import HMM, Pipeline
 
-_FILTER = 0.1
-"""P-value up to which a sequence passes each of HMMER's three filters."""
-_MAX_E_VALUE = 100.0
-"""E-value up to which sequences and their domains are reported and included."""
-_MAX_OWN_E_VALUE = 0.1
-"""The same limit for a few sequences of the user; an unrelated one has about 1."""
-_PART_BYTES = 16 << 20
-"""Number of a database's sequences that are compared at a time."""
+_FILTER = 0.1  #: P-value up to which a sequence passes each of HMMER's three filters
+_MAX_E_VALUE = 100.0  #: E-value up to which sequences and their domains are reported and included
+_MAX_OWN_E_VALUE = 0.1  #: The same limit for a few sequences of the user; an unrelated one has about 1
+_PART_BYTES = 16 << 20  #: Number of a database's sequences that are compared at a time
 _HHM = "_hhm.ffdata"
 
 
 def without_repeats(msa: Msa) -> list[int]:
     """Return the indices of rows that do not repeat an earlier one in the query's columns."""
-    first: dict[str, int] = {}
-    for index, row in enumerate(msa.sequences):
-        first.setdefault(row, index)
-    return list(first.values())
+    first = {row: index for index, row in reversed(list(enumerate(msa.sequences)))}
+    return sorted(first.values())
 
 
 def to_stockholm(msa: Msa) -> str:
@@ -49,9 +43,6 @@ def to_stockholm(msa: Msa) -> str:
 
     The columns of the query are match states (``#=GC RF``). Inserted residues are written as ``x``, because a profile
     depends only on their number.
-
-    Returns:
-        Text in Stockholm format, one line per row.
     """
     kept = without_repeats(msa)
     deletions = np.asarray(msa.deletions)[kept]
@@ -81,11 +72,6 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     Nucleic acids that HMMER can read are compared too, because E-values depend on the number of records. Those that it
     cannot read are left out.
 
-    Args:
-        msa: Alignment whose first row is the query.
-        database: FASTA of the PDB's chains, with the headers of ``pdb_seqres.txt``; plain or ``.gz``.
-        say: Called with a line about records that are not proteins, or cannot be read.
-
     Returns:
         Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`); empty
         without hits.
@@ -95,6 +81,7 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
     from fastfold.data.search.chunks import split_database
+    from fastfold.data.search.hmmer import stockholm_text
     from fastfold.data.search.protein_records import SkippedRecords
     from fastfold.data.search.shards import digitize_searchable
 
@@ -117,17 +104,11 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
         return ""
     found = hits.to_msa(profile.alphabet, all_consensus_cols=True)
     found.name, found.author = "query", "hmmsearch"
-    text = io.BytesIO()
-    found.write(text, "stockholm")
-    return text.getvalue().decode("utf-8", "replace")
+    return stockholm_text(found).decode("utf-8", "replace")
 
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
     """Align sequences with the profile of an alignment.
-
-    Args:
-        msa: Alignment whose first row is the query.
-        sequences: Sequences to align.
 
     Returns:
         Per sequence, the places of the query's residues: those of its largest domain, and of others in the same order
@@ -138,23 +119,22 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
     require_package("pyhmmer", "the alignment of user templates")
     from pyhmmer import easel
 
+    from fastfold.data.search.hmmer import stockholm_text
+
     profile, pipeline = _profile(msa), _pipeline(filtered=False)
+    names = [f"c_{i}" for i in range(len(sequences))]
     given = [
-        easel.TextSequence(name=f"c_{i}", description="mol:protein", sequence=sequence).digitize(
-            profile.alphabet
-        )
-        for i, sequence in enumerate(sequences)
+        easel.TextSequence(name=name, description="mol:protein", sequence=sequence).digitize(profile.alphabet)
+        for name, sequence in zip(names, sequences, strict=True)
     ]
     hits = pipeline.search_hmm(profile, easel.DigitalSequenceBlock(profile.alphabet, given))
-    domains: dict[int, list[dict[int, int]]] = {}
+    domains: dict[str, list[dict[int, int]]] = {}
     if len(hits.included):
-        text = io.BytesIO()
-        hits.to_msa(profile.alphabet, all_consensus_cols=True).write(text, "stockholm")
-        for hit in parse_hmmsearch(text.getvalue().decode(), msa.sequences[0]):
+        text = stockholm_text(hits.to_msa(profile.alphabet, all_consensus_cols=True)).decode()
+        for hit in parse_hmmsearch(text, msa.sequences[0]):
             pairs = zip(hit.indices_query, hit.indices_hit, strict=True)
-            places = {mine: theirs for mine, theirs in pairs if theirs >= 0}
-            domains.setdefault(int(hit.name.removeprefix("c_")), []).append(places)
-    return [_collinear(domains.get(i, [])) for i in range(len(sequences))]
+            domains.setdefault(hit.name, []).append({mine: theirs for mine, theirs in pairs if theirs >= 0})
+    return [_collinear(domains.get(name, [])) for name in names]
 
 
 def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
@@ -180,10 +160,7 @@ def _profile(msa: Msa) -> HMM:
         aligned = file.read()
     assert aligned is not None
     aligned.name = "query"
-    profile, _, _ = plan7.Builder(alphabet, architecture="hand").build_msa(
-        aligned, plan7.Background(alphabet)
-    )
-    return profile
+    return plan7.Builder(alphabet, architecture="hand").build_msa(aligned, plan7.Background(alphabet))[0]
 
 
 def _pipeline(*, filtered: bool = True) -> Pipeline:
@@ -192,18 +169,11 @@ def _pipeline(*, filtered: bool = True) -> Pipeline:
 
     alphabet = easel.Alphabet.amino()
     share, limit = (_FILTER, _MAX_E_VALUE) if filtered else (1.0, _MAX_OWN_E_VALUE)
-    return plan7.Pipeline(
-        alphabet,
-        plan7.Background(alphabet),
-        bias_filter=filtered,
-        F1=share,
-        F2=share,
-        F3=share,
-        E=limit,
-        domE=limit,
-        incE=limit,
-        incdomE=limit,
-    )
+    bounds: dict[str, Any] = {
+        **dict.fromkeys(("F1", "F2", "F3"), share),
+        **dict.fromkeys(("E", "domE", "incE", "incdomE"), limit),
+    }
+    return plan7.Pipeline(alphabet, plan7.Background(alphabet), bias_filter=filtered, **bounds)
 
 
 def is_profile_database(database: PathLike) -> bool:
@@ -217,16 +187,7 @@ def find_hhsearch() -> str | None:
 
 
 def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:
-    """Search profile databases with AlphaFold's settings.
-
-    Args:
-        msa: Alignment whose first row is the query.
-        databases: Common prefix of each database's files.
-        program: Path of the program; None for :func:`find_hhsearch`.
-        threads: Number of threads.
-
-    Returns:
-        Output of the program (:mod:`fastfold.data.templates.hhr`).
+    """Search profile databases, by the common prefix of their files, with AlphaFold's settings.
 
     Raises:
         ConfigError: The program is missing.

@@ -17,28 +17,19 @@ from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
 from fastfold.protein import residue_constants as rc
 
-_SHOWN = 3
-"""Number of left-out hits that are named with a reason."""
+_SHOWN = 3  #: Number of left-out hits that are named with a reason
 
 
 @dataclass(frozen=True)
 class ChainTemplates:
-    """Templates of one chain.
+    """Templates of one chain."""
 
-    Attributes:
-        templates: Templates, the best first.
-        outcomes: Outcome of each examined hit and structure, in that order.
-        found: Number of hits and structures.
-        sources: Sources of the templates, for example a file's name.
-    """
-
-    templates: tuple[Template, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    found: int = 0
-    sources: tuple[str, ...] = ()
+    templates: tuple[Template, ...] = ()  #: Templates, the best first
+    outcomes: tuple[Outcome, ...] = ()  #: Outcome of each examined hit and structure, in that order
+    found: int = 0  #: Number of hits and structures
+    sources: tuple[str, ...] = ()  #: Sources of the templates, for example a file's name
 
     def __add__(self, other: ChainTemplates) -> ChainTemplates:
-        """Concatenate with other templates."""
         return ChainTemplates(
             self.templates + other.templates,
             self.outcomes + other.outcomes,
@@ -119,15 +110,8 @@ def choose_templates(
     HHsearch's hits are ordered by ``sum_probs``, hmmsearch's are in the search's order. Hits of hmmsearch that repeat
     the letters of a template are left out (as in AlphaFold and AlphaFold-Multimer).
 
-    Args:
-        hits: The hits.
-        query: Sequence of the chain.
-        database: The PDB's entries.
-        max_templates: Largest number of templates.
-        max_date: Latest release date, None for any.
-        source: Name of the hits' source.
-        taken: Earlier templates of the chain; a hit with the same letters repeats them.
-        keep_order: Take the hits in the given order, instead of the best first.
+    ``taken`` are earlier templates of the chain; a hit with the same letters repeats them. With ``keep_order`` hits are
+    taken in the given order, instead of the best first, up to the release date ``max_date``.
     """
     ranked = is_ranked(hits)
     chosen: list[Template] = []
@@ -135,7 +119,7 @@ def choose_templates(
     for hit in hits if keep_order else best_first(hits):
         if len(chosen) >= max_templates:
             break
-        name = hit.name.split()[0] if hit.name.split() else f"hit {hit.index}"
+        name = (hit.name.split() or [f"hit {hit.index}"])[0]
         try:
             template = _template(hit, query, database, max_date)
         except TemplateSkipped as skipped:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +47,7 @@ _KEPT = 32
 
 
 def open_templates(options: TemplateOptions) -> TemplateFinder | None:
-    """Open sources of templates; None if they name no templates.
-
-    Raises:
-        FastFoldError: See :class:`TemplateFinder`.
-    """
+    """Open sources of templates as :class:`TemplateFinder`; None if they name no templates."""
     return TemplateFinder(options) if options.wanted else None
 
 
@@ -111,11 +107,6 @@ class TemplateFinder:
 
         Hits among the target's alignments are used; otherwise the database is searched.
 
-        Args:
-            target: The target.
-            alignments: Alignments of each chain.
-            msa_dir: Folder of alignments, which may contain hits.
-
         Raises:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
@@ -164,8 +155,19 @@ class TemplateFinder:
                 unusable=self._unusable,
             )
         wanted = most - len(own.templates)
+        choose = partial(
+            choose_templates,
+            query=query,
+            max_templates=wanted,
+            max_date=options.max_date,
+            taken=own.templates,
+        )
         if files and options.server and wanted:
-            return own + self._of_server(query, msa, files[0], wanted, own)
+            # An MSA server's hits are aligned by hhsearch, as in ColabFold.
+            with unpacked_templates(files[0]) as folder:
+                hits = parse_hhr(hhsearch(msa, [folder / DATABASE]), query, path=files[0])
+                entries = MmcifFolder(folder, obsolete=options.obsolete)
+                return own + choose(hits, database=entries, source=files[0].name)
         if options.mmcif_dir is None or not wanted:
             return own
         if files:
@@ -174,32 +176,7 @@ class TemplateFinder:
             hits, source = self._search(query, msa, options.database), options.database.name
         else:
             return own
-        more = choose_templates(
-            hits,
-            query,
-            self._entries,
-            max_templates=wanted,
-            max_date=options.max_date,
-            source=source,
-            taken=own.templates,
-        )
-        return own + more
-
-    def _of_server(
-        self, query: str, msa: Msa, archive: Path, wanted: int, own: ChainTemplates
-    ) -> ChainTemplates:
-        """Return templates from the hits of an MSA server, aligned by hhsearch as in ColabFold."""
-        with unpacked_templates(archive) as folder:
-            hits = parse_hhr(hhsearch(msa, [folder / DATABASE]), query, path=archive)
-            return choose_templates(
-                hits,
-                query,
-                MmcifFolder(folder, obsolete=self.options.obsolete),
-                max_templates=wanted,
-                max_date=self.options.max_date,
-                source=archive.name,
-                taken=own.templates,
-            )
+        return own + choose(hits, database=self._entries, source=source)
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
         if is_profile_database(database):
@@ -216,36 +193,22 @@ def profile_msa(query: str, msas: ChainMsas) -> Msa:
     """Return the alignment for template searches: a chain's first (UniRef90), or the query alone.
 
     Rows without a residue are left out, and the first row is the query.
-
-    Args:
-        query: Sequence of the chain.
-        msas: Its alignments.
     """
     alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
     if not msas[0]:
         return alone
     msa = msas[0][0]
     kept = [i for i, row in enumerate(msa.sequences) if row.strip("-")]
+    rows, names = [msa.sequences[i] for i in kept], [msa.descriptions[i] for i in kept]
+    deletions = np.asarray(msa.deletions)[kept]
     if kept[:1] != [0] or len(msa.sequences[0].replace("-", "")) != len(query):
-        rows = (query, *(msa.sequences[i] for i in kept))
-        counts = np.concatenate([alone.deletions, np.asarray(msa.deletions)[kept]])
-        return Msa(rows, counts, ("query", *(msa.descriptions[i] for i in kept)))
-    return Msa(
-        tuple(msa.sequences[i] for i in kept),
-        np.asarray(msa.deletions)[kept],
-        tuple(msa.descriptions[i] for i in kept),
-    )
+        rows, names = [query, *rows], ["query", *names]
+        deletions = np.concatenate([alone.deletions, deletions])
+    return Msa(tuple(rows), deletions, tuple(names))
 
 
 def read_hits(path: PathLike, query: str) -> list[TemplateHit]:
-    """Read the hits of a search.
-
-    Args:
-        path: HHsearch's output (``.hhr``) or an alignment of hmmsearch (``.sto``), plain or ``.gz``.
-        query: Sequence of the search.
-
-    Returns:
-        Hits of proteins in the order of the file.
+    """Read the hits of a search: HHsearch's output (``.hhr``), or an alignment of hmmsearch (``.sto``).
 
     Raises:
         InputError: The file cannot be read, is damaged, or belongs to another sequence.

@@ -24,17 +24,9 @@ def rows_left(
     """Return the rows of an alignment that remain after block deletion (supplement, Algorithm 1).
 
     Similar sequences are adjacent in an alignment. Deleting blocks removes whole branches of the family, so that the
-    network learns from less data. Blocks may overlap and extend over the end.
-
-    Args:
-        rows: Number of rows ``S``.
-        rng: Random generator.
-        fraction: Size of a block relative to all rows; in [0, 1].
-        num_blocks: Number of blocks.
-        randomize_num_blocks: Draw the number of blocks from 1 to ``num_blocks``.
-
-    Returns:
-        Sorted int64 indices; row 0, the query, always remains.
+    network learns from less data. Blocks may overlap and extend over the end. The result is sorted int64 indices; row
+    0, the query, always remains. ``fraction`` is the size of a block relative to all rows; with
+    ``randomize_num_blocks`` the number is drawn from 1 to ``num_blocks``.
 
     Raises:
         ConfigError: A fraction outside of [0, 1], or an invalid number of blocks.
@@ -54,52 +46,27 @@ def rows_left(
 
 
 def delete_blocks(
-    raw: Mapping[str, np.ndarray],
-    rng: np.random.Generator,
-    *,
-    fraction: float = 0.3,
-    num_blocks: int = 5,
-    randomize_num_blocks: bool = False,
+    raw: Mapping[str, np.ndarray], rng: np.random.Generator, *, num_blocks: int = 5
 ) -> dict[str, np.ndarray]:
-    """Delete blocks of a chain's alignment in its raw features.
+    """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
-    The copies of a chain in a complex must share one alignment: delete once and use the result for all.
-
-    Args:
-        raw: Raw features of :mod:`fastfold.data.features.raw`; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
-        rng: Random generator.
-        fraction: See :func:`rows_left`.
-        num_blocks: See :func:`rows_left`.
-        randomize_num_blocks: See :func:`rows_left`.
-
-    Returns:
-        All raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
+    The copies of a chain in a complex must share one alignment: delete once and use the result for all. The result has
+    all raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
 
     Raises:
         InputError: The alignment is missing or malformed.
-        ConfigError: See :func:`rows_left`.
     """
     rows = check_layout(raw, MSA_LAYOUT)["S"]
-    kept = rows_left(
-        rows, rng, fraction=fraction, num_blocks=num_blocks, randomize_num_blocks=randomize_num_blocks
-    )
-    return _take_rows(raw, kept)
+    return _take_rows(raw, rows_left(rows, rng, num_blocks=num_blocks))
 
 
 def subsample_rows(
     raw: Mapping[str, np.ndarray], most: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Draw rows of a chain's alignment in its raw features, uniformly without replacement.
+    """Draw at most ``most`` rows of a chain's alignment in its raw features, always the query, in order.
 
-    The paper draws 1,000 rows of the alignments of predicted structures in this way (supplement, section 1.3).
-
-    Args:
-        raw: See :func:`delete_blocks`.
-        most: Number of rows to keep, including the query, which always remains; a shallower alignment is kept whole.
-        rng: Random generator.
-
-    Returns:
-        All raw features; the remaining rows keep their order.
+    Rows are drawn uniformly without replacement. The paper draws 1,000 rows of the alignments of predicted structures
+    in this way (supplement, section 1.3).
 
     Raises:
         InputError: The alignment is missing or malformed.
@@ -122,13 +89,7 @@ def _take_rows(raw: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, np.
 def sample_fape_clamp(rng: np.random.Generator, *, unclamped: float = 0.1) -> np.ndarray:
     """Draw the feature ``use_clamped_fape``: 1 if backbone FAPE is clamped (supplement, section 1.11.5).
 
-    Args:
-        rng: Random generator. The paper draws once per batch; for that, give each sample of a batch a generator in the
-            same state.
-        unclamped: Probability of no clamping.
-
-    Returns:
-        Float32 scalar, 1 for clamped and 0 for unclamped.
+    The paper draws once per batch; for that, give each sample of a batch a generator in the same state.
 
     Raises:
         ConfigError: A probability outside of [0, 1].

@@ -43,42 +43,18 @@ from fastfold.utils.text_files import PathLike
 
 _TEMPORARY = "temporary"
 _STALE_S = 3600.0
-_PARSERS = (
-    "fastfold.protein.io.read",
-    "fastfold.protein.io.cif_tables",
-    "fastfold.protein.io.mmcif_reader",
-    "fastfold.protein.io.pdb_reader",
-    "fastfold.protein.io.pdb_columns",
-    "fastfold.protein.io.records",
-    "fastfold.protein.io.residue_names",
-    "fastfold.protein.io.chains",
-    "fastfold.protein.io.altlocs",
-    "fastfold.protein.io.align_to_seqres",
-    "fastfold.protein.structure",
-    "fastfold.protein.residue_constants",
-    "fastfold.data.features.coevolution",
-    "fastfold.data.features.raw",
-    "fastfold.data.features.transforms",
-    "fastfold.data.msa.msa",
-    "fastfold.data.msa.stockholm",
-    "fastfold.data.templates.hhr",
-    "fastfold.data.templates.hits",
-    "fastfold.data.templates.hmmsearch_hits",
-    "fastfold.data.templates.prefilter",
-    "fastfold.data.templates.select",
-    "fastfold.data.templates.source",
-    "fastfold.data.fasta",
-    "fastfold.data.targets",
-    "fastfold.data.msa.find",
-    "fastfold.utils.text_files",
-    "fastfold.data.training.entry",
-    "fastfold.data.training.cache",
-    "fastfold.data.training.cache_format",
-    "fastfold.data.training.templates",
-)
+_NAMES = """
+    protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
+    protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs protein.io.align_to_seqres
+    protein.structure protein.residue_constants data.features.coevolution data.features.raw
+    data.features.transforms data.msa.msa data.msa.stockholm data.templates.hhr data.templates.hits
+    data.templates.hmmsearch_hits data.templates.prefilter data.templates.select data.templates.source
+    data.fasta data.targets data.msa.find utils.text_files data.training.entry data.training.cache
+    data.training.cache_format data.training.templates
+"""
+_PARSERS = tuple(f"fastfold.{name}" for name in _NAMES.split())
 """Modules that determine the result of parsing a file."""
-_TABLES = ("residue_constants.json",)
-"""Tables of :mod:`fastfold.protein` that these modules read."""
+_TABLES = ("residue_constants.json",)  #: Tables of :mod:`fastfold.protein` that these modules read
 
 T = TypeVar("T")
 
@@ -99,13 +75,7 @@ class CacheReport:
 class FeatureCache:
     """Reader of entries through a cache folder; picklable and safe with any number of processes.
 
-    Args:
-        directory: The folder; created if missing.
-        version: Version of the parsers; None for their fingerprint.
-
-    Attributes:
-        hits: Number of entries found.
-        misses: Number of entries made.
+    ``hits`` and ``misses`` count entries that were found and made.
 
     Raises:
         OutputError: The folder cannot be created.
@@ -208,16 +178,7 @@ class FeatureCache:
         pack: Callable[[T], Arrays],
         unpack: Callable[[Arrays], T],
     ) -> T:
-        """Return an object made from files, from the cache if present.
-
-        Args:
-            name: Name of the entry, for readers of the folder.
-            sources: Source files.
-            asked: Parameters of the object, distinguished by ``repr``.
-            make: Makes the object.
-            pack: Converts it to arrays.
-            unpack: Converts arrays to it.
-        """
+        """Return an object made from files, from the cache if present."""
         digest = _digest(sources, asked)
         path = self.directory / digest[:2] / f"{safe_stem(name)}-{digest[:32]}.npz"
         arrays = self._load(path, digest)
@@ -296,7 +257,6 @@ def _parser_files() -> list[Path]:
 
 
 def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
-    """Hash the content and kinds of files, and the parameters of the object made from them."""
     digest = hashlib.sha256(repr((asked, [path.suffixes[-2:] for path in sources])).encode())
     for path in sources:
         try:

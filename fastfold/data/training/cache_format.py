@@ -144,7 +144,7 @@ def hits_arrays(hits: Sequence[TemplateHit]) -> Arrays:
         "names": text_array("\n".join(hit.name for hit in hits)),
         "letters": text_array("\n".join(f"{hit.query}\n{hit.hit_sequence}" for hit in hits)),
         "numbers": np.array(
-            [(hit.index, hit.aligned_cols, len(hit.indices_query)) for hit in hits], np.int64
+            [(h.index, h.aligned_cols, len(h.indices_query)) for h in hits], np.int64
         ).reshape(-1, 3),
         "sum_probs": np.array([np.nan if hit.sum_probs is None else hit.sum_probs for hit in hits]),
         "places": np.array(places, np.int32),
@@ -159,18 +159,10 @@ def hits_of(arrays: Mapping[str, np.ndarray]) -> list[TemplateHit]:
     for i, (index, aligned, columns) in enumerate(arrays["numbers"].tolist()):
         total = float(arrays["sum_probs"][i])
         middle, end = start + columns, start + 2 * columns
-        hits.append(
-            TemplateHit(
-                index=index,
-                name=names[i],
-                aligned_cols=aligned,
-                sum_probs=None if np.isnan(total) else total,
-                query=letters[2 * i],
-                hit_sequence=letters[2 * i + 1],
-                indices_query=tuple(places[start:middle]),
-                indices_hit=tuple(places[middle:end]),
-            )
-        )
+        sum_probs = None if np.isnan(total) else total
+        indices = tuple(places[start:middle]), tuple(places[middle:end])
+        query, shown = letters[2 * i], letters[2 * i + 1]
+        hits.append(TemplateHit(index, names[i], aligned, sum_probs, query, shown, *indices))
         start = end
     return hits
 

@@ -26,25 +26,18 @@ from fastfold.protein.structure import ChainStructure, Structure
 
 
 class ComplexMsas(NamedTuple):
-    """Alignments of one chain of a complex, whose first rows are the chain.
+    """Alignments of one chain of a complex, whose first rows are the chain."""
 
-    Attributes:
-        unpaired: Alignments without pairing.
-        paired: Alignments whose rows are paired with those of other chains by species (UniProt).
-    """
-
-    unpaired: tuple[Msa, ...] = ()
+    unpaired: tuple[Msa, ...] = ()  #: Alignments without pairing
+    #: Alignments whose rows are paired with those of other chains by species (UniProt)
     paired: tuple[Msa, ...] = ()
 
 
 @dataclass(frozen=True)
 class ComplexEntry(Entry):
-    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members.
+    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members."""
 
-    Attributes:
-        members: Chains listed by the training set; other chains of the file also belong to the complex.
-    """
-
+    #: Chains listed by the training set; other chains of the file also belong to the complex
     members: tuple[Entry, ...] = ()
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
@@ -67,34 +60,25 @@ class ComplexEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class ComplexData:
-    """Content of a complex's files.
+    """Content of a complex's files."""
 
-    Attributes:
-        chains: Chains in the order of the file.
-        alignments: Alignments of each chain; chains of equal sequence share theirs.
-        resolution: Resolution of the structure in Å, or None; from the entry, otherwise from the file.
-        release_date: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from
-            the file.
-        hits: See :class:`fastfold.data.training.entry.EntryData`.
-    """
-
-    chains: tuple[ChainStructure, ...]
-    alignments: tuple[ComplexMsas, ...]
+    chains: tuple[ChainStructure, ...]  #: Chains in the order of the file
+    alignments: tuple[ComplexMsas, ...]  #: Alignments of each chain; chains of equal sequence share theirs
+    #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
     resolution: float | None
+    #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
     release_date: str = ""
+    #: See :class:`fastfold.data.training.entry.EntryData`
     hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
-    """Group chains by structure file to complexes.
+    """Group chains by structure file to complexes, sorted by name.
 
     A complex has the name of its file, or of its only chain. Its weight is the sum over its different sequences of
     ``min(1, copies / cluster_size)`` times the chain's own factor. Therefore the complexes of a cluster of chains
     together are drawn as often as a single chain without relatives. A ring of twelve equal chains is not drawn twelve
     times as often as a single chain.
-
-    Returns:
-        The complexes, sorted by name.
     """
     files: dict[Path, list[Entry]] = {}
     for entry in entries:
@@ -136,11 +120,6 @@ def read_complex(
     :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share the
     alignments of the first that has any.
 
-    Args:
-        entry: The complex.
-        structure_reader: Reads a structure file.
-        msa_reader: Reads an alignment of a sequence.
-
     Raises:
         InputError: A file is invalid, or an alignment belongs to another chain.
     """
@@ -165,7 +144,6 @@ def read_complex(
 
 
 def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Entry | None]:
-    """Return the training set's entry of each chain of the file."""
     listed: dict[str | None, Entry] = {member.chain_id: member for member in entry.members}
     if len(chains) == 1:
         listed.setdefault(chains[0].chain_id, entry.members[0])
@@ -195,10 +173,7 @@ def _hits(entry: ComplexEntry, chain_id: str, sequence: str, member: Entry | Non
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
-    """Remove the residues of a predicted complex under a pLDDT.
-
-    See :func:`fastfold.data.training.entry.mask_low_plddt`.
-    """
+    """Remove the residues of a predicted complex under a pLDDT; see :func:`~.entry.mask_low_plddt`."""
     return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
 
 

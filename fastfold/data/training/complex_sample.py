@@ -24,8 +24,7 @@ from fastfold.data.training.templates import Candidates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
-COPIES = "copies/"
-"""Prefix of the data for the exchange of equal chains: see :func:`complex_sample`."""
+COPIES = "copies/"  #: Prefix of the data for the exchange of equal chains: see :func:`complex_sample`
 
 _CA = rc.atom_order["CA"]
 _ROWS = ("msa", "deletion_matrix", "msa_mask", "bert_mask", "cluster_bias_mask")
@@ -45,16 +44,7 @@ def complex_sample(
 
     The alignment is cropped before its rows are drawn, unlike in the paper (doi:10.1101/2021.10.04.463034), because
     clustering a complex of thousands of residues for a small crop is slow. Rows without any residue in the crop are
-    left out.
-
-    Args:
-        chains: Chains with their structures, ``N`` residues together.
-        alignments: Alignments of each chain; those of equal chains must be equal.
-        config: Configuration tree of a multimer network.
-        settings: Settings of the sample.
-        rng: Random generator.
-        resolution: Resolution of the structure in Å, if known.
-        templates: Candidate templates by sequence, drawn once for all copies of a chain.
+    left out. Alignments of equal chains must be equal, and their templates are drawn once for all copies.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
@@ -73,10 +63,8 @@ def complex_sample(
         require_backbone(chain)
     if rng.random() < settings.single_sequence_probability:
         alignments = [ComplexMsas()] * len(chains)
-    drawn = {}
-    for sequence in dict.fromkeys(chain.sequence for chain in chains):
-        if templates is not None and sequence in templates:
-            drawn[sequence] = templates[sequence].draw(rng)
+    wanted = dict.fromkeys(chain.sequence for chain in chains if chain.sequence in (templates or {}))
+    drawn = {sequence: (templates or {})[sequence].draw(rng) for sequence in wanted}
 
     def augmented(msa: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if settings.max_rows is not None:
@@ -154,12 +142,7 @@ def merged_features(
 def neighbouring_chains(
     chains: Sequence[ChainStructure], most: int, rng: np.random.Generator
 ) -> tuple[int, ...]:
-    """Choose chains of a large assembly: one at random, and its nearest neighbours.
-
-    Args:
-        chains: All chains.
-        most: Number of chains; a smaller complex is kept whole.
-        rng: Random generator, for the first chain.
+    """Choose some chains of a large assembly: one at random, and its nearest neighbours.
 
     Returns:
         Sorted indices. The distance of two chains is that of their nearest alpha carbons; chains without any come last.
@@ -185,19 +168,10 @@ def _nearest(one: np.ndarray, other: np.ndarray) -> float:
 def copies_of_residues(
     merged: dict[str, np.ndarray], positions: np.ndarray, mask: np.ndarray, crop: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the atoms of cropped residues in all copies of their chain; empty without copies.
+    """Return the data of :func:`complex_sample` on cropped residues in all copies; empty without copies.
 
     Residues of copies correspond by their place in the sequence, because copies may be numbered differently without
-    SEQRES.
-
-    Args:
-        merged: Merged features of the whole complex.
-        positions: ``[N, 37, 3]`` in Å.
-        mask: ``[N, 37]``.
-        crop: ``[n]`` residues of the sample.
-
-    Returns:
-        Data described in :func:`complex_sample`.
+    SEQRES. The ``crop [n]`` is of the whole complex with ``positions [N, 37, 3]`` in Å and ``mask [N, 37]``.
     """
     asym, entity = merged["asym_id"], merged["entity_id"]
     if (merged["sym_id"][np.isin(entity, entity[crop])] == 1).all():

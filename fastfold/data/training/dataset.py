@@ -31,25 +31,20 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import FileSlice, PathLike
 
-WHOLE_SPLIT = "train"
-"""Split of a folder without splits."""
+WHOLE_SPLIT = "train"  #: Split of a folder without splits
 
 _STRUCTURE_ENDINGS = (".pdb", ".ent", ".cif", ".mmcif")
+_OF_RECORD = ("sequence", "cluster", "cluster_size", "resolution", "release_date", "msa_rows")
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Sequence[Entry]):
-    """Entries, sorted by name.
+    """Entries, sorted by name."""
 
-    Attributes:
-        entries: The chains.
-        unreadable: Names and reasons of invalid structures.
-    """
-
-    entries: tuple[Entry, ...]
-    unreadable: tuple[tuple[str, str], ...] = field(default=())
+    entries: tuple[Entry, ...]  #: The chains
+    unreadable: tuple[tuple[str, str], ...] = field(default=())  #: Names and reasons of invalid structures
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -148,8 +143,7 @@ class _Found:
         return None if self.database is None else self.database.get(self.alignment_name or name)
 
 
-_Alignments = Path | AlignmentDatabase | None
-"""Alignments in a place given by the user."""
+_Alignments = Path | AlignmentDatabase | None  #: Alignments in a place given by the user
 
 
 def _open_alignments(path: PathLike | None) -> _Alignments:
@@ -290,28 +284,15 @@ def _complete(found: Iterator[_Found]) -> tuple[list[Entry], list[tuple[str, str
             except InputError as error:
                 unreadable.append((item.id, str(error)))
     if num_read > 1000:
-        _log.info(
-            "%d structures had to be read for their sequences; a table of sequences would avoid that",
-            num_read,
-        )
+        _log.info("%d structures had to be read for their sequences; a table would avoid that", num_read)
     if unreadable:
         _log.warning("%d structures are invalid; the first is %s: %s", len(unreadable), *unreadable[0])
     return sorted(entries, key=lambda entry: entry.id), unreadable
 
 
 def _entry(item: _Found, structure: Path, **changes: Any) -> Entry:
-    record = item.record
-    values: dict[str, Any] = {
-        "id": item.id,
-        "sequence": record.sequence,
-        "chain_id": record.chain_id or None,
-        "cluster": record.cluster,
-        "cluster_size": record.cluster_size,
-        "resolution": record.resolution,
-        "release_date": record.release_date,
-        "msa_rows": record.msa_rows,
-    }
-    values |= changes
+    values = {name: getattr(item.record, name) for name in _OF_RECORD}
+    values |= {"id": item.id, "chain_id": item.record.chain_id or None, **changes}
     return Entry(
         structure=structure,
         alignment_dir=item.alignment_dir,

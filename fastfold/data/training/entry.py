@@ -30,46 +30,30 @@ _MAX_RENAMED = 0.05
 
 @dataclass(frozen=True)
 class Entry:
-    """Chain to train on.
+    """Chain to train on."""
 
-    Attributes:
-        id: Name in logs, and of its alignment.
-        structure: File of its structure.
-        sequence: ``N`` letters.
-        chain_id: Name in the file; None for the only chain there.
-        alignment_dir: Folder of its alignment, or None.
-        alignment_name: Name of the chain whose alignments it shares, or an empty string for its ``id``.
-        alignment_files: Its alignments and template hits in a database, which replace those in a folder.
-        cluster: Name of its sequence cluster, or an empty string.
-        cluster_size: Number of chains in that cluster; 1 if unknown.
-        resolution: Resolution of the structure in Å, or None if unknown.
-        release_date: ``YYYY-MM-DD``, or an empty string.
-        resolved: Share of residues with a CA position, or None if the file has not been read.
-        msa_rows: Number of rows of its alignments from a table, or None.
-        weight: Factor of its sampling probability.
-        source: ``experimental`` or ``distillation`` (a predicted structure).
-        record: Number of its record in a packed set (:mod:`fastfold.data.training.packed`), or None.
-    """
-
-    id: str
-    structure: Path
-    sequence: str
-    chain_id: str | None = None
-    alignment_dir: Path | None = None
+    id: str  #: Name in logs, and of its alignment
+    structure: Path  #: File of its structure
+    sequence: str  #: ``N`` letters
+    chain_id: str | None = None  #: Name in the file; None for the only chain there
+    alignment_dir: Path | None = None  #: Folder of its alignment, or None
+    #: Name of the chain whose alignments it shares, or an empty string for its ``id``
     alignment_name: str = ""
+    #: Its alignments and template hits in a database, which replace those in a folder
     alignment_files: tuple[FileSlice, ...] | None = None
-    cluster: str = ""
-    cluster_size: int = 1
-    resolution: float | None = None
-    release_date: str = ""
+    cluster: str = ""  #: Name of its sequence cluster, or an empty string
+    cluster_size: int = 1  #: Number of chains in that cluster; 1 if unknown
+    resolution: float | None = None  #: Resolution of the structure in Å, or None if unknown
+    release_date: str = ""  #: ``YYYY-MM-DD``, or an empty string
+    #: Share of residues with a CA position, or None if the file has not been read
     resolved: float | None = None
-    msa_rows: int | None = None
-    weight: float = 1.0
-    source: str = EXPERIMENTAL
+    msa_rows: int | None = None  #: Number of rows of its alignments from a table, or None
+    weight: float = 1.0  #: Factor of its sampling probability
+    source: str = EXPERIMENTAL  #: ``experimental`` or ``distillation`` (a predicted structure)
+    #: Number of its record in a packed set (:mod:`fastfold.data.training.packed`), or None
     record: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of residues."""
         return len(self.sequence)
 
     @property
@@ -126,21 +110,15 @@ def alignment_depth(entry: Entry) -> int:
 
 @dataclass(frozen=True, eq=False)
 class EntryData:
-    """Content of an entry's files.
+    """Content of an entry's files."""
 
-    Attributes:
-        chain: Its structure.
-        alignments: Alignments whose first rows are the chain.
-        resolution: Resolution of the structure in Å, or None; from the entry, otherwise from the file.
-        release_date: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from
-            the file.
-        hits: Template hits by sequence, if they were read together with the rest (a packed set), otherwise None.
-    """
-
-    chain: ChainStructure
-    alignments: tuple[Msa, ...]
+    chain: ChainStructure  #: Its structure
+    alignments: tuple[Msa, ...]  #: Alignments whose first rows are the chain
+    #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
     resolution: float | None
+    #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
     release_date: str = ""
+    #: Template hits by sequence, if they were read together with the rest (a packed set), otherwise None
     hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
     @property
@@ -168,10 +146,6 @@ def read_chain_msa(path: PathLike, sequence: str) -> Msa:
     Programs write modified residues differently (as X, or as different parents), and treat a ligand at the chain's end
     differently. Therefore up to 5% of the first row's letters may differ, and X may follow the chain's end. The first
     row is then replaced by the chain.
-
-    Args:
-        path: Path of the file.
-        sequence: Sequence of the chain, ``N`` letters.
 
     Raises:
         InputError: The file is invalid, or belongs to another chain.

@@ -11,40 +11,27 @@ from fastfold.errors import ConfigError, InputError
 
 @dataclass(frozen=True)
 class Filters:
-    """Bounds on chains.
+    """Bounds on chains."""
 
-    Attributes:
-        max_resolution: Largest resolution in Å. Chains of unknown resolution (NMR, predictions, tables without it) are
-            kept.
-        max_single_residue: Largest share of one residue type in the sequence.
-        min_length: Smallest number of residues.
-        max_length: Largest number of residues, or None.
-        min_resolved: Smallest share of residues whose CA has a position; 0 reads no structures.
-        max_release_date: ``YYYY-MM-DD``, or None. An experimental structure must have a date, not later than this.
-    """
-
+    #: Largest resolution in Å. Chains of unknown resolution (NMR, predictions, tables without it) are kept.
     max_resolution: float = 9.0
-    max_single_residue: float = 0.8
-    min_length: int = 1
-    max_length: int | None = None
-    min_resolved: float = 0.0
+    max_single_residue: float = 0.8  #: Largest share of one residue type in the sequence
+    min_length: int = 1  #: Smallest number of residues
+    max_length: int | None = None  #: Largest number of residues, or None
+    min_resolved: float = 0.0  #: Smallest share of residues whose CA has a position; 0 reads no structures
+    #: ``YYYY-MM-DD``, or None. An experimental structure must have a date, not later than this.
     max_release_date: str | None = None
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """Result of filters.
+    """Result of filters."""
 
-    Attributes:
-        entries: Remaining entries.
-        taken: Number of chains that each filter removed, by its description, including zeros. A chain that several
-            filters would remove counts for the first.
-        unreadable: Names and reasons of chains whose structure could not be read.
-    """
-
-    entries: Sequence[Entry]
+    entries: Sequence[Entry]  #: Remaining entries
+    #: Number of chains that each filter removed, by its description, including zeros. A chain that several filters
+    #: would remove counts for the first.
     taken: dict[str, int]
-    unreadable: tuple[tuple[str, str], ...]
+    unreadable: tuple[tuple[str, str], ...]  #: Names and reasons of chains whose structure could not be read
 
     def summary(self) -> str:
         """Summarise in one line the remaining chains, and the number removed by each filter."""
@@ -60,11 +47,6 @@ def apply_filters(
     entries: Sequence[Entry], filters: Filters, *, resolved: Callable[[Entry], float] = _share_read
 ) -> Filtered:
     """Remove the chains outside of the bounds.
-
-    Args:
-        entries: All chains.
-        filters: The bounds.
-        resolved: Returns the share of resolved residues of an entry without it; by default reads its files.
 
     Raises:
         ConfigError: No chain remains; has the number removed by each filter.

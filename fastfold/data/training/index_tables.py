@@ -17,27 +17,16 @@ _CLUSTER_COLUMNS = ("cluster", "cluster30")
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """Data of a chain in a table; empty or None if unknown.
+    """Data of a chain in a table; empty or None if unknown."""
 
-    Attributes:
-        sequence: One-letter residues.
-        split: Name of its split.
-        chain_id: Name in the structure file.
-        cluster: Name of its sequence cluster.
-        cluster_size: Number of chains in its cluster, 1 if unknown.
-        resolution: Resolution of the structure in Å.
-        release_date: ``YYYY-MM-DD``.
-        msa_rows: Number of rows of its alignment, or None.
-    """
-
-    sequence: str = ""
-    split: str = ""
-    chain_id: str = ""
-    cluster: str = ""
-    cluster_size: int = 1
-    resolution: float | None = None
-    release_date: str = ""
-    msa_rows: int | None = None
+    sequence: str = ""  #: One-letter residues
+    split: str = ""  #: Name of its split
+    chain_id: str = ""  #: Name in the structure file
+    cluster: str = ""  #: Name of its sequence cluster
+    cluster_size: int = 1  #: Number of chains in its cluster, 1 if unknown
+    resolution: float | None = None  #: Resolution of the structure in Å
+    release_date: str = ""  #: ``YYYY-MM-DD``
+    msa_rows: int | None = None  #: Number of rows of its alignment, or None
 
 
 def read_index(path: PathLike) -> dict[str, ChainRecord]:
@@ -45,9 +34,6 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
 
     ``name`` is required. ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
     ``release_date`` and ``msa_rows`` are used if present; other columns are ignored.
-
-    Returns:
-        Records by name, in the order of the file.
 
     Raises:
         InputError: The file cannot be read, a line has another number of columns than the first, a name is repeated or

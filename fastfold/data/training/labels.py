@@ -84,12 +84,8 @@ def structure_labels(
 def atom14_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
     """Compute true atoms in the dense layout, under both namings of symmetric atoms (Table 3).
 
-    See the supplement, section 1.8.5.
-
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    See the supplement, section 1.8.5. The residue types are ``[N]`` from 0 to 20, the positions ``[N, 37, 3]`` in Å,
+    zero where the ``mask [N, 37]`` is.
 
     Returns:
         ``atom14_gt_positions``, ``atom14_alt_gt_positions`` ``[N, 14, 3]``, ``atom14_gt_exists``,
@@ -114,10 +110,7 @@ def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) ->
     Groups that a residue lacks are a single point: their rotation is zero and never read. A frame with a missing atom
     is finite, meaningless, and has mask 0.
 
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    Arguments are those of :func:`atom14_labels`.
 
     Returns:
         float32: ``rigidgroups_gt_frames`` and ``rigidgroups_alt_gt_frames`` ``[N, 8, 12]`` (rotation row by row,
@@ -151,10 +144,7 @@ def frame_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) ->
 def torsion_labels(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> Labels:
     """Compute true torsion angles (supplement, section 1.2.9, Table 2).
 
-    Args:
-        aatype: ``[N]`` residue types 0-20.
-        positions: ``[N, 37, 3]`` in Å, zero where the mask is.
-        mask: ``[N, 37]``.
+    Arguments are those of :func:`atom14_labels`.
 
     Returns:
         float32: ``chi_angles`` in radians and ``chi_mask`` ``[N, 4]``, ``torsion_angles_sin_cos`` and

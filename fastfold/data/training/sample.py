@@ -29,35 +29,24 @@ _BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Settings of samples.
+    """Settings of samples."""
 
-    Attributes:
-        crop_size: Largest number of residues.
-        cycles: Recycling iterations to make features for.
-        single_sequence_probability: Share of samples without their alignment.
-        block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
-        max_rows: Number of rows drawn uniformly from a deeper alignment, or None for all.
-        unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
-        unknown_resolution: Resolution in Å of structures without one, or None: the confidence heads do not learn from
-            them then.
-        spatial_crop_probability: Share of complexes that are cropped around a residue at an interface; others are
-            cropped chain by chain.
-        coevolution_dropout: Share of samples without couplings, for a network that uses coevolution.
-        coevolution_subsets: Number of random subsets of alignment rows for couplings; 0 for all rows.
-        max_chains: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
-            :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
-    """
-
-    crop_size: int
-    cycles: int
-    single_sequence_probability: float = 0.0
-    block_deletion: bool = True
-    max_rows: int | None = None
+    crop_size: int  #: Largest number of residues
+    cycles: int  #: Recycling iterations to make features for
+    single_sequence_probability: float = 0.0  #: Share of samples without their alignment
+    block_deletion: bool = True  #: Delete blocks of alignment rows (supplement, section 1.2.6)
+    max_rows: int | None = None  #: Number of rows drawn uniformly from a deeper alignment, or None for all
+    #: Share of samples whose backbone FAPE is not clamped (section 1.11.5)
     unclamped_probability: float = 0.1
+    #: Resolution in Å of structures without one, or None: the confidence heads do not learn from them then
     unknown_resolution: float | None = None
+    #: Share of complexes that are cropped around a residue at an interface; others are cropped chain by chain
     spatial_crop_probability: float = 0.5
+    #: Share of samples without couplings, for a network that uses coevolution
     coevolution_dropout: float = 0.0
-    coevolution_subsets: int = 0
+    coevolution_subsets: int = 0  #: Number of random subsets of alignment rows for couplings; 0 for all rows
+    #: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
+    #: :func:`fastfold.data.training.complex_sample.neighbouring_chains`
     max_chains: int = 20
 
 
@@ -72,18 +61,10 @@ def training_sample(
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
     templates: Candidates | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute features and labels of one chain for a monomer network.
+    """Compute features and labels of one chain of ``N`` residues for a monomer network.
 
-    Args:
-        chain: The chain with its structure, ``N`` residues.
-        alignments: Alignments whose first rows are the chain; may be empty.
-        config: Configuration tree of a monomer network.
-        settings: Settings of the sample.
-        rng: Random generator.
-        resolution: Resolution of the structure in Å, if known.
-        analyse: Returns the coevolution of a numbered subset of the first alignment's rows; None for
-            :func:`fastfold.data.features.coevolution.analyse_subset`.
-        templates: Candidate templates; None for none.
+    ``analyse`` returns the coevolution of a numbered subset of the first alignment's rows, by default
+    :func:`fastfold.data.features.coevolution.analyse_subset`.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -119,9 +100,8 @@ def training_sample(
     )
     labels = crop_features(labels, crop)
     labels["use_clamped_fape"] = clamped
-    return {f"{FEATURES}{key}": x for key, x in features.items()} | {
-        f"{LABELS}{key}": x for key, x in labels.items()
-    }
+    parts = {FEATURES: features, LABELS: labels}
+    return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
 
 
 def _coevolution(

@@ -22,15 +22,9 @@ T = TypeVar("T")
 
 
 def sampling_weights(entries: Sequence[Entry]) -> np.ndarray:
-    """Compute relative probabilities of entries: higher for longer chains, lower in large clusters.
+    """Compute relative probabilities ``[E]`` of entries: higher for longer chains, lower in large clusters.
 
     Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's factor.
-
-    Args:
-        entries: ``E`` chains.
-
-    Returns:
-        ``[E]`` float64, positive.
     """
     lengths = np.array([len(entry) for entry in entries], np.float64)
     sizes = np.array([entry.cluster_size for entry in entries], np.float64)
@@ -95,7 +89,6 @@ class WeightedOrder(Generic[T]):
         return (places + rng.random()) / size
 
     def __call__(self, number: int) -> T:
-        """Return the entry of a draw."""
         index = self.index(number)
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self._sets[which][index - (int(self._ends[which - 1]) if which else 0)]

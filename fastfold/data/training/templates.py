@@ -25,36 +25,24 @@ from fastfold.data.templates.source import read_hits
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
 
-MAX_CANDIDATES = 20
-"""Largest number of hits from which templates are drawn."""
-DAYS_BEFORE = 60
-"""Days by which a template's release must precede the chain's."""
+MAX_CANDIDATES = 20  #: Largest number of hits from which templates are drawn
+DAYS_BEFORE = 60  #: Days by which a template's release must precede the chain's
 _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidate templates of a chain.
+    """Candidate templates of a chain."""
 
-    Attributes:
-        hits: At most :data:`MAX_CANDIDATES`, the best first.
-        query: Sequence of the chain, ``N`` letters.
-        entries: Reader of the structures.
-        limit: Latest release date, None for any.
-    """
-
-    hits: Sequence[TemplateHit]
-    query: str
-    entries: MmcifFolder
-    limit: date | None
+    hits: Sequence[TemplateHit]  #: At most :data:`MAX_CANDIDATES`, the best first
+    query: str  #: Sequence of the chain, ``N`` letters
+    entries: MmcifFolder  #: Reader of the structures
+    limit: date | None  #: Latest release date, None for any
 
     def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return features of random templates, see :meth:`fastfold.data.templates.select.ChainTemplates.features`.
 
         A hit with an invalid structure is replaced by the next in random order.
-
-        Args:
-            rng: Random generator; always two draws.
         """
         number = min(int(rng.integers(len(self.hits) + 1)), MAX_TEMPLATES)
         return self._features([self.hits[i] for i in rng.permutation(len(self.hits))], number)
@@ -73,10 +61,6 @@ class Candidates:
 def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:
     """Read the hits of a search and filter them by their alignments, the best first.
 
-    Args:
-        path: See :func:`fastfold.data.templates.source.read_hits`.
-        query: Sequence of the chain.
-
     Raises:
         InputError: The file is invalid, or belongs to another sequence.
     """
@@ -93,16 +77,11 @@ def _passes(hit: TemplateHit, query: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TrainingTemplates:
-    """Finder of training chains' candidate templates.
+    """Finder of training chains' candidate templates."""
 
-    Attributes:
-        entries: The PDB's entries, for the atoms of hits.
-        max_date: Latest release date of any template, or None.
-        read: Reads hits: :func:`read_candidates`, or the same through a cache.
-    """
-
-    entries: MmcifFolder
-    max_date: date | None = None
+    entries: MmcifFolder  #: The PDB's entries, for the atoms of hits
+    max_date: date | None = None  #: Latest release date of any template, or None
+    #: Reads hits: :func:`read_candidates`, or the same through a cache
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
     def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:

@@ -14,8 +14,7 @@ from torch import Tensor
 from fastfold.evoformer.confidence.scores import bin_centres, row_blocks, tm_score_of_bins
 from fastfold.evoformer.execution import LazyRows, rows_of
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if their CB atoms are nearer than this, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if their CB atoms are nearer than this, in Å
 
 _EPSILON = 1e-8
 
@@ -92,13 +91,10 @@ def chain_confidence(
 
 
 def contact_probability(logits: Tensor, bin_edges: Tensor) -> Tensor:
-    """Return the probability ``[*, N, N]`` that two residues touch.
+    """Return the probability ``[*, N, N]`` that two residues touch, from ``logits [*, N, N, bins]``.
 
-    As in ColabFold, all of a bin counts if its lower edge is under :data:`CONTACT_DISTANCE`.
-
-    Args:
-        logits: Distogram logits ``[*, N, N, bins]``.
-        bin_edges: ``[bins - 1]`` in Å.
+    As in ColabFold, all of a bin counts if its lower edge is under :data:`CONTACT_DISTANCE`. The ``bin_edges [bins -
+    1]`` are in Å.
     """
     near = torch.cat([bin_edges.new_zeros(1), bin_edges]) < CONTACT_DISTANCE
     return torch.softmax(logits.float(), -1)[..., : int(near.sum())].sum(-1)

@@ -18,10 +18,9 @@ def plddt(logits: Tensor) -> Tensor:
 
 
 def bin_centres(breaks: Tensor) -> Tensor:
-    """Return the centres ``[bins]`` of the error bins in Å; the last bin is as wide as the others.
+    """Return the centres ``[bins]`` of error bins with edges ``breaks [bins - 1]``, both in Å.
 
-    Args:
-        breaks: ``[bins - 1]`` bin edges in Å.
+    The last bin is as wide as the others.
     """
     step = breaks[1] - breaks[0]
     centres = breaks + step / 2
@@ -29,14 +28,9 @@ def bin_centres(breaks: Tensor) -> Tensor:
 
 
 def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the expected aligned error and its largest possible value, in Å.
+    """Return the expected aligned error ``[*, N, N]`` and its largest possible value, in Å.
 
-    Args:
-        logits: ``[*, N, N, bins]``.
-        breaks: ``[bins - 1]`` bin edges in Å.
-
-    Returns:
-        ``[*, N, N]`` and a scalar.
+    The bins of ``logits [*, N, N, bins]`` have the edges ``breaks [bins - 1]`` in Å.
     """
     centres = bin_centres(breaks.float())
     error = torch.empty(logits.shape[:-1], dtype=centres.dtype, device=centres.device)
@@ -80,11 +74,9 @@ def predicted_tm_score(
 
 
 def tm_score_of_bins(centres: Tensor, residues: float) -> Tensor:
-    """Return the TM-score term ``[bins]`` of an aligned error in each bin.
+    """Return the TM-score term ``[bins]`` of an aligned error in each bin with ``centres [bins]`` in Å.
 
-    Args:
-        centres: ``[bins]`` in Å.
-        residues: Length from which d0 of the TM-score is computed; lengths below 19 count as 19.
+    ``residues`` is the length from which d0 of the TM-score is computed; lengths below 19 count as 19.
     """
     d0 = 1.24 * (max(residues, 19.0) - 15.0) ** (1.0 / 3.0) - 1.8
     return 1.0 / (1.0 + (centres / d0).square())

@@ -29,11 +29,6 @@ class MultimerTemplateEmbedder(PolicyModule):
     - The query's pair is normalised, projected and added.
     - The template pair stack updates each template's pair (Algorithm 16), which is then normalised.
     - The mean over the templates is projected and added to the query's pair.
-
-    Args:
-        config: Official multimer ``template`` config node.
-        c_z: Pair channels.
-        zero_init: Initialise the last layer of each update with zeros.
     """
 
     operator = "templates"
@@ -158,11 +153,7 @@ class MultimerTemplateEmbedder(PolicyModule):
 
 
 class MultimerTemplateTorsionEmbedder(nn.Module):
-    """MSA rows from the templates' side-chain angles (AlphaFold-Multimer, section 7.2).
-
-    Args:
-        c_m: MSA channels.
-    """
+    """MSA rows from the templates' side-chain angles (AlphaFold-Multimer, section 7.2)."""
 
     def __init__(self, c_m: int) -> None:
         super().__init__()

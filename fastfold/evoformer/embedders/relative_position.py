@@ -34,9 +34,6 @@ class RelativePosition(nn.Module):
     - Line 1: the difference of two residues' numbers.
     - Line 2: the difference, clipped to ``max_relative_feature`` either way, is one-hot encoded (Algorithm 5) and
       projected.
-
-    Args:
-        config: Official ``embeddings_and_evoformer`` config node.
     """
 
     def __init__(self, config: Any) -> None:
@@ -61,9 +58,6 @@ class ChainRelativePosition(nn.Module):
     - Within an entity the difference of copy numbers is clipped and one-hot encoded; pairs of different entities have
       a class of their own.
     - The concatenation is projected.
-
-    Args:
-        config: Official multimer ``embeddings_and_evoformer`` config node.
     """
 
     def __init__(self, config: Any) -> None:

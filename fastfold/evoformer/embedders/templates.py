@@ -52,14 +52,9 @@ def backbone_mask(mask: Tensor) -> Tensor:
 
 
 def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
-    """Return the CA position of every residue in the backbone frame of every other residue.
+    """Return the CA position of every residue in the backbone frames of ``rows``, ``[*, rows, N, 3]`` in Å.
 
-    Args:
-        positions: ``[*, N, 37, 3]`` in Å.
-        rows: Residues whose frames are used.
-
-    Returns:
-        ``[*, rows, N, 3]`` in Å.
+    The positions are ``[*, N, 37, 3]`` in Å.
     """
     n, ca, c = (positions[..., rc.atom_order[name], :] for name in ("N", "CA", "C"))
     # The official frame has C on its x axis and N in the x-y plane.
@@ -75,11 +70,6 @@ class TemplateEmbedder(PolicyModule):
     - Line 13: each pair of residues attends to its embeddings in all templates, and the result is added. Algorithm 17:
       queries come from the pair (line 1), keys and values from the templates (line 2), softmax and sum go over the
       templates (lines 3-4), and all heads together are projected (line 5).
-
-    Args:
-        config: Official ``template`` config node.
-        c_z: Pair channels.
-        zero_init: Initialise the last layer of each update with zeros.
     """
 
     operator = "templates"
@@ -253,10 +243,6 @@ class TemplateTorsionEmbedder(nn.Module):
 
     - Line 7: residue types, angles and their masks run through two linear layers with a ReLU between them.
     - Line 8: the network appends the result to the MSA.
-
-    Args:
-        c_m: MSA channels.
-        placeholder_for_undefined: See :func:`fastfold.protein.all_atom.atom37_to_torsion_angles`.
     """
 
     def __init__(self, c_m: int, *, placeholder_for_undefined: bool) -> None:

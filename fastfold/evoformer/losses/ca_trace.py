@@ -13,12 +13,9 @@ from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
 
-_EPSILON = 1e-6
-"""In Å²; keeps the gradient finite for two atoms at the same position."""
-_BOND = 3.8
-"""CA-CA distance of neighbours in a chain with trans peptide bonds, in Å."""
-_BONDED = 2
-"""Residues at most this far apart in the chain do not count as overlaps."""
+_EPSILON = 1e-6  #: In Å²; keeps the gradient finite for two atoms at the same position
+_BOND = 3.8  #: CA-CA distance of neighbours in a chain with trans peptide bonds, in Å
+_BONDED = 2  #: Residues at most this far apart in the chain do not count as overlaps
 
 
 def ca_trace_losses(
@@ -63,15 +60,10 @@ def _log_square_radius(points: Tensor, mask: Tensor) -> Tensor:
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """Return the weighted sum of :func:`ca_trace_losses` after every layer of the structure module.
+    """Return the weighted sum of :func:`ca_trace_losses` after every layer, ``[layers, *]``.
 
-    Args:
-        structure: Has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å.
-        batch: Has ``all_atom_positions``, ``all_atom_mask`` and ``residue_index``.
-        config: Config node ``ca_trace``: ``overlap_distance`` in Å, and the weights ``overlap``, ``bond``, ``radius``.
-
-    Returns:
-        ``[layers, *]``.
+    The structure has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å, the batch ``all_atom_positions``,
+    ``all_atom_mask`` and ``residue_index``, and the config node ``ca_trace`` the arguments and weights.
     """
     ca = rc.atom_order["CA"]
     terms = ca_trace_losses(

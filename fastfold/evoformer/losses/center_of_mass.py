@@ -50,10 +50,8 @@ def _distances(points: Tensor) -> Tensor:
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
     """Return :func:`chain_center_of_mass_loss` ``[*]`` of the structure module's result.
 
-    Args:
-        structure: Has ``final_atom_positions [*, N, 37, 3]`` in Å.
-        batch: Has ``all_atom_positions``, ``all_atom_mask`` and ``asym_id``.
-        config: Config node ``chain_center_of_mass``.
+    The structure has ``final_atom_positions [*, N, 37, 3]`` in Å, the batch ``all_atom_positions``, ``all_atom_mask``
+    and ``asym_id``.
     """
     ca = rc.atom_order["CA"]
     return chain_center_of_mass_loss(

@@ -22,41 +22,29 @@ from fastfold.protein.metrics.superposition import superpose
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
-_LAST_CENTRE = 31.0
-"""Divisor of aligned errors in Å, as in ColabDesign."""
+_LAST_CENTRE = 31.0  #: Divisor of aligned errors in Å, as in ColabDesign
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a network that losses read, of ``N`` residues.
+    """Outputs of a network that losses read, of ``N`` residues."""
 
-    Attributes:
-        distogram: Logits ``[N, N, bins]``; losses read them by :func:`~.pair_logits.over_bins`.
-        lower_edges: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first.
-        lddt: Logits of the predicted lDDT ``[N, bins]``.
-        resolved: Logits of resolved atoms ``[N, 37]``.
-        positions: ``[N, 37, 3]`` in Å.
-        atom14: ``[N, 14, 3]`` in Å.
-        errors: Logits of the aligned error ``[N, N, bins]``, or None without that head.
-        error_breaks: Edges of its bins in Å, ``[bins - 1]``, or None.
-    """
-
+    #: Logits ``[N, N, bins]``; losses read them by :func:`~.pair_logits.over_bins`
     distogram: Tensor | PairLogits
-    lower_edges: Tensor
-    lddt: Tensor
-    resolved: Tensor
-    positions: Tensor
-    atom14: Tensor
+    lower_edges: Tensor  #: Lower edge of each distance bin in Å, ``[bins]``; 0 for the first
+    lddt: Tensor  #: Logits of the predicted lDDT ``[N, bins]``
+    resolved: Tensor  #: Logits of resolved atoms ``[N, 37]``
+    positions: Tensor  #: ``[N, 37, 3]`` in Å
+    atom14: Tensor  #: ``[N, 14, 3]`` in Å
+    #: Logits of the aligned error ``[N, N, bins]``, or None without that head
     errors: Tensor | PairLogits | None = None
-    error_breaks: Tensor | None = None
+    error_breaks: Tensor | None = None  #: Edges of its bins in Å, ``[bins - 1]``, or None
 
     @classmethod
     def from_result(cls, result: dict[str, Any], order: Tensor | None = None) -> Outputs:
-        """Read a network's result.
+        """Read the result of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
 
-        Args:
-            result: Result of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-            order: Indices ``[N]`` of the result's residues in the wanted order; None for the order of the result.
+        ``order [N]`` has indices of the result's residues in the wanted order; None for the order of the result.
         """
 
         def single(x: Tensor) -> Tensor:
@@ -79,21 +67,14 @@ class Outputs:
 
 @dataclass(frozen=True)
 class ContactOptions:
-    """Contacts that a loss counts.
+    """Contacts that a loss counts."""
 
-    Attributes:
-        num: Contacts per residue.
-        cutoff: Distance in Å below which two CB atoms are in contact.
-        binary: True for the probability of a contact, False for the entropy within the cutoff as well.
-        seqsep: Smallest separation in the sequence.
-        num_pos: Residues that count, those with the lowest loss; infinite for all.
-    """
-
-    num: int = 2
-    cutoff: float = 14.0
+    num: int = 2  #: Contacts per residue
+    cutoff: float = 14.0  #: Distance in Å below which two CB atoms are in contact
+    #: True for the probability of a contact, False for the entropy within the cutoff as well
     binary: bool = False
-    seqsep: int = 0
-    num_pos: float = float("inf")
+    seqsep: int = 0  #: Smallest separation in the sequence
+    num_pos: float = float("inf")  #: Residues that count, those with the lowest loss; infinite for all
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -145,14 +126,9 @@ def contact_losses(outputs: Outputs, cutoff: float, binary: bool) -> Tensor:
 def contact_loss(
     outputs: Outputs, offset: Tensor, options: ContactOptions, rows: Tensor, pairs: Tensor
 ) -> Tensor:
-    """Return the mean loss of the best contacts of each residue.
+    """Return the mean loss of the best contacts of the residues in ``rows [N]``.
 
-    Args:
-        outputs: Outputs of the network.
-        offset: Separation in the sequence, ``[N, N]``.
-        options: Contacts to count.
-        rows: Residues whose contacts count, ``[N]``.
-        pairs: Pairs that may be in contact, ``[N, N]``.
+    ``offset [N, N]`` is the separation in the sequence, and ``pairs [N, N]`` those that may be in contact.
     """
     losses = contact_losses(outputs, options.cutoff, options.binary)
     allowed = (pairs > 0) & (offset.abs() >= options.seqsep)
@@ -163,13 +139,9 @@ def contact_loss(
 def avoid_loss(outputs: Outputs, cutoff: float, rows: Tensor, pairs: Tensor) -> Tensor:
     """Return the mean over residues of -log of the probability that their likeliest contact is absent.
 
-    Unlike a negative contact loss it has a lower bound: it vanishes when no contact is likely.
-
-    Args:
-        outputs: Outputs of the network.
-        cutoff: Distance of CB atoms in Å below which residues are in contact.
-        rows: Residues that shall not touch, ``[N]``.
-        pairs: Pairs that count, ``[N, N]``.
+    Unlike a negative contact loss it has a lower bound: it vanishes when no contact is likely. CB atoms below
+    ``cutoff`` in Å are in contact; ``rows [N]`` are the residues that shall not touch, ``pairs [N, N]`` those that
+    count.
     """
 
     def within(logits: Tensor) -> Tensor:
@@ -214,13 +186,9 @@ def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor) -> Tensor:
 
 
 def fape_loss(outputs: Outputs, positions: Tensor, pairs: Tensor, clamp: float = 10.0) -> Tensor:
-    """Return the frame-aligned error of CA against given atoms, clamped, in units of 10 Å.
+    """Return the frame-aligned error of CA against ``positions [N, 37, 3]``, up to ``clamp``, both in Å.
 
-    Args:
-        outputs: Outputs of the network.
-        positions: Given atoms ``[N, 37, 3]`` in Å.
-        pairs: Pairs of frame and atom that count, ``[N, N]``.
-        clamp: Largest error of a pair in Å.
+    It is in units of 10 Å, over ``pairs [N, N]`` of frame and atom.
     """
     error = (_seen_from_frames(positions) - _seen_from_frames(outputs.positions)).square().sum(-1)
     error = (error + 1e-8).sqrt().clamp(0.0, clamp) / 10.0

@@ -19,13 +19,9 @@ def full_precision(tree: Any) -> Any:
 
 
 def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> Tensor:
-    """Return the mean of ``value`` over its last ``dims`` axes where ``mask`` is 1.
+    """Return the mean of ``value [*, ...]`` over its last ``dims`` axes where ``mask`` is 1.
 
-    Args:
-        mask: Broadcasts against ``value``.
-        value: ``[*, ...]``.
-        dims: Number of trailing axes to reduce.
-        eps: Added to the count.
+    The mask broadcasts against the value; ``eps`` is added to the count.
     """
     axes = tuple(range(-dims, 0))
     mask = mask.to(value.dtype).expand_as(value)

@@ -31,16 +31,11 @@ class JoinedRows(Protocol):
 
 @dataclass(frozen=True)
 class PairLogits:
-    """Logits ``[N, N, bins]`` by rows.
+    """Logits ``[N, N, bins]`` by rows."""
 
-    Attributes:
-        logits: This process's rows ``[n, N, bins]``, whole or computed on demand.
-        rows: Rows of this process among all; None if it has all.
-        order: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits.
-    """
-
-    logits: Tensor | LazyRows
-    rows: JoinedRows | None = None
+    logits: Tensor | LazyRows  #: This process's rows ``[n, N, bins]``, whole or computed on demand
+    rows: JoinedRows | None = None  #: Rows of this process among all; None if it has all
+    #: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits
     order: Tensor | None = None
 
     def reduce(self, function: Callable[..., Tensor], *pairs: Tensor) -> Tensor:
@@ -88,40 +83,24 @@ def _columns(logits: Tensor, columns: Tensor) -> Tensor:
 
 
 def at_columns(logits: Tensor | PairLogits, columns: Tensor) -> Tensor:
-    """Return the logits of some columns of each row.
+    """Return the logits ``[N, K, bins]`` of some columns of each row.
 
-    Args:
-        logits: ``[N, N, bins]``, a tensor or in rows.
-        columns: Their numbers ``[N, K]``, int64.
-
-    Returns:
-        ``[N, K, bins]``.
+    The ``logits [N, N, bins]`` are a tensor or in rows, the ``columns [N, K]`` int64 numbers.
     """
     return _columns(logits, columns) if isinstance(logits, Tensor) else logits.at(columns)
 
 
 def over_bins(function: Callable[..., Tensor], logits: Tensor | PairLogits, *pairs: Tensor) -> Tensor:
-    """Reduce logits of residue pairs over their bins.
+    """Reduce ``logits [N, N, bins]`` of residue pairs, a tensor or in rows, over their bins to ``[N, N]``.
 
-    Args:
-        function: Returns ``[rows, N]`` of logits ``[rows, N, bins]`` and the same rows of ``pairs``, each pair from its
-            own numbers alone.
-        logits: ``[N, N, bins]``, a tensor or in rows.
-        pairs: Tensors ``[N, N]`` without gradients.
-
-    Returns:
-        ``[N, N]``.
+    The function returns ``[rows, N]`` of logits ``[rows, N, bins]`` and the same rows of ``pairs``, tensors ``[N, N]``
+    without gradients; each pair from its own numbers alone.
     """
     return function(logits, *pairs) if isinstance(logits, Tensor) else logits.reduce(function, *pairs)
 
 
 def pair_logits(head: dict[str, Any], order: Tensor | None = None) -> Tensor | PairLogits:
-    """Return the logits of a head's result in an order of residues.
-
-    Args:
-        head: Result of a head, with ``logits`` of pairs, and ``rows`` if several processes hold them.
-        order: See :class:`PairLogits`.
-    """
+    """Return the logits of a head's result in an order of residues."""
     logits, rows = head["logits"], head.get("rows")
     if isinstance(logits, Tensor) and rows is None:
         return logits if order is None else logits[order][:, order]

@@ -23,8 +23,7 @@ ChainLabels = Mapping[str, Tensor]
 outside of the prediction's crop."""
 
 _CA = rc.atom_order["CA"]
-_FEWEST = 3
-"""Minimum number of common resolved residues for a superposition."""
+_FEWEST = 3  #: Minimum number of common resolved residues for a superposition
 _MARGIN = 1e-3
 """Improvement in Å that a permutation needs: under perfect symmetry all fit equally and the given one is kept."""
 
@@ -102,25 +101,15 @@ def match_chains(
 
 @dataclass(frozen=True)
 class _Pairs:
-    """All pairs of a predicted and an experimental chain of one sequence.
+    """All pairs of a predicted and an experimental chain of one sequence."""
 
-    Attributes:
-        asym: ``[K]`` ``asym_id`` of the predicted chain.
-        chain: ``[K]`` index of the experimental chain.
-        entity: ``[K]`` entity of both.
-        given: ``[K]`` True if both have the same ``asym_id``.
-        predicted: ``[K, L, 3]`` CA positions in Å, padded to the longest chain.
-        true: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment.
-        mask: ``[K, L]`` residues that the experiment resolved.
-    """
-
-    asym: list[int]
-    chain: list[int]
-    entity: list[int]
-    given: list[bool]
-    predicted: Tensor
-    true: Tensor
-    mask: Tensor
+    asym: list[int]  #: ``[K]`` ``asym_id`` of the predicted chain
+    chain: list[int]  #: ``[K]`` index of the experimental chain
+    entity: list[int]  #: ``[K]`` entity of both
+    given: list[bool]  #: ``[K]`` True if both have the same ``asym_id``
+    predicted: Tensor  #: ``[K, L, 3]`` CA positions in Å, padded to the longest chain
+    true: Tensor  #: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment
+    mask: Tensor  #: ``[K, L]`` residues that the experiment resolved
 
     @staticmethod
     def of(

@@ -15,8 +15,7 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 
 _THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
-_EPSILON = 1e-8
-"""In Å²; keeps the gradient finite for the diagonal and for two atoms at the same position."""
+_EPSILON = 1e-8  #: In Å²; keeps the gradient finite for the diagonal and for two atoms at the same position
 
 
 def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff: float) -> Tensor:
@@ -48,15 +47,10 @@ def _distances(points: Tensor) -> Tensor:
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """Return :func:`smooth_lddt_loss` of the CA atoms after every layer of the structure module.
+    """Return :func:`smooth_lddt_loss` of the CA atoms after every layer, ``[layers, *]``.
 
-    Args:
-        structure: Has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å.
-        batch: Has ``all_atom_positions`` and ``all_atom_mask``.
-        config: Config node ``smooth_lddt``, with ``cutoff`` in Å.
-
-    Returns:
-        ``[layers, *]``.
+    The structure has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å, the batch ``all_atom_positions``
+    and ``all_atom_mask``, and the config node ``smooth_lddt`` the ``cutoff`` in Å.
     """
     ca = rc.atom_order["CA"]
     return smooth_lddt_loss(

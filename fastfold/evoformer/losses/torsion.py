@@ -14,9 +14,7 @@ from fastfold.protein.all_atom import lookup
 def torsion_losses(structure: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Compute ``chi_loss`` and ``angle_norm_loss``, both ``[*]``, averaged over the structure module's layers.
 
-    Args:
-        structure: Result of the structure module.
-        batch: ``chi_angles [*, N, 4]`` in radians, ``chi_mask [*, N, 4]``, ``seq_mask [*, N]``, ``aatype``.
+    The batch has ``chi_angles [*, N, 4]`` in radians, ``chi_mask [*, N, 4]``, ``seq_mask [*, N]`` and ``aatype``.
     """
     predicted = structure["sidechains"]["angles_sin_cos"][..., 3:, :]
     chi = batch["chi_angles"]

@@ -83,11 +83,6 @@ def alphafold_loss(
 
     The chains of a complex must be in the prediction's order (:mod:`fastfold.evoformer.losses.permutation`).
 
-    Args:
-        result: Result tree of :class:`fastfold.evoformer.model.AlphaFold`.
-        batch: The last cycle's features and the labels.
-        config: Official configuration tree.
-
     Returns:
         The total loss, a scalar averaged over leading batch axes, and a tree with the parts of each head,
         each part ``[*]``.

@@ -55,9 +55,6 @@ def quantize(
         tolerance: See :data:`TOLERANCE`.
         skip: Names of modules to leave out with all their parts.
 
-    Returns:
-        Memory, errors, and the layers that were left out, each with its reason.
-
     Raises:
         ConfigError: The module or an argument is not supported; the module is unchanged.
     """

@@ -12,26 +12,19 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """Result of :func:`fastfold.quantize`.
+    """Result of :func:`fastfold.quantize`."""
 
-    Attributes:
-        bytes_before: Bytes of parameters and buffers before; shared ones count once.
-        bytes_after: Bytes of parameters and buffers after.
-        quantized: Names of the layers in 8 bits.
-        refused: Reason of each layer with parameters that is not in 8 bits, by name.
-        errors: Largest error of each output over all batches, relative to its norm, by name; empty without batches.
-        layer_errors: Largest error of each tested layer's output, from its own input, by name.
-    """
-
-    bytes_before: int
-    bytes_after: int
-    quantized: tuple[str, ...]
+    bytes_before: int  #: Bytes of parameters and buffers before; shared ones count once
+    bytes_after: int  #: Bytes of parameters and buffers after
+    quantized: tuple[str, ...]  #: Names of the layers in 8 bits
+    #: Reason of each layer with parameters that is not in 8 bits, by name
     refused: Mapping[str, str] = field(default_factory=dict)
+    #: Largest error of each output over all batches, relative to its norm, by name; empty without batches
     errors: Mapping[str, float] = field(default_factory=dict)
+    #: Largest error of each tested layer's output, from its own input, by name
     layer_errors: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return memory, errors, and the refused layers by reason in words."""
         lines = [
             f"{len(self.quantized)} layers in 8 bits: {self.bytes_before / _MIB:,.1f} MiB of parameters before, "
             f"{self.bytes_after / _MIB:,.1f} MiB after"

@@ -28,10 +28,8 @@ from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
 _PEPTIDE = (("CA", "CA", 3.80), ("C", "N", 1.33), ("CA", "N", 2.43), ("C", "CA", 2.43))
 """Distances in Å between an atom of a residue and one of the next in a trans peptide; they fix its angles too."""
 _POINTS = {"N": 0, "CA": 1, "C": 2, "CB": 3}
-_POINTS_WITH_HAND = 3
-"""Residues up to which a fold equals its mirror image."""
-_STARTS = 3
-"""Number of starts: the structure module's fold, and two mirror images."""
+_POINTS_WITH_HAND = 3  #: Residues up to which a fold equals its mirror image
+_STARTS = 3  #: Number of starts: the structure module's fold, and two mirror images
 _TOGETHER = 256
 """Residues up to which all starts descend together; those of longer chains would need more memory."""
 _TURN = 0.2
@@ -107,17 +105,7 @@ def descent_bytes(rows: int, residues: int, bins: int) -> int:
 
 
 class _Fall:
-    """Rigid residues under forces between their atoms.
-
-    Args:
-        affines: Frames ``[N, 7]`` whose local poses are kept.
-        distances: Potential of the pairs of this process.
-        aatype: ``[N]``.
-        residue_index: ``[N]``.
-        present: ``[N]``, False for padding.
-        config: See :func:`descend`.
-        sum_over_ranks: See :func:`descend`.
-    """
+    """Rigid residues under forces between their atoms."""
 
     def __init__(
         self,

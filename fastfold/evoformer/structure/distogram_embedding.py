@@ -17,16 +17,12 @@ from fastfold.evoformer.execution import LazyRows
 from fastfold.protein.metrics.superposition import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 
-_FAR = 0.3
-"""Probability of the last bin from which a pair counts as far apart, at an unknown distance."""
-_RISE = 3.8
-"""Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain."""
+_FAR = 0.3  #: Probability of the last bin from which a pair counts as far apart, at an unknown distance
+_RISE = 3.8  #: Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain
 _STRAIGHT, _SHRINK = 20.0, 0.6
 """Distance in Å from which shortest paths, which bend, are shortened, and the factor for the rest."""
-_WINDOW = 3
-"""Residues on each side that turn a frame."""
-_MATRICES = 6
-"""Square float64 matrices of the embedding at once."""
+_WINDOW = 3  #: Residues on each side that turn a frame
+_MATRICES = 6  #: Square float64 matrices of the embedding at once
 
 
 def mirror_images(
@@ -39,21 +35,10 @@ def mirror_images(
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> list[Tensor]:
-    """Return two structures at the distances of a distogram, mirror images in everything but the local poses.
+    """Return frames ``[N, 7]`` of two mirror images at the distances of a distogram, with equal local poses.
 
-    Both are superposed on the given structure.
-
-    Args:
-        affines: Quaternions and CA positions in Å of a structure with right local poses, ``[N, 7]`` float32.
-        logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on; all rows without ranks.
-        bin_edges: ``[bins - 1]`` in Å, evenly spaced.
-        residue_index: ``[N]``.
-        present: ``[N]``, False for padding, which stays.
-        first_row: Number of the first row of ``logits``.
-        sum_over_ranks: Sums a tensor over the processes that hold other rows.
-
-    Returns:
-        Frames ``[N, 7]`` of both.
+    Both are superposed on the given structure. Arguments are those of
+    :func:`fastfold.evoformer.structure.distogram_descent.descend`. Residues that are not ``present [N]`` stay.
     """
     length = len(affines)
     width = float(bin_edges[1] - bin_edges[0])
@@ -78,14 +63,9 @@ def mirror_images(
 
 
 def turned(affines: Tensor, points: Tensor) -> Tensor:
-    """Move frames to other CA positions, and turn each as the residues around it turn.
+    """Move frames ``[N, 7]`` to other CA ``points [N, 3]``, and turn each as the residues around it turn.
 
-    Args:
-        affines: Quaternions and CA positions in Å, ``[N, 7]``.
-        points: New CA positions ``[N, 3]``.
-
-    Returns:
-        Frames ``[N, 7]``. Rotations are proper, so a mirror image keeps the handedness of each residue.
+    Rotations are proper, so a mirror image keeps the handedness of each residue.
     """
     length = len(affines)
     near = torch.arange(length)[:, None] + torch.arange(-_WINDOW, _WINDOW + 1)

@@ -18,43 +18,27 @@ from fastfold.evoformer.structure.point_pairs import PointPairs
 NEAREST = 3
 """Least separation in the chain of pairs with a potential and overlaps; peptide geometry holds nearer ones."""
 
-_CLASSES = 40
-"""Separations in the chain above this share one reference distribution."""
-_PAIR = 5 * 8
-"""Bytes of the numbers of a pair and its separation, and of its places in sums of forces."""
-_PAIR_STEP = 160
-"""Bytes of a pair while its forces are computed."""
-_BLOCK = 2**18
-"""Pairs whose forces are computed at a time."""
-_LDDT = (0.5, 1.0, 2.0, 4.0)
-"""Thresholds of lDDT in Å."""
-_LDDT_RADIUS = 15.0
-"""Distances in Å up to which lDDT counts pairs in the experiment."""
-_LDDT_WIDTH = 0.3
-"""Width in Å of the smooth steps at the thresholds, about that of a bin."""
+_CLASSES = 40  #: Separations in the chain above this share one reference distribution
+_PAIR = 5 * 8  #: Bytes of the numbers of a pair and its separation, and of its places in sums of forces
+_PAIR_STEP = 160  #: Bytes of a pair while its forces are computed
+_BLOCK = 2**18  #: Pairs whose forces are computed at a time
+_LDDT = (0.5, 1.0, 2.0, 4.0)  #: Thresholds of lDDT in Å
+_LDDT_RADIUS = 15.0  #: Distances in Å up to which lDDT counts pairs in the experiment
+_LDDT_WIDTH = 0.3  #: Width in Å of the smooth steps at the thresholds, about that of a bin
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Potential of CB distances of P pairs of residues.
+    """Potential of CB distances of P pairs of residues."""
 
-    Attributes:
-        blocks: The pairs, in blocks whose forces are computed at a time.
-        separation: Classes of separations in the chain ``[P]``, int64.
-        energy: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class.
-        reference: Logarithm of the mean distributions of the classes, ``[classes, bins]``.
-        start: Middle of the first bin in Å.
-        width: Width of a bin in Å.
-        copies: Number of structures with these pairs, whose points are numbered one after the other.
-    """
-
-    blocks: Sequence[PointPairs]
-    separation: Tensor
+    blocks: Sequence[PointPairs]  #: The pairs, in blocks whose forces are computed at a time
+    separation: Tensor  #: Classes of separations in the chain ``[P]``, int64
+    #: ``[P, bins]`` in nats: the negative logarithm of the distribution over that of its class
     energy: Tensor
-    reference: Tensor
-    start: float
-    width: float
-    copies: int = 1
+    reference: Tensor  #: Logarithm of the mean distributions of the classes, ``[classes, bins]``
+    start: float  #: Middle of the first bin in Å
+    width: float  #: Width of a bin in Å
+    copies: int = 1  #: Number of structures with these pairs, whose points are numbered one after the other
 
     @classmethod
     def from_logits(
@@ -71,13 +55,8 @@ class Distances:
         Without the reference, a structure would grow: most pairs are far apart, and an uncertain pair would be pushed
         there too.
 
-        Args:
-            logits: Of the distogram, rows ``[n, N, bins]`` from ``first_row`` on.
-            bin_edges: ``[bins - 1]`` in Å, evenly spaced.
-            residue_index: ``[N]``.
-            present: ``[N]``, False for padding.
-            first_row: Number of the first row of ``logits``.
-            sum_over_ranks: Sums a tensor over the processes that hold other rows.
+        Arguments are those of :func:`fastfold.evoformer.structure.distogram_descent.descend`; ``present [N]`` is False
+        for padding.
         """
         device, bins = present.device, logits.shape[-1]
         own = torch.arange(first_row, first_row + logits.shape[-3], device=device)
@@ -196,17 +175,11 @@ class Distances:
 
 @dataclass(frozen=True)
 class Springs:
-    """Springs between S pairs of points.
-
-    Attributes:
-        pairs: The pairs.
-        length: ``[S]`` in Å.
-        weight: ``[S]`` per Å².
-    """
+    """Springs between S pairs of points."""
 
     pairs: PointPairs
-    length: Tensor
-    weight: Tensor
+    length: Tensor  #: ``[S]`` in Å
+    weight: Tensor  #: ``[S]`` per Å²
 
     def repeated(self, copies: int) -> Springs:
         """Return the same springs in each of ``copies`` structures, whose points are numbered one after the other."""

@@ -32,13 +32,7 @@ class InvariantPointAttention(PolicyModule):
     Points are projected as ``[heads, points, 3]``. The official monomer and multimer programs order these channels
     differently; reading their weights reorders them.
 
-    Args:
-        config: Official ``structure_module`` config node.
-        c_s: Single channels.
-        c_z: Pair channels.
-        multimer: True for the multimer network, without biases on scalar projections and with another bound on
-            point norms.
-        zero_init: Initialise the output projection with zeros.
+    The multimer network has no biases on scalar projections, and another bound on point norms.
     """
 
     operator = "structure module"
@@ -70,17 +64,10 @@ class InvariantPointAttention(PolicyModule):
         mask: Tensor,
         rows: slice = slice(None),
     ) -> Tensor:
-        """Compute the update of the single representation.
+        """Compute the update ``[*, rows, c_s]`` of the single representation ``[*, N, c_s]``.
 
-        Args:
-            single: ``[*, N, c_s]``.
-            pair: ``[*, rows, N, c_z]``.
-            frames: ``[*, N]`` backbone frames, translations in the network's length unit.
-            mask: ``[*, N]``, 0 for padding.
-            rows: Residues to update; ``pair`` holds their rows. All by default.
-
-        Returns:
-            ``[*, rows, c_s]``.
+        The ``pair [*, rows, N, c_z]`` holds the ``rows`` to update, by default all. Translations of the ``frames [*,
+        N]`` are in the network's length unit; the ``mask [*, N]`` is 0 for padding.
         """
         h = self.heads
         to_points = frames[..., None, None]

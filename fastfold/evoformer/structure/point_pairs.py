@@ -5,18 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-6
-"""In Å²; keeps directions finite for two points at the same position."""
+_EPSILON = 1e-6  #: In Å²; keeps directions finite for two points at the same position
 
 
 class PointPairs:
-    """Pairs of points between which forces act.
-
-    Args:
-        first: Numbers of points ``[P]``, int64.
-        second: Numbers of points ``[P]``, int64.
-        points: Number of all points N.
-    """
+    """Pairs ``[P]`` of int64 numbers of points between which forces act, among ``points`` in all."""
 
     def __init__(self, first: Tensor, second: Tensor, points: int) -> None:
         self.first, self.second, self._points = first, second, points
@@ -35,11 +28,7 @@ class PointPairs:
         return PointPairs(first, second, copies * self._points)
 
     def offsets(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the way ``[P, 3]`` from second to first points, and its length ``[P]``, never zero.
-
-        Args:
-            points: ``[N, 3]`` in Å.
-        """
+        """Return the way ``[P, 3]`` from second to first ``points [N, 3]`` in Å, and its length ``[P]``, never zero."""
         rows = _wide_rows(points)
         wide = _selected(rows, self.first) - _selected(rows, self.second)
         x, y, z, *_ = wide.square().unbind(-1)  # a sum over so few elements is slow

@@ -13,10 +13,8 @@ _SMOOTH, _REACH = 3, 4
 """Residues on each side whose mean smooths the chain, and residues on each side that give its direction."""
 _EXTENDED = 8.0
 """Least distance in Å of CA atoms four residues apart in a strand; 6 in a helix, 13 in a strand."""
-_NEAR = 13.0
-"""Largest distance in Å of neighbours in a sheet, also of the second next."""
-_APART = 8
-"""Least separation in the chain of two strands."""
+_NEAR = 13.0  #: Largest distance in Å of neighbours in a sheet, also of the second next
+_APART = 8  #: Least separation in the chain of two strands
 
 
 def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
@@ -25,9 +23,7 @@ def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
     Each pair of near residues in extended parts adds the sine of the angle of their directions about the line between
     them, times the cosine. So parallel and antiparallel pairs agree.
 
-    Args:
-        ca: CA positions ``[N, 3]`` in Å.
-        residue_index: ``[N]``; a gap parts chains.
+    The CA positions are ``[N, 3]`` in Å; a gap in ``residue_index [N]`` parts chains.
     """
     if len(ca) <= 2 * _REACH:
         return ca.new_zeros(())

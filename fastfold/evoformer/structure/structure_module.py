@@ -21,11 +21,6 @@ class AngleResNet(nn.Module):
     - Line 11: both are projected and added.
     - Lines 12-13: residual blocks of two layers.
     - Line 14: seven angles as sine and cosine, which are normalised.
-
-    Args:
-        config: Official ``sidechain`` config node.
-        c_s: Single channels.
-        zero_init: Initialise the second layer of each residual block with zeros.
     """
 
     def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
@@ -69,13 +64,6 @@ class StructureModule(PolicyModule):
     Attributes:
         stop_rotation_gradient: True for line 20, as AlphaFold trains. False for gradients with respect to inputs, as
             design needs them; with line 20 they disagree with finite differences.
-
-    Args:
-        config: Official ``structure_module`` config node.
-        c_s: Single channels of the trunk.
-        c_z: Pair channels.
-        multimer: Build the multimer network's variant of the attention.
-        zero_init: Initialise the last layer of each update with zeros.
     """
 
     operator = "structure module"
@@ -104,13 +92,9 @@ class StructureModule(PolicyModule):
         self.angles = AngleResNet(config.sidechain, c, zero_init=zero_init)
 
     def forward(self, single: Tensor, pair: Tensor, aatype: Tensor, seq_mask: Tensor) -> dict[str, Any]:
-        """Predict the structure.
+        """Predict the structure from ``single [*, N, c_s]`` and ``pair [*, N, N, c_z]``.
 
-        Args:
-            single: ``[*, N, c_s]``.
-            pair: ``[*, N, N, c_z]``.
-            aatype: ``[*, N]``.
-            seq_mask: ``[*, N]``, 0 for padding.
+        The residue types are ``[*, N]``, and ``seq_mask [*, N]`` is 0 for padding.
 
         Returns:
             AlphaFold's ``structure_module`` results: ``final_atom_positions [*, N, 37, 3]`` and
@@ -170,12 +154,9 @@ class StructureModule(PolicyModule):
         }
 
     def moved(self, structure: dict[str, Any], affines: Tensor, aatype: Tensor) -> dict[str, Any]:
-        """Return a structure with other residue frames and the same torsion angles.
+        """Return a structure with other frames ``affines [*, N, 7]`` and the same torsion angles.
 
-        Args:
-            structure: Result of :meth:`forward`; the iterations that it holds stay as they are.
-            affines: Frames ``[*, N, 7]``: quaternions, and CA positions in Å.
-            aatype: ``[*, N]``.
+        The frames are quaternions, and CA positions in Å. The iterations in ``structure`` stay as they are.
         """
         backbone = Rigid(quaternion_to_rotation(affines[..., :4]), affines[..., 4:])
         frames = torsion_angles_to_frames(aatype, backbone, structure["sidechains"]["angles_sin_cos"][-1])

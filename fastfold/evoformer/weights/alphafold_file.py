@@ -20,9 +20,7 @@ class NpzParameters:
 
     The constructor reads only the headers of the arrays.
 
-    Args:
-        archive: From :func:`open_archive`; must stay open while parameters are read.
-        path: The file.
+    The archive is from :func:`open_archive`, and stays open while parameters are read.
 
     Raises:
         WeightsError: A member is not an array of floating point numbers under an official name, or an array's header

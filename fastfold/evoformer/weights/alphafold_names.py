@@ -22,8 +22,7 @@ from fastfold.evoformer.structure.invariant_point_attention import InvariantPoin
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.evoformer.weights.mapping import ParamMapping
 
-PREFIX = "alphafold/alphafold_iteration/"
-"""Prefix of every key of an official file."""
+PREFIX = "alphafold/alphafold_iteration/"  #: Prefix of every key of an official file
 
 
 def numbered(name: str, i: int) -> str:

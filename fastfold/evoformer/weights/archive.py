@@ -33,21 +33,13 @@ _WITHOUT_DATA = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Location of a requested file in its source.
+    """Location of a requested file in its source."""
 
-    Attributes:
-        name: Name of the file.
-        source: File or archive that contains it.
-        offset: Offset in the source, in bytes.
-        size: Size in bytes.
-        version: Changes whenever the source changes.
-    """
-
-    name: str
-    source: Readable
-    offset: int
-    size: int
-    version: tuple[object, ...]
+    name: str  #: Name of the file
+    source: Readable  #: File or archive that contains it
+    offset: int  #: Offset in the source, in bytes
+    size: int  #: Size in bytes
+    version: tuple[object, ...]  #: Changes whenever the source changes
 
 
 @contextlib.contextmanager

@@ -42,10 +42,9 @@ AnyPath = str | os.PathLike[str]
 
 
 def weights_info(path: AnyPath) -> WeightsInfo:
-    """Return a description of a weights file, after a check of names and shapes; data are not read.
+    """Return a description of a weights file as :func:`read_weights`, without reading data.
 
-    Raises:
-        WeightsError: As :func:`read_weights`.
+    Names and shapes are checked.
     """
     with _open(Path(path), None) as file:
         return file.info
@@ -54,14 +53,11 @@ def weights_info(path: AnyPath) -> WeightsInfo:
 def read_weights(
     path: AnyPath, *, config: Mapping[str, Any] | None = None
 ) -> tuple[WeightsInfo, dict[str, Tensor]]:
-    """Read any weights file.
+    """Read any weights file: its description, and the network's state dict in float32.
 
     Args:
         path: ``params_model_*.npz``, OpenFold's ``.pt`` or FastFold's ``.safetensors``; recognised by content.
         config: The network's configuration; None to read or infer it from the file.
-
-    Returns:
-        Description of the file, and the network's state dict in float32.
 
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or made for another network.
@@ -98,12 +94,7 @@ def save_weights(
 ) -> None:
     """Write weights in FastFold's format, atomically: ``path`` always holds the old or the whole new file.
 
-    Args:
-        path: The file; its name ends in ``.safetensors``.
-        model_or_state: The network or its state dict. Element types are kept.
-        config: The network's configuration.
-        preset: Official name of the network; None for other networks.
-        metadata: Further entries of the header.
+    The path ends in ``.safetensors``. Element types are kept; ``metadata`` are further entries of the header.
 
     Raises:
         WeightsError: The parameters do not match the configuration, or hold NaN or infinite values.
@@ -127,7 +118,7 @@ def convert(
     config: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> WeightsInfo:
-    """Write the weights of one file in another format.
+    """Write the weights of one file in another format, and return the new file's description.
 
     Args:
         path_in: As :func:`read_weights`.
@@ -135,9 +126,6 @@ def convert(
         config: As :func:`read_weights`.
         dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. ``.npz``
             supports only float32.
-
-    Returns:
-        Description of the new file.
 
     Raises:
         WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another suffix; or a

@@ -46,7 +46,7 @@ def download_weights(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Download published networks to this machine; verify and keep files that are already present.
+    """Download published networks, and return their paths; files that are present are verified and kept.
 
     Args:
         networks: Official names, from :data:`~fastfold.evoformer.weights.published.PUBLISHED`.
@@ -55,9 +55,6 @@ def download_weights(
         folder: Target folder; by default that of all commands.
         say: Called with log messages.
         progress: Called with the progress of a file.
-
-    Returns:
-        Paths of the files.
 
     Raises:
         ConfigError: The mirror is neither an address nor on the disk.
@@ -147,11 +144,7 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
 
 
 def _checked(partial: Path, name: str, recorded: str | None) -> str:
-    """Check a downloaded file and return its SHA-256; remove a file that fails.
-
-    Raises:
-        WeightsError: The file is not a network's parameters, is damaged, or differs from the recorded SHA-256.
-    """
+    """Check a downloaded file and return its SHA-256; remove a file that fails."""
     try:
         with open_archive(partial) as archive:
             if damaged := archive.testzip():

@@ -25,11 +25,7 @@ MAX_BLOCKS = 512
 
 
 class Sizes:
-    """Sizes read from the shapes of parameters; None for missing or invalid ones.
-
-    Args:
-        shapes: Shapes by official key.
-    """
+    """Sizes read from the shapes of parameters; None for missing or invalid ones."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = shapes

@@ -24,33 +24,22 @@ _KINDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Description of a weights file.
+    """Description of a weights file."""
 
-    Attributes:
-        path: The file.
-        kind: Program that defines its format.
-        preset: Official name of its network, None for other configurations. Some official networks have equal shapes:
-            the file's name decides between them, or else the first one is returned.
-        multimer: True for the multimer network.
-        has_templates: True if the network uses templates.
-        has_ptm: True if the network predicts aligned errors, and so pTM.
-        parameters: Number of parameters.
-        dtype: Element types in the file; in memory they are float32.
-        config: The network's configuration.
-        notes: Further entries of the file's header, such as the training data.
-        model: The network, whose parameters are on the meta device until they are loaded.
-    """
-
-    path: Path
-    kind: Kind
+    path: Path  #: The file
+    kind: Kind  #: Program that defines its format
+    #: Official name of its network, None for other configurations. Some official networks have equal shapes: the
+    #: file's name decides between them, or else the first one is returned.
     preset: str | None
-    multimer: bool
-    has_templates: bool
-    has_ptm: bool
-    parameters: int
-    dtype: str
-    config: ConfigDict
+    multimer: bool  #: True for the multimer network
+    has_templates: bool  #: True if the network uses templates
+    has_ptm: bool  #: True if the network predicts aligned errors, and so pTM
+    parameters: int  #: Number of parameters
+    dtype: str  #: Element types in the file; in memory they are float32
+    config: ConfigDict  #: The network's configuration
+    #: Further entries of the file's header, such as the training data
     notes: Mapping[str, str] = field(default_factory=dict)
+    #: The network, whose parameters are on the meta device until they are loaded
     model: AlphaFold = field(kw_only=True, repr=False, compare=False)
 
     @classmethod

@@ -25,31 +25,18 @@ _NAMED_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class ParamMapping:
-    """Mapping of one official parameter, or a part of its last axis, to a parameter of ours.
+    """Mapping of one official parameter, or a part of its last axis, to a parameter of ours."""
 
-    Attributes:
-        name: Our parameter.
-        key: Official key ``scope//name``, without the common prefix.
-        shape: Official shape of one block.
-        view: ``shape`` with joined axes split; ``shape`` if empty.
-        inputs: Number of leading axes of ``view`` that are input channels (0 for biases and vectors).
-        order: Order of the remaining axes in our layout; unchanged if empty.
-        part: Slice of the last axis of ``view``.
-        rows: Slice of our parameter's first axis.
-        block: Index along the official leading axis, for blocks of a stack.
-        blocks: Size of that axis.
-    """
-
-    name: str
-    key: str
-    shape: tuple[int, ...]
-    view: tuple[int, ...] = ()
-    inputs: int = 0
-    order: tuple[int, ...] = ()
-    part: slice = field(default_factory=lambda: slice(None))
-    rows: slice = field(default_factory=lambda: slice(None))
-    block: int | None = None
-    blocks: int = 0
+    name: str  #: Our parameter
+    key: str  #: Official key ``scope//name``, without the common prefix
+    shape: tuple[int, ...]  #: Official shape of one block
+    view: tuple[int, ...] = ()  #: ``shape`` with joined axes split; ``shape`` if empty
+    inputs: int = 0  #: Number of leading axes of ``view`` that are input channels (0 for biases and vectors)
+    order: tuple[int, ...] = ()  #: Order of the remaining axes in our layout; unchanged if empty
+    part: slice = field(default_factory=lambda: slice(None))  #: Slice of the last axis of ``view``
+    rows: slice = field(default_factory=lambda: slice(None))  #: Slice of our parameter's first axis
+    block: int | None = None  #: Index along the official leading axis, for blocks of a stack
+    blocks: int = 0  #: Size of that axis
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -87,17 +74,11 @@ class ParamMapping:
 
 
 class Source(Protocol):
-    """Weights file under official keys, independent of the names in the file.
+    """Weights file under official keys, independent of the names in the file."""
 
-    Attributes:
-        origin: Name of the file in errors.
-        flat: True if head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`.
-        dtype: Element types of its parameters, as text.
-    """
-
-    origin: str
-    flat: bool
-    dtype: str
+    origin: str  #: Name of the file in errors
+    flat: bool  #: True if head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`
+    dtype: str  #: Element types of its parameters, as text
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -157,15 +138,9 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
 
 
 def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
-    """Read a network's state dict from a file that passed :func:`check_parameters`.
+    """Read a network's float32 state dict from a file that passed :func:`check_parameters`.
 
-    Args:
-        model: The network; only names and shapes are read, so it may be on the meta device.
-        mappings: All mappings of that network.
-        source: The file.
-
-    Returns:
-        Float32 tensors by our names. The memory peak is these tensors plus one parameter of the file.
+    The memory peak is these tensors plus one parameter of the file.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.
@@ -187,11 +162,7 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
 
 
 def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the official float32 arrays of a network, one after the other.
-
-    Yields:
-        Official key (without the common prefix) and array.
-    """
+    """Yield official key, without the common prefix, and float32 array of a network's parameters, one by one."""
     by_key: dict[str, list[ParamMapping]] = {}
     for mapping in mappings:
         by_key.setdefault(mapping.key, []).append(mapping)

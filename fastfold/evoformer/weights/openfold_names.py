@@ -42,15 +42,12 @@ def spell(name: str) -> tuple[str, int | None]:
 
 @cache
 def official_keys(*, multimer: bool, fused: bool, fused_templates: bool) -> Mapping[str, str]:
-    """Return the official key of each OpenFold name.
+    """Return official keys by OpenFold name in the common spelling, with ``*`` for the number of a block.
 
     Args:
         multimer: True for the multimer network.
         fused: True if triangle multiplications have fused projections (multimer version 3).
         fused_templates: True if those of the template pair stack do.
-
-    Returns:
-        Keys by name, in the common spelling and with ``*`` for the number of a block.
     """
     return (
         _embedders(multimer)
@@ -183,17 +180,7 @@ def _templates(multimer: bool, fused: bool) -> dict[str, str]:
         found |= _attention("template_pointwise_att.mha", f"{scope}/attention")
         stack = f"{single}/template_pair_stack/__layer_stack_no_state"
         return found | _pair_steps("template_pair_stack.blocks.*", stack, fused)
-    parts = [
-        "dgram",
-        "pseudo_beta_mask",
-        "aatype",
-        "aatype",
-        "x",
-        "y",
-        "z",
-        "backbone_mask",
-        "query_embedding",
-    ]
+    parts = ["dgram", "pseudo_beta_mask", "aatype", "aatype", *"xyz", "backbone_mask", "query_embedding"]
     for i, part in enumerate(parts):
         # aatype has two layers, one for columns and one for rows.
         number = f"_{i - 1}" if part == "aatype" else ""

@@ -17,19 +17,15 @@ from fastfold.evoformer.config import MINI
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
 
-ARCHIVE = "alphafold_params_2022-12-06.tar"
-"""Name of the published archive: the parameters of AlphaFold 2.3."""
-SOURCE = "https://storage.googleapis.com/alphafold"
-"""DeepMind's address of the archive's folder."""
-FILE_MEGABYTES = 373
-"""Size of each file: 93 million parameters in float32."""
+ARCHIVE = "alphafold_params_2022-12-06.tar"  #: Name of the published archive: the parameters of AlphaFold 2.3
+SOURCE = "https://storage.googleapis.com/alphafold"  #: DeepMind's address of the archive's folder
+FILE_MEGABYTES = 373  #: Size of each file: 93 million parameters in float32
 LICENCE = """\
 AlphaFold parameters, copyright DeepMind Technologies Limited, under the Creative Commons licence CC BY 4.0
 (https://creativecommons.org/licenses/by/4.0/). Whoever uses them in published work cites Jumper et al., Nature 596,
 583
 (2021), and for complexes Evans et al., bioRxiv 2021.10.04.463034."""
-SUMS = "SHA256SUMS"
-"""Name of the file with the recorded SHA-256 of each file."""
+SUMS = "SHA256SUMS"  #: Name of the file with the recorded SHA-256 of each file
 
 _ENDINGS = {"monomer": "", "monomer_ptm": "_ptm", "multimer": "_multimer_v3"}
 PUBLISHED: Mapping[str, tuple[str, ...]] = {
@@ -82,11 +78,7 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
 
 
 def one_weights_file(name: str | os.PathLike[str]) -> Path:
-    """Return the file of one network; see :func:`weights_files`.
-
-    Raises:
-        WeightsError: As :func:`weights_files`, or the name is a set of several networks.
-    """
+    """Return the file of one network; see :func:`weights_files`, and a set of several is refused."""
     paths = weights_files(name)
     if len(paths) > 1:
         raise WeightsError(

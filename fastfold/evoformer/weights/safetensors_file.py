@@ -52,11 +52,9 @@ class _Entry:
 
 
 class OwnFile:
-    """Open weights file of FastFold. The constructor reads only the header.
+    """Open weights file of FastFold; it must stay open while parameters are read.
 
-    Args:
-        file: The file, which must stay open while parameters are read.
-        path: Its path.
+    The constructor reads only the header.
 
     Raises:
         WeightsError: The file is damaged, not FastFold's or of a later version, or its configuration is invalid.

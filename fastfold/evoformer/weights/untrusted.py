@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fastfold.errors import WeightsError
 
-SIZE_LIMIT = 8 << 30
-"""Limit in bytes for a file's parameters; the official models take 0.4 GB."""
+SIZE_LIMIT = 8 << 30  #: Limit in bytes for a file's parameters; the official models take 0.4 GB
 
 READABLE = "FastFold reads AlphaFold's .npz, OpenFold's .pt and its own .safetensors files"
 DAMAGED = "is truncated or damaged; download it again"

@@ -25,7 +25,7 @@ from fastfold.evoformer.inputs import (
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.limits import Limits, count_residues
+from fastfold.inference.design.limits import Limits, count_residues, limit_weights
 from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
@@ -104,8 +104,7 @@ class Evaluator:
         self._bias = None if bias is None else bias.to(self.device, self.dtype)
         self._losses = task.losses(self.device, self.dtype)
         self.limits = limits or Limits()
-        no_chain = torch.zeros(1, RESIDUES)
-        known = {*self._losses, "seq_ent", *self.limits.losses(no_chain)}
+        known = {*self._losses, "seq_ent", *limit_weights(self.limits)}
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
         for model in models:
@@ -133,7 +132,7 @@ class Evaluator:
         dropout: bool = False,
         gradient: bool = True,
     ) -> Evaluation:
-        """Compute the losses, and their gradient.
+        """Compute the losses, and their gradient if it is asked for.
 
         Args:
             parameters: ``[P, 20]``.
@@ -220,20 +219,14 @@ class Evaluator:
         model = self.models[network]
         average = self.recycle_mode == "average" and recycles > 0
         state: _Passes | None = None
+        share = 1 / (recycles + 1) if average else 1.0
         for number in range(recycles + 1) if average else [recycles]:
             relaxed = relax_sequence(leaf, relaxation, self._bias)
             features, aatype, order = self._features_of(network, relaxed)
             recording = differentiable(model, len(aatype), seed + number, dropout, self._gradients)
             with recording, exact_products(self.device):
-                result = model(
-                    lambda cycle, member, f=features: f, number, recycle_tolerance=0.0, state=state
-                )
-                yield (
-                    1 / (recycles + 1) if average else 1.0,
-                    Outputs.from_result(result, order),
-                    relaxed,
-                    aatype,
-                )
+                result = model(lambda *_, f=features: f, number, recycle_tolerance=0.0, state=state)
+                yield share, Outputs.from_result(result, order), relaxed, aatype
             if average:
                 state = _Passes(number + 1, result)
 
@@ -245,8 +238,8 @@ class Evaluator:
         sequence = self.task.sequence(relaxed.pseudo)
         profile = self.task.sequence(relaxed.hard) if self._hard_profile else sequence
         aatype = sequence.detach().argmax(-1)
-        back = None if order is None else torch.argsort(order)
-        if back is not None:
+        if order is not None:
+            back = torch.argsort(order)
             sequence, profile = sequence[back], profile[back]
         dynamic = sequence_features(sequence, multimer=self.models[network].multimer, profile=profile)
         return constant | dynamic, aatype, order

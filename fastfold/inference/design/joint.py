@@ -26,13 +26,8 @@ _AVOID = "avoid"
 class JointEvaluator(Evaluator):
     """Mean loss of a binder with several targets, plus the mean loss of contacts with off-targets.
 
-    Every target is a complex of its own. Structure, pLDDT and the task are those of the first target.
-
-    Args:
-        arguments: Those of :class:`Evaluator` for the first target.
-        others: Evaluators of further targets.
-        avoided: Evaluators of off-targets.
-        settings: Those of :class:`Evaluator` for the first target.
+    Every target is a complex of its own, with an evaluator in ``others`` or ``avoided``. Structure, pLDDT, the task and
+    all other arguments are those of the first target.
     """
 
     def __init__(
@@ -44,37 +39,28 @@ class JointEvaluator(Evaluator):
     def __call__(
         self, parameters: Tensor, relaxation: Relaxation, *, gradient: bool = True, **settings: Any
     ) -> Evaluation:
-        """Compute the losses, and their gradient; arguments as those of :class:`Evaluator`."""
         settings["gradient"] = gradient
         first = super().__call__(parameters, relaxation, **settings)
         targets = [first, *(one(parameters, relaxation, **settings) for one in self._others)]
         avoided = [one(parameters, relaxation, **settings) for one in self._avoided]
-        losses = {
-            name: _mean([one.losses[name] for one in group])
-            for group in (targets, avoided)
-            if group
-            for name in group[0].losses
-        }
+        groups = [group for group in (targets, avoided) if group]
+        gradients = [[one.gradient for one in group if one.gradient is not None] for group in groups]
         return replace(
             first,
-            loss=sum(_mean([one.loss for one in group]) for group in (targets, avoided) if group),
-            losses=losses,
-            gradient=_gradient(targets, avoided) if gradient else None,
+            loss=sum(_mean([one.loss for one in group]) for group in groups),
+            losses={
+                name: _mean([one.losses[name] for one in group])
+                for group in groups
+                for name in group[0].losses
+            },
+            gradient=torch.stack([torch.stack(group).mean(0) for group in gradients]).sum(0)
+            if gradient
+            else None,
         )
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _gradient(*groups: Sequence[Evaluation]) -> Tensor:
-    """Return the sum over groups of the mean gradient."""
-    means = [
-        torch.stack([one.gradient for one in group if one.gradient is not None]).mean(0)
-        for group in groups
-        if group
-    ]
-    return torch.stack(means).sum(0)
 
 
 def planned_evaluator(
@@ -86,12 +72,8 @@ def planned_evaluator(
 ) -> Evaluator:
     """Return the losses of a task with the weights of its protocol and of the settings.
 
-    Args:
-        task: The task.
-        config: Settings of the optimisation.
-        plans: Plan of the gradients of each of its complexes; None for those without a memory limit.
-        models: Networks of one kind, on one device.
-        group: Ranks that share each complex; None for one.
+    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. ``group``
+    are the ranks that share each complex.
 
     Raises:
         ConfigError: The loss ``avoid`` is asked for without off-targets, or see :class:`Evaluator`.
@@ -102,6 +84,7 @@ def planned_evaluator(
         "recycle_mode": config.recycle_mode,
         "bias": uniform_bias(config.forbid),
     }
+    limited = {**settings, "limits": config.limits}
     if _AVOID in config.weights and not task.avoided:
         raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
     device = next(models[0].parameters()).device
@@ -110,19 +93,16 @@ def planned_evaluator(
     ]
     first, further, off = runs[0], runs[1 : 1 + len(task.others)], runs[1 + len(task.others) :]
     if not (task.others or task.avoided):
-        return Evaluator(task, models, weights, limits=config.limits, gradients=first, **settings)
+        return Evaluator(task, models, weights, gradients=first, **limited)
     avoid = {_AVOID: weights.pop(_AVOID, 1.0)}
     avoided = zip(task.avoided, off, strict=True) if avoid[_AVOID] else ()
+    others = zip(task.others, further, strict=True)
     return JointEvaluator(
         task,
         models,
         weights,
-        limits=config.limits,
         gradients=first,
-        others=[
-            Evaluator(one, models, weights, limits=config.limits, gradients=run, **settings)
-            for one, run in zip(task.others, further, strict=True)
-        ],
+        others=[Evaluator(one, models, weights, gradients=run, **limited) for one, run in others],
         avoided=[Evaluator(one, models, avoid, gradients=run, **settings) for one, run in avoided],
-        **settings,
+        **limited,
     )

@@ -25,13 +25,7 @@ _SHARE = re.compile(r"([A-Z]+)\s*(<=|>=)\s*(\d*\.?\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Share:
-    """Limits of the share of residue types in a chain, each from 0 to 1.
-
-    Attributes:
-        letters: Residue types that count together.
-        low: Smallest share.
-        high: Largest share.
-    """
+    """Smallest and largest share, from 0 to 1, of residue types that count together in a chain."""
 
     letters: str
     low: float = 0.0
@@ -68,8 +62,7 @@ class Limits:
     def losses(self, residues: Tensor) -> dict[str, Tensor]:
         """Return the distance from the limits per residue, ``composition`` and ``charge`` as far as limited.
 
-        Args:
-            residues: Shares ``[L, 20]`` of the residue types of a chain.
+        ``residues [L, 20]`` are shares of the residue types of a chain.
         """
         found: dict[str, Tensor] = {}
         if self.shares:
@@ -86,11 +79,7 @@ class Limits:
         return found
 
     def violation(self, counts: np.ndarray) -> np.ndarray:
-        """Return how many residues and charges are outside the limits.
-
-        Args:
-            counts: Number of each residue type, ``[*, 20]``.
-        """
+        """Return how many residues and charges are outside the limits, from counts ``[*, 20]`` of residue types."""
         counts = np.asarray(counts, np.float64)
         length = counts.sum(-1)
         outside = np.zeros(counts.shape[:-1])

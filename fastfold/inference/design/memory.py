@@ -11,9 +11,14 @@ from fastfold.evoformer.precision import precision_of
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun
 from fastfold.inference.planning.available_memory import FoldMemory
-from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.inference.planning.gradient_plan import (
+    GradientPlan,
+    GradientPlanner,
+    gradient_run,
+    plan_gradients,
+)
 from fastfold.inference.planning.planner import parameter_bytes
 from fastfold.parallel.comm.groups import Group
 from fastfold.utils.units import GIB
@@ -28,12 +33,7 @@ def plan_design(
 ) -> GradientPlan | None:
     """Plan the gradients of a design, or refuse it.
 
-    Args:
-        task: Task of the design.
-        models: Its networks, on their device.
-        infer: Its ``memory_budget`` and ``host_memory``; by default the free memory.
-        say: Called with a line about a design whose block inputs leave the device.
-        distributed: Processes that share each gradient; None for one.
+    The budget is that of ``infer``, by default the free memory. ``say`` gets a line if block inputs leave the device.
 
     Returns:
         The plan; None for a short target without a budget, whose gradients are not planned.
@@ -74,18 +74,11 @@ def plan_design(
 def design_gradients(
     task: DesignTask, plan: GradientPlan | None, device: torch.device, group: Group | None = None
 ) -> GradientRun:
-    """Return the passes of a design by a plan, or by its length alone.
+    """Return the passes of a design by a plan, or by its length alone without one.
 
-    Args:
-        task: Task of the design.
-        plan: Plan of its gradients; None for one without a memory limit.
-        device: Device of the networks.
-        group: Ranks that share the target; None for one.
+    ``group`` are the ranks that share the target; None for one.
     """
-    if plan is not None:
-        return plan.run_on(device, group)
-    ranks = 1 if group is None else group.size
-    return GradientRun(GradientPolicy.of_length(len(task.source), _templates(task), ranks=ranks), None, group)
+    return gradient_run(plan, len(task.source), device, group, _templates(task))
 
 
 def _templates(task: DesignTask) -> tuple[int, ...] | None:

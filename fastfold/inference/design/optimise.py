@@ -73,7 +73,6 @@ class DesignConfig:
     give_up_below: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         counts = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps", "recycles")
         for name, least in (*((count, 0) for count in counts), ("tries", 1)):
             if getattr(self, name) < least:
@@ -99,15 +98,9 @@ class DesignConfig:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the schedule.
+    """One step of the schedule, whose stage is ``soft``, ``temperature``, ``hard`` or ``mutate``.
 
-    Attributes:
-        stage: ``soft``, ``temperature``, ``hard`` or ``mutate``.
-        relaxation: Mixture that the network sees.
-        rate: Factor of the learning rate.
-        recycles: Extra passes.
-        dropout: True for dropout.
-        all_networks: True to average over all networks.
+    The network sees the relaxation, and ``rate`` is a factor of the learning rate.
     """
 
     stage: str
@@ -165,21 +158,13 @@ class DesignState:
 
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:
-    """Check that a task has the first sequence of the settings.
-
-    Raises:
-        ConfigError: The start is ``wildtype`` and the task has no given structure.
-    """
+    """Raise ConfigError if the start is ``wildtype`` and the task has no given structure."""
     if config.start == "wildtype" and task.reference is None:
         raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
 
 
 def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
-    """Return the state before the first step.
-
-    Raises:
-        ConfigError: See :func:`check_start`.
-    """
+    """Return the state before the first step; errors as those of :func:`check_start`."""
     check_start(evaluator.task, config)
     task = evaluator.task
     rng = np.random.default_rng([seed, 0])
@@ -214,20 +199,10 @@ def optimise(
     state: DesignState,
     on_step: Callable[[DesignState], None] | None = None,
 ) -> DesignState:
-    """Run the steps that are left.
+    """Run the steps that are left, and return the state, which is changed.
 
     Every step draws its random numbers from the seed and its number, so that a resumed optimisation equals one that
-    ran through.
-
-    Args:
-        evaluator: Losses of the task.
-        config: Settings.
-        seed: Seed of everything random.
-        state: State to go on from; it is changed.
-        on_step: Called after each step.
-
-    Returns:
-        The state after the last step.
+    ran through. ``on_step`` is called after each step.
     """
     for step in _remaining(config, state):
         rng = np.random.default_rng([seed, state.step + 1])
@@ -302,32 +277,25 @@ def _mutate(
     start = state.best if math.isfinite(state.best_loss) else state.parameters
     residues = evaluator.logits_of(start).argmax(-1).numpy()
     source = evaluator.task.source
-    doubt = np.array([1.0 - state.plddt[source == row].mean() / 100.0 for row in range(len(residues))]).clip(
-        1e-3
-    )
-    allowed = _allowed_mutations(evaluator, start, residues)
+    rows = np.arange(len(residues))
+    doubt = np.array([1.0 - state.plddt[source == row].mean() / 100.0 for row in rows]).clip(1e-3)
+    # Residue types [P, 20] that each designed residue may change to.
+    allowed = evaluator.limits.mutations(evaluator.designed(start))[residues] & evaluator.allowed
+    allowed[rows, residues] = False
     if not allowed.any():
-        allowed[np.arange(len(residues)), residues] = True
+        allowed[rows, residues] = True
     doubt = doubt * allowed.any(1)
-    tried: list[tuple[float, Evaluation, Tensor]] = []
+    tried: list[tuple[Evaluation, Tensor]] = []
     for _ in range(config.tries):
         place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
         mutant = residues.copy()
         mutant[place] = int(rng.choice(np.flatnonzero(allowed[place])))
         parameters = torch.eye(RESIDUES)[torch.from_numpy(mutant)]
         found = evaluator(parameters, step.relaxation, recycles=step.recycles, gradient=False)
-        tried.append((found.loss, found, parameters))
-    _, found, parameters = min(tried, key=lambda one: one[0])
-    state.parameters = parameters
-    _keep_best(evaluator, state, found, parameters)
+        tried.append((found, parameters))
+    found, state.parameters = min(tried, key=lambda one: one[0].loss)
+    _keep_best(evaluator, state, found, state.parameters)
     return found
-
-
-def _allowed_mutations(evaluator: Evaluator, start: Tensor, residues: np.ndarray) -> np.ndarray:
-    """Return the residue types ``[P, 20]`` that each designed residue may change to."""
-    allowed = evaluator.limits.mutations(evaluator.designed(start))[residues] & evaluator.allowed
-    allowed[np.arange(len(residues)), residues] = False
-    return allowed
 
 
 def _record(state: DesignState, step: Step, found: Evaluation) -> None:

@@ -13,16 +13,10 @@ from fastfold.protein.structure import ChainStructure
 
 
 def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> np.ndarray:
-    """Return the places of residues in the joined chains.
+    """Return the places ``[K]`` int64 of residues in the joined chains, increasing, without repeats.
 
-    Args:
-        text: Comma-separated residues and ranges by the numbers of the file, such as ``A10-25,A40``. The chain's name
-            may be left out if there is one chain.
-        chains: The chains, in the order of the places.
-        path: Their file, for messages.
-
-    Returns:
-        ``[K]`` int64, increasing, without repeats; empty for an empty text.
+    ``text`` has residues and ranges by the numbers of the file, such as ``A10-25,A40``. The chain's name may be left
+    out if there is one chain.
 
     Raises:
         InputError: A part cannot be read, or names a missing chain or residue.

@@ -40,7 +40,7 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.design.together import SharedEvaluator
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
+from fastfold.inference.models import about_mini, check_divisible, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
@@ -130,8 +130,6 @@ def run_designs(
 
 @dataclass
 class _DesignRun:
-    """Designs of a folder, on the first of the processes that share them."""
-
     output: Path
     config: DesignConfig
     infer: InferConfig
@@ -142,7 +140,6 @@ class _DesignRun:
     log: RunLog = field(default_factory=RunLog)
 
     def say(self, line: str) -> None:
-        """Show a line, and add it to the log."""
         self.log.append(line)
         self.shows(line)
 
@@ -156,14 +153,24 @@ class _DesignRun:
         where: str | None,
         redesign: Redesign | None,
     ) -> list[Design]:
-        """Design and fold; see :func:`run_designs`."""
         networks = requested_networks(weights)
-        folding = networks if predict is None else _reopened(networks, predict)
+        folding = networks
+        if predict is not None:  # networks that are open already are shared
+            known = {network.path: network for network in networks}
+            folding = [known.get(network.path, network) for network in requested_networks(predict)]
         if self.distributed is not None:
             check_divisible([*networks, *folding])
             self.device = self.distributed.context.device
-        number = len(suitable(folding, tasks[0].target))
-        chosen = [] if filters is None else _filters(filters, tasks[0], number)
+        chosen: list[Filter] = []
+        if filters is not None:
+            first = tasks[0]
+            chosen = read_filters(
+                filters,
+                networks=len(suitable(folding, first.target)),
+                chains=len(first.target.chains),
+                off_targets=len(first.avoided),
+                is_binder=first.given is not None,
+            )
         for one in tasks:
             check_start(one, self.config)
         if not weights:
@@ -172,7 +179,8 @@ class _DesignRun:
         digests = [network.digest for network in networks]
         evaluator = self._evaluator(tasks[0], models)
         folder = prepare_output_directory(prepare_output_directory(self.output) / TRAJECTORIES)
-        self._open_log(len(tasks))
+        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
+        open_log(self.log, self.output, f"{len(tasks):,} designs on {self.device}{together}")
         designs = []
         for seed, one in zip(seeds, tasks, strict=True):
             if one is not evaluator.task:
@@ -212,10 +220,6 @@ class _DesignRun:
         self.log.append(f"{len(designs)} designed")
         return designs
 
-    def _open_log(self, number: int) -> None:
-        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
-        open_log(self.log, self.output, f"{number:,} designs on {self.device}{together}")
-
     def _evaluator(self, task: DesignTask, models: Sequence[AlphaFold]) -> Evaluator:
         plans = [plan_design(one, models, self.infer, self.say, self.distributed) for one in task.complexes]
         if self.distributed is None:
@@ -224,7 +228,11 @@ class _DesignRun:
 
     def _design(self, evaluator: Evaluator, seed: int, path: Path, identity: str) -> Design:
         """Optimise one sequence from its last saved state, and write its trajectory."""
-        saved = path.with_name(f"{path.name}.safetensors")
+
+        def file(ending: str) -> Path:
+            return path.with_name(path.name + ending)
+
+        saved = file(".safetensors")
         state = load_state(saved, identity, overwrite=self.overwrite)
         if state is None:
             state = first_state(evaluator, self.config, seed)
@@ -255,16 +263,12 @@ class _DesignRun:
             ) from error
         save_state(saved, state, identity)
         design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
-        write_atomic(
-            path.with_name(f"{path.name}.jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log)
-        )
-        write_atomic(
-            path.with_name(f"{path.name}.pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain)
-        )
-        write_atomic(path.with_name(f"{path.name}_design.pdb"), to_pdb(_structure(design)))
+        write_atomic(file(".jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log))
+        write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain))
+        write_atomic(file("_design.pdb"), to_pdb(_structure(design)))
         if find_spec("matplotlib") is not None:
             series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
-            write_atomic(path.with_name(f"{path.name}.png"), trajectory_png(*series, title=path.name))
+            write_atomic(file(".png"), trajectory_png(*series, title=path.name))
         if design.is_given_up:
             self.say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
         return design
@@ -298,17 +302,6 @@ class _DesignRun:
         return within
 
 
-def _filters(path: Path, task: DesignTask, networks: int) -> list[Filter]:
-    chains = len(task.target.chains)
-    return read_filters(
-        path,
-        networks=networks,
-        chains=chains,
-        off_targets=len(task.avoided),
-        is_binder=task.given is not None,
-    )
-
-
 def _structure(design: Design) -> Protein:
     """Return the structure of a design, with pLDDT of the last step as B-factors."""
     aatype = encode_sequence("".join(design.sequences)).argmax(-1).numpy()
@@ -317,9 +310,3 @@ def _structure(design: Design) -> Protein:
     mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
     b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
     return Protein(design.state.positions, mask, aatype, task.place + 1, task.chain, b_factors)
-
-
-def _reopened(networks: Sequence[Network], weights: Sequence[Path]) -> list[Network]:
-    """Open networks; those that are open already are shared."""
-    known = {network.path: network for network in networks}
-    return [known.get(network.path, network) for network in requested_networks(weights)]

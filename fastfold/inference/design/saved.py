@@ -39,11 +39,7 @@ def _task_facts(task: DesignTask) -> list[Any]:
 
 
 def save_state(path: Path, state: DesignState, identity: str) -> None:
-    """Write a state with the identity of its design.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a state with the identity of its design, or raise WriteError."""
     tensors = {
         "parameters": state.parameters.contiguous(),
         "moments": state.moments.contiguous(),
@@ -52,8 +48,7 @@ def save_state(path: Path, state: DesignState, identity: str) -> None:
         "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
         "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
     }
-    best = {"best_loss": state.best_loss, "best_violation": state.best_violation}
-    record = {"step": state.step, **best, "log": state.log}
+    record = {key: getattr(state, key) for key in ("step", "best_loss", "best_violation", "log")}
     write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
 
 
@@ -83,15 +78,6 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
             f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
             "--overwrite to start again"
         )
-    return DesignState(
-        parameters=found["parameters"],
-        step=record["step"],
-        moments=found["moments"],
-        best=found["best"],
-        best_loss=record["best_loss"],
-        best_violation=record["best_violation"],
-        plddt=found["plddt"].numpy(),
-        positions=found["positions"].numpy(),
-        log=record["log"],
-        trace=list(found["trace"].numpy()),
-    )
+    record |= {key: found[key] for key in ("parameters", "moments", "best")}
+    record |= {key: found[key].numpy() for key in ("plddt", "positions")}
+    return DesignState(**record, trace=list(found["trace"].numpy()))

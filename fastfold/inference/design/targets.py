@@ -54,11 +54,7 @@ class TargetStructure:
 
 
 def check_flexible(flexible: str) -> None:
-    """Check the name of a flexibility.
-
-    Raises:
-        ConfigError: The name is unknown.
-    """
+    """Raise ConfigError if a name of :data:`Flexible` is unknown."""
     if flexible not in get_args(Flexible):
         raise ConfigError(f"flexible: expected {', '.join(get_args(Flexible))}, found {flexible!r}")
 
@@ -68,10 +64,7 @@ def template_features(
 ) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
     """Return raw template features of each chain, without the parts that are flexible; None if all are free.
 
-    Args:
-        target: The target.
-        files: Structure file of each chain, None for a chain without a template.
-        flexible: Parts to leave out.
+    ``files`` has the structure file of each chain, None for a chain without a template.
 
     Raises:
         InputError: A file cannot be read.

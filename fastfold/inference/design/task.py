@@ -86,9 +86,9 @@ class DesignTask:
     @cached_property
     def template_features(self) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
         """Raw template features of each chain; None without templates."""
-        return (
-            None if self.templates is None else template_features(self.target, self.templates, self.flexible)
-        )
+        if self.templates is None:
+            return None
+        return template_features(self.target, self.templates, self.flexible)
 
     @property
     def complexes(self) -> list[DesignTask]:
@@ -160,7 +160,7 @@ class DesignTask:
         """Return every loss that is defined for the task, by ColabDesign's name."""
         designed = torch.from_numpy(self.source >= 0).to(device, dtype)
         chain = torch.from_numpy(self.chain).to(device)
-        offset = self.offset.to(device)
+        place, offset = torch.from_numpy(self.place).to(device), self.offset.to(device)
         same = (chain[:, None] == chain[None]).to(dtype)
         everyone = torch.ones_like(designed)
         is_binder = self.name == "binder"
@@ -169,35 +169,30 @@ class DesignTask:
         # As in ColabDesign, errors of a binder count against all chains, those of other designs within chains.
         error_pairs = designed[:, None] * everyone if is_binder else same * designed[:, None]
         within = same * (designed[None] if is_binder else everyone)
+        helical = within * (designed if is_binder else everyone)[:, None]
+        first_chain = designed * (chain == chain[designed > 0][0])
         found: dict[str, Loss] = {
             "plddt": lambda o, _: losses.plddt_loss(o, designed),
             "exp_res": lambda o, _: losses.exp_res_loss(o, designed),
             "pae": lambda o, _: losses.pae_loss(o, error_pairs),
             "con": lambda o, _: losses.contact_loss(o, offset, CONTACTS, designed, within),
-            "helix": lambda o, _: losses.helix_loss(
-                o, offset, within * (designed if is_binder else everyone)[:, None]
-            ),
-            "rg": lambda o, _: losses.rg_loss(o, designed * (chain == chain[designed > 0][0])),
-            "NC": lambda o, _: losses.termini_loss(o, designed * (chain == chain[designed > 0][0])),
-            "clashes": lambda o, aatype: losses.clash_loss(
-                o, aatype, torch.from_numpy(self.place).to(device), chain, designed
-            ),
+            "helix": lambda o, _: losses.helix_loss(o, offset, helical),
+            "rg": lambda o, _: losses.rg_loss(o, first_chain),
+            "NC": lambda o, _: losses.termini_loss(o, first_chain),
+            "clashes": lambda o, aatype: losses.clash_loss(o, aatype, place, chain, designed),
         }
         if len(self.target.chains) > 1:
-            rows, columns = designed, everyone
-            if is_binder:
-                goal = everyone - designed
-                if len(self.hotspots):
-                    goal = torch.zeros_like(goal).index_fill(
-                        0, torch.from_numpy(self.hotspots).to(device), 1.0
-                    )
-                rows, columns = (goal, designed) if len(self.hotspots) else (designed, goal)
+            goal = everyone - designed if is_binder else everyone
+            if is_binder and len(self.hotspots):
+                hotspots = torch.from_numpy(self.hotspots).to(device)
+                goal = torch.zeros_like(goal).index_fill(0, hotspots, 1.0)
+            rows, columns = (goal, designed) if is_binder and len(self.hotspots) else (designed, goal)
             between = (1.0 - same) * columns[None]
             found["i_con"] = lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between)
             if is_binder:
                 apart = between if rows is designed else between.transpose(0, 1)
                 found["avoid"] = lambda o, _: losses.avoid_loss(o, CONTACTS.cutoff, designed, apart)
-            error_columns = (1.0 - same) * (designed[:, None] * (goal if is_binder else everyone)[None])
+            error_columns = (1.0 - same) * (designed[:, None] * goal[None])
             found["i_pae"] = lambda o, _: losses.pae_loss(o, error_columns)
         if self.reference is not None:
             found |= _supervised(self.reference, device, dtype)
@@ -257,13 +252,10 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
         ConfigError: All residues are kept.
     """
     given = _one_chain(path, chain)
-    reference = _reference([given])
     kept = residue_places(keep, [given], path)
     if len(kept) == len(given):
         raise ConfigError(f"all {len(given)} residues of {path} are kept; leave at least one to design")
-    return DesignTask(
-        "fixbb", _target("fixbb", [given], kept), _source(len(given), kept), {"dgram_cce": 1.0}, reference
-    )
+    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, _reference(given))
 
 
 def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
@@ -285,13 +277,10 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
             f"expected a motif of 1 to {len(given) - 1} residues of {path}, found {len(kept)}; name residues such as "
             f"{given.chain_id}10-25"
         )
-    reference = _reference([given])
+    reference = _reference(given)
     supervised = torch.zeros(len(given), 1).index_fill(0, torch.from_numpy(kept), 1.0)
     reference = Reference(reference.positions, reference.mask * supervised, reference.aatype)
-    weights = {"dgram_cce": 1.0, "con": 1.0}
-    return DesignTask(
-        "partial", _target("partial", [given], kept), _source(len(given), kept), weights, reference
-    )
+    return _single_chain("partial", given, kept, {"dgram_cce": 1.0, "con": 1.0}, reference)
 
 
 def binder(
@@ -332,27 +321,25 @@ def binder(
         )
     touched = residue_places(hotspots, given, path)
     sequences = [one.sequence for one in given] + [_PLACEHOLDER * length]
-    fixed = sum(len(one) for one in given)
     ca = rc.atom_order["CA"]
     atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
+
+    def bound(other: TargetStructure) -> DesignTask:
+        where, spots = other.chains, other.hotspots
+        return binder(other.path, length, chains=where, hotspots=spots, flexible=flexible, cyclic=cyclic)
+
     return DesignTask(
         "binder",
         target_from_sequence(":".join(sequences), "binder"),
-        np.concatenate([np.full(fixed, -1), np.arange(length)]),
+        np.concatenate([np.full(sum(map(len, given)), -1), np.arange(length)]),
         {"plddt": 0.1, "i_con": 1.0},
         hotspots=touched,
         templates=[*[path] * len(given), None],
         cyclic=cyclic,
         flexible=flexible,
-        others=[_binder_of(one, length, flexible, cyclic) for one in others],
-        avoided=[_binder_of(one, length, flexible, cyclic) for one in avoided],
+        others=[bound(one) for one in others],
+        avoided=[bound(one) for one in avoided],
         given=np.concatenate([*atoms, np.full((length, 3), np.nan)]),
-    )
-
-
-def _binder_of(given: TargetStructure, length: int, flexible: Flexible, cyclic: bool) -> DesignTask:
-    return binder(
-        given.path, length, chains=given.chains, hotspots=given.hotspots, flexible=flexible, cyclic=cyclic
     )
 
 
@@ -367,22 +354,16 @@ def _one_chain(path: Path, name: str | None) -> ChainStructure:
     raise InputError(f"has no chain {name!r}, only {', '.join(names)}", path=path)
 
 
-def _target(name: str, chains: Sequence[ChainStructure], kept: np.ndarray) -> Target:
-    """Return a target with the given residue types at ``kept`` and placeholders at all others."""
-    (chain,) = chains
-    letters = [chain.sequence[i] if i in set(kept.tolist()) else _PLACEHOLDER for i in range(len(chain))]
-    return target_from_sequence("".join(letters), name)
+def _single_chain(
+    name: str, given: ChainStructure, kept: np.ndarray, weights: Mapping[str, float], reference: Reference
+) -> DesignTask:
+    """Return a task that designs all residues of a chain but ``kept``."""
+    designed = np.setdiff1d(np.arange(len(given)), kept)
+    letters, source = np.array(list(given.sequence)), np.full(len(given), -1)
+    letters[designed], source[designed] = _PLACEHOLDER, np.arange(len(designed))
+    return DesignTask(name, target_from_sequence("".join(letters), name), source, weights, reference)
 
 
-def _source(length: int, kept: np.ndarray) -> np.ndarray:
-    source = np.full(length, -1)
-    designed = np.setdiff1d(np.arange(length), kept)
-    source[designed] = np.arange(len(designed))
-    return source
-
-
-def _reference(chains: Sequence[ChainStructure]) -> Reference:
-    positions = np.concatenate([chain.positions for chain in chains])
-    mask = np.concatenate([chain.mask for chain in chains])
-    one_hot = encode_sequence("".join(chain.sequence for chain in chains))
-    return Reference(torch.from_numpy(positions), torch.from_numpy(mask), one_hot.argmax(-1))
+def _reference(given: ChainStructure) -> Reference:
+    aatype = encode_sequence(given.sequence).argmax(-1)
+    return Reference(torch.from_numpy(given.positions), torch.from_numpy(given.mask), aatype)

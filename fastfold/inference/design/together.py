@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 class SharedEvaluator(Evaluator):
     """Evaluator of the first process, whose losses and gradients all processes compute together.
 
-    Args:
-        task: The task.
-        config: Settings of the optimisation.
-        plans: As of :func:`~fastfold.inference.design.joint.planned_evaluator`.
-        models: Networks of one kind, on the device.
-        distributed: The processes.
-
-    Raises:
-        ConfigError: See :func:`~fastfold.inference.design.joint.planned_evaluator`, or a part of the task cannot be
-            sent to other processes.
+    Arguments and errors are those of :func:`~fastfold.inference.design.joint.planned_evaluator`; a ConfigError as well
+    if a part of the task cannot be sent to other processes.
     """
 
     def __init__(

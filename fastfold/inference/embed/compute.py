@@ -84,18 +84,15 @@ class Embedding:
     def save(self, directory: str | Path, *, file_format: EmbedFormat = "safetensors") -> Path:
         """Write the arrays to ``<name>_<model>_seed_<n>`` with the format's ending, and return the path.
 
-        Args:
-            directory: Output folder; created if missing.
-            file_format: ``safetensors``, ``hdf5`` or ``zarr``.
+        The folder is created if missing.
 
         Raises:
             ConfigError: The format is unknown, or its package is missing.
             OutputError: The file cannot be written.
         """
         EmbedConfig(file_format=file_format)
-        path = (
-            prepare_output_directory(directory) / f"{safe_stem(self.name)}_{self.key}{ENDINGS[file_format]}"
-        )
+        name = f"{safe_stem(self.name)}_{self.key}{ENDINGS[file_format]}"
+        path = prepare_output_directory(directory) / name
         write_atomic(path, embedding_bytes(self.arrays, self.about, file_format))
         return path
 
@@ -114,16 +111,8 @@ def compute_embedding(
 ) -> Embedding:
     """Run a network on a target's features, for the representations of ``config.embed``.
 
-    Args:
-        model: The network, on its device and in its precision.
-        sampler: Features of the target.
-        target: The target.
-        config: Settings of the fold, with those of the embedding.
-        plan: Plan of the fold; None for no memory limit.
-        seed: Seed of the features, and of dropout.
-        on_cycle: See :func:`fastfold.inference.folding.network.represent`.
-        run: Computes the representations.
-        state: Saves the state after each pass; None to save nothing.
+    Arguments are those of :func:`fastfold.inference.folding.prediction.fold`; ``on_cycle`` is that of
+    :func:`fastfold.inference.folding.network.represent`, and ``run`` computes the representations.
 
     Raises:
         OutputError: The representations are not finite.
@@ -156,9 +145,8 @@ def _arrays(
 ) -> dict[str, np.ndarray]:
     tensors = {_NAMES.get(key, key): value for key, value in found.items()}
     if "distogram" in tensors:
-        probabilities, edges = (
-            tensors[key].float().cpu().numpy() for key in ("distogram", "distogram_edges")
-        )
+        both = ("distogram", "distogram_edges")
+        probabilities, edges = (tensors[key].float().cpu().numpy() for key in both)
         tensors["contacts"] = torch.from_numpy(sum_contact_bins(probabilities, edges))
     arrays = {}
     for key in embed.names:

@@ -104,15 +104,7 @@ class EmbedConfig:
         return any(name in _PAIRWISE for name in self.names)
 
     def check_network(self, name: str, blocks: int) -> None:
-        """Check the layer against a network.
-
-        Args:
-            name: Name of the network.
-            blocks: Number of its Evoformer blocks.
-
-        Raises:
-            ConfigError: The network has fewer blocks.
-        """
+        """Raise ConfigError if a network has fewer Evoformer blocks than the layer's number."""
         if self.layer is not None and self.layer > blocks:
             raise ConfigError(f"layer {self.layer}: {name} has {blocks} Evoformer blocks")
 
@@ -137,11 +129,7 @@ class EmbedConfig:
 
 
 def check_format(file_format: str) -> None:
-    """Check that the package of a format is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that the package of a format is installed, or raise ConfigError."""
     package = {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)
     if package is not None:
         require_package(package, f"--format {file_format}")

@@ -21,12 +21,9 @@ BIOEMU = "bioemu"
 
 
 def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], file_format: str) -> bytes:
-    """Format named arrays as a file.
+    """Format named arrays as a file; ``bioemu`` is kept as safetensors.
 
-    Args:
-        arrays: Arrays by name.
-        about: Metadata: of the file (safetensors), or attributes of its root.
-        file_format: ``safetensors``, ``hdf5``, ``zarr`` or ``bioemu``, which is kept as safetensors.
+    Metadata are those of the file (safetensors), or attributes of its root.
 
     Raises:
         ConfigError: The package of the format is not installed.
@@ -67,10 +64,7 @@ def write_bioemu(results: TargetResults) -> None:
     """Write the embedding of a target under the names that BioEmu looks up.
 
     BioEmu reads ``<sha>_single.npy`` and ``<sha>_pair.npy`` from its ``cache_embeds_dir``, with the SHA-256 of the
-    sequence.
-
-    Args:
-        results: Results of a single chain, with one embedding as safetensors.
+    sequence. The results are those of a single chain, with one embedding as safetensors.
 
     Raises:
         ConfigError: The target has several embeddings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,9 @@ _ROUNDS = 20
 
 @dataclass(frozen=True)
 class State:
-    """Agreement of an ensemble's ``M`` structures with a given state.
+    """Agreement of an ensemble's ``M`` structures with a given state, by the name of its file.
 
-    Attributes:
-        name: Name of the state's file.
-        tm_score: ``[M]``, normalised by the state's length.
-        rmsd: ``[M]`` in Å over the common CA atoms, after their superposition.
+    TM-scores ``[M]`` are normalised by the state's length, and RMSDs ``[M]`` in Å are over the common CA atoms.
     """
 
     name: str
@@ -101,10 +98,7 @@ def analyse(
 
 
 def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute TM-score and RMSD of all pairs of structures with the same residues.
-
-    Args:
-        ca: ``[M, K, 3]`` in Å.
+    """Compute TM-score and RMSD of all pairs of structures ``[M, K, 3]`` in Å with the same residues.
 
     Returns:
         TM-scores ``[M, M]`` from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`, and RMSDs
@@ -125,12 +119,7 @@ def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def cluster_structures(
     scores: np.ndarray, *, similarity: float = 0.8, num_clusters: int | None = None
 ) -> np.ndarray:
-    """Cluster structures hierarchically by average linkage of ``1 - TM``.
-
-    Args:
-        scores: TM-scores ``[M, M]``.
-        similarity: Clusters are joined while the mean TM-score of their pairs is at least this.
-        num_clusters: Number of clusters instead; None to follow ``similarity``.
+    """Cluster structures hierarchically by average linkage of ``1 - TM``; arguments as those of :func:`analyse`.
 
     Returns:
         ``[M]`` numbers from 1; the largest cluster first, ties in the order of the structures.
@@ -157,13 +146,9 @@ def representatives(scores: np.ndarray, clusters: np.ndarray) -> tuple[int, ...]
 
 
 def superpose_on_mean(ca: np.ndarray) -> np.ndarray:
-    """Superpose structures on their mean until it is stable.
+    """Superpose structures ``[M, K, 3]`` in Å on their mean until it is stable.
 
-    Args:
-        ca: ``[M, K, 3]`` in Å.
-
-    Returns:
-        ``[M, K, 3]`` in Å. The mean is centered, and its longest axis is x, its shortest z.
+    The mean is centered, and its longest axis is x, its shortest z.
     """
     points = torch.from_numpy(ca).double()
     mean, weights = points[0], torch.ones(points.shape[:2], dtype=torch.float64)
@@ -181,10 +166,7 @@ def superpose_on_mean(ca: np.ndarray) -> np.ndarray:
 
 
 def principal_components(superposed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute principal components of superposed CA positions.
-
-    Args:
-        superposed: ``[M, K, 3]`` in Å.
+    """Compute principal components of superposed CA positions ``[M, K, 3]`` in Å.
 
     Returns:
         Coordinates ``[M, C]`` in Å (root mean square over residues) and shares of the variance ``[C]``, for at most
@@ -211,19 +193,11 @@ def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> P
     """Return a structure with all atoms, superposed on the mean of the ensemble."""
     protein = ensemble.members[member].protein
     rotation, translation = motion_onto_mean(ensemble, analysis, member)
-    return Protein(
-        atom_positions=protein.atom_positions @ rotation.T + translation,
-        atom_mask=protein.atom_mask,
-        aatype=protein.aatype,
-        residue_index=protein.residue_index,
-        chain_index=protein.chain_index,
-        b_factors=protein.b_factors,
-    )
+    return replace(protein, atom_positions=protein.atom_positions @ rotation.T + translation)
 
 
 def _compare(ensemble: Ensemble, path: Path) -> State:
     state = structure_to_protein(read_user_structure(path))
     found = [compare_structures(member.protein, state) for member in ensemble.members]
-    return State(
-        path.name, np.array([one.tm_score for one in found]), np.array([one.rmsd_ca for one in found])
-    )
+    scores, distances = [one.tm_score for one in found], [one.rmsd_ca for one in found]
+    return State(path.name, np.array(scores), np.array(distances))

@@ -48,12 +48,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Predictions of one target, ``M`` structures of the same ``N`` residues.
-
-    Attributes:
-        target: Stem of the target's files.
-        members: The predictions by rank.
-    """
+    """Predictions of one target by rank, ``M`` structures of the same ``N`` residues, and the stem of its files."""
 
     target: str
     members: Sequence[Member]
@@ -78,9 +73,8 @@ class Ensemble:
     def ca(self) -> np.ndarray:
         """CA positions ``[M, K, 3]`` float64 in Å of the present residues."""
         ca = rc.atom_order["CA"]
-        return np.stack([member.protein.atom_positions[self.present, ca] for member in self.members]).astype(
-            np.float64
-        )
+        positions = [member.protein.atom_positions[self.present, ca] for member in self.members]
+        return np.stack(positions).astype(np.float64)
 
 
 def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: float = 0.0) -> list[Ensemble]:
@@ -95,12 +89,7 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
         InputError: The folder or a structure cannot be read, or no target has enough predictions.
         ConfigError: No target has this name.
     """
-    try:
-        predictions = find_predictions(directory)
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}; give a folder of results", path=directory
-        ) from error
+    predictions = find_predictions(directory)
     by_target: dict[str, list[FoundPrediction]] = {}
     for found in predictions:
         if target in (None, found.target, found.scores["name"]):

@@ -17,25 +17,17 @@ _MOST_KT = 6.0
 
 
 def pairs_png(analysis: Analysis, *, title: str) -> bytes:
-    """Draw TM-score and RMSD of all pairs, ordered by cluster.
-
-    Returns:
-        PNG file.
-    """
+    """Draw TM-score and RMSD of all pairs as PNG, ordered by cluster."""
     order = np.argsort(analysis.clusters, kind="stable")
     borders = np.flatnonzero(np.diff(analysis.clusters[order])) + 1
-    with figure_in_style(12.6, 5.2, [title, "pairs of samples, ordered by cluster"], [1, 1]) as (
-        figure,
-        axes,
-    ):
-        for axis, values, label, limits in (
-            (axes[0], analysis.tm_score, "TM-score", (0.0, 1.0)),
-            (axes[1], analysis.rmsd, "RMSD (Å)", (0.0, None)),
+    texts = [title, "pairs of samples, ordered by cluster"]
+    with figure_in_style(12.6, 5.2, texts, [1, 1]) as (figure, axes):
+        for axis, values, label, most in (
+            (axes[0], analysis.tm_score, "TM-score", 1.0),
+            (axes[1], analysis.rmsd, "RMSD (Å)", None),
         ):
             shown = values[np.ix_(order, order)]
-            image = axis.imshow(
-                shown, cmap="viridis", vmin=limits[0], vmax=limits[1], interpolation="nearest"
-            )
+            image = axis.imshow(shown, cmap="viridis", vmin=0.0, vmax=most, interpolation="nearest")
             for border in borders:
                 axis.axvline(border - 0.5, color="white", linewidth=0.8)
                 axis.axhline(border - 0.5, color="white", linewidth=0.8)
@@ -45,19 +37,13 @@ def pairs_png(analysis: Analysis, *, title: str) -> bytes:
 
 
 def landscape_png(analysis: Analysis, *, title: str) -> bytes:
-    """Draw ``-ln(density)`` of the samples over the first two principal components, with clusters.
-
-    Returns:
-        PNG file.
-    """
+    """Draw ``-ln(density)`` of the samples over the first two principal components as PNG, with clusters."""
     points = analysis.components[:, :2]
     if points.shape[1] < 2:
         points = np.column_stack([points, np.zeros(len(points))])
     shares = [*analysis.variance[:2], 0.0, 0.0]
-    with figure_in_style(7.4, 5.6, [title, "frequency of the samples, not a free energy"], [1]) as (
-        figure,
-        (axis,),
-    ):
+    texts = [title, "frequency of the samples, not a free energy"]
+    with figure_in_style(7.4, 5.6, texts, [1]) as (figure, (axis,)):
         density = landscape(points)
         if density is not None:
             x, y, energy = density
@@ -82,10 +68,7 @@ def landscape_png(analysis: Analysis, *, title: str) -> bytes:
 
 
 def landscape(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Estimate ``-ln(density)`` of points in a plane by Gaussian kernels.
-
-    Args:
-        points: ``[M, 2]``.
+    """Estimate ``-ln(density)`` of points ``[M, 2]`` in a plane by Gaussian kernels.
 
     Returns:
         Coordinates ``x [G]`` and ``y [G]`` of a grid, and values ``[G, G]``: 0 at the densest place, at most 6. None
@@ -94,10 +77,8 @@ def landscape(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
     from scipy.stats import gaussian_kde
 
     spread = np.ptp(points, axis=0)
-    if (
-        len(points) < 4
-        or np.linalg.matrix_rank(points - points.mean(0), tol=1e-6 * max(spread.max(), 1e-9)) < 2
-    ):
+    tolerance = 1e-6 * max(spread.max(), 1e-9)
+    if len(points) < 4 or np.linalg.matrix_rank(points - points.mean(0), tol=tolerance) < 2:
         return None
     x, y = (
         np.linspace(low - 0.2 * width, high + 0.2 * width, _GRID)
@@ -112,17 +93,10 @@ def landscape(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
 def fluctuation_png(
     analysis: Analysis, present: np.ndarray, lengths: Sequence[int], numbers: np.ndarray, *, title: str
 ) -> bytes:
-    """Draw the fluctuation of each residue.
+    """Draw the fluctuation of each residue as PNG.
 
-    Args:
-        analysis: The analysis.
-        present: ``[K]``, residues of the fluctuations.
-        lengths: Number of residues of each chain.
-        numbers: ``[N]``, residue numbers.
-        title: Text above the plot.
-
-    Returns:
-        PNG file.
+    ``present [K]`` are the residues of the fluctuations, ``lengths`` those of the chains, and ``numbers [N]`` the
+    residue numbers.
     """
     values = np.full(sum(lengths), np.nan)
     values[present] = analysis.fluctuation
@@ -135,16 +109,9 @@ def fluctuation_png(
 
 
 def states_png(analysis: Analysis, states: Sequence[State], plddt: np.ndarray, *, title: str) -> bytes:
-    """Draw the agreement of the samples with one or two states.
+    """Draw the agreement of the samples with the first one or two states as PNG.
 
-    Args:
-        analysis: The analysis.
-        states: States; the first two are drawn.
-        plddt: ``[M]``, mean pLDDT of the samples.
-        title: Text above the plot.
-
-    Returns:
-        PNG file.
+    ``plddt [M]`` is the mean pLDDT of the samples.
     """
     with figure_in_style(6.6, 5.6, [title], [1]) as (figure, (axis,)):
         y: Any = plddt if len(states) == 1 else states[1].tm_score

@@ -28,16 +28,10 @@ _SEED_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class Sample:
-    """Sample of a target for one seed.
+    """Sample of a target for one seed, numbered from 1, with its method and values in JSON's types.
 
-    Attributes:
-        number: Number of the sample, from 1.
-        seed: Seed of the run.
-        values: Method and values of the sample in JSON's types.
-        target: The target.
-        alignments: Its alignments per chain before sampling.
-        rows: Rows of the sample, of a complex its lines; None for all.
-        lines: Lines of a complex; None for a single chain.
+    ``alignments`` are those per chain before sampling. ``rows`` are those of the sample, of a complex its ``lines``;
+    None for all.
     """
 
     number: int
@@ -114,12 +108,6 @@ def draw_samples(
 ) -> list[Sample | None]:
     """Return the samples of a target for a seed; None is the prediction without sampling.
 
-    Args:
-        sampling: Settings of the samples; None for no sampling.
-        target: The target.
-        alignments: Its alignments per chain.
-        seed: Seed of the run.
-
     Raises:
         InputError: The target has no alignment rows to sample, no clusters, or is a complex that the method refuses.
         ConfigError: The package scikit-learn is missing for ``clusters``.
@@ -164,16 +152,7 @@ def draw_samples(
 
 
 def random_columns(rng: Any, length: int, fraction: float) -> np.ndarray:
-    """Draw the columns that a sample masks, as AFsample2 does.
-
-    Args:
-        rng: Random generator of NumPy.
-        length: Number of columns.
-        fraction: Share of masked columns; their number is rounded down.
-
-    Returns:
-        ``[K]`` columns from 0, each once.
-    """
+    """Draw a share of the columns, rounded down, that a sample masks, as AFsample2 does: ``[K]`` from 0, each once."""
     return np.asarray(rng.choice(length, size=int(length * fraction), replace=False))
 
 

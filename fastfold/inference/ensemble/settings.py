@@ -18,11 +18,7 @@ DEPTHS = (16, 32, 64, 128, 256, 512, 1024, 5120)
 
 
 def parse_depths(text: str) -> tuple[int, ...]:
-    """Parse numbers of rows joined by commas.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Parse numbers of rows joined by commas, or raise ConfigError."""
     if re.fullmatch(r"\d{1,7}(,\d{1,7})*", text, re.ASCII) is None:
         raise ConfigError(f"expected numbers of rows such as 16,64,256, found {text[:40]!r}")
     return tuple(map(int, text.split(",")))

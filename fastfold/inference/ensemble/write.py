@@ -87,7 +87,6 @@ def write_ensembles(
 
 
 def _files(ensemble: Ensemble, analysis: Analysis, *, plots: bool) -> dict[str, str | bytes]:
-    """Return the contents of the files by ending."""
     files: dict[str, str | bytes] = {
         ENDING: lines_json(_numbers(ensemble, analysis)),
         "_ensemble.tsv": _samples_table(ensemble, analysis),
@@ -111,13 +110,14 @@ def _files(ensemble: Ensemble, analysis: Analysis, *, plots: bool) -> dict[str, 
 
 
 def _numbers(ensemble: Ensemble, analysis: Analysis) -> dict[str, Any]:
+    shown = (motion_onto_mean(ensemble, analysis, k) for k in analysis.representatives[:MAX_MODELS])
     return {
         "schema_version": SCHEMA_VERSION,
         "target": ensemble.target,
         "samples": [member.name for member in ensemble.members],
         "clusters": analysis.clusters.tolist(),
         "representatives": [ensemble.members[member].name for member in analysis.representatives],
-        "motions": _motions(ensemble, analysis),
+        "motions": [{"rotation": rounded(r, 7), "translation": rounded(t, 4)} for r, t in shown],
         "components": rounded(analysis.components, 4),
         "variance": rounded(analysis.variance, 4),
         "tm_score": rounded(analysis.tm_score, 4),
@@ -132,26 +132,14 @@ def _numbers(ensemble: Ensemble, analysis: Analysis) -> dict[str, Any]:
 
 
 def _models_pdb(ensemble: Ensemble, analysis: Analysis) -> str:
-    """Format the superposed representatives as models of a PDB file."""
     lines = []
     for number, member in enumerate(analysis.representatives[:MAX_MODELS], 1):
         text = to_pdb(superposed_protein(ensemble, analysis, member), title="")
-        lines += [
-            f"REMARK   1 MODEL {number}: {ensemble.members[member].name}"[:80],
-            f"MODEL     {number:4d}",
-        ]
+        lines.append(f"REMARK   1 MODEL {number}: {ensemble.members[member].name}"[:80])
+        lines.append(f"MODEL     {number:4d}")
         lines += [line for line in text.splitlines() if line.startswith(("ATOM", "TER"))]
         lines.append("ENDMDL")
     return "\n".join([*lines, "END", ""])
-
-
-def _motions(ensemble: Ensemble, analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the motions of the representatives onto the mean of the ensemble."""
-    found = []
-    for member in analysis.representatives[:MAX_MODELS]:
-        rotation, translation = motion_onto_mean(ensemble, analysis, member)
-        found.append({"rotation": rounded(rotation, 7), "translation": rounded(translation, 4)})
-    return found
 
 
 def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:

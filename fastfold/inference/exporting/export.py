@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError, first_line
-from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.embedders.input import SequenceConvolution
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
@@ -30,6 +29,7 @@ from fastfold.inference.exporting.network_pass import (
     read_features,
 )
 from fastfold.inference.network_settings import recycle_tolerance
+from fastfold.inference.planning.memory_model import max_rows
 from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
@@ -56,7 +56,7 @@ class ExportedNetwork:
     run: Any
 
     def __call__(self, features: Tensors | Sequence[Tensors], previous: Tensors | None = None) -> Tensors:
-        """Run the program.
+        """Run the program, and return the outputs of :class:`.NetworkPass` for the residues of the target.
 
         Args:
             features: Features of one pass, as :meth:`fastfold.data.features.pipeline.FeatureSampler.sample` returns
@@ -64,18 +64,13 @@ class ExportedNetwork:
                 ignored.
             previous: Outputs of the previous pass; None for the first, and for an unrolled program.
 
-        Returns:
-            Outputs of :class:`fastfold.inference.exporting.network_pass.NetworkPass` for the residues of the target.
-
         Raises:
             InputError: The target exceeds the class, features are missing, or the program does not read one.
         """
-        is_unrolled = self.num_recycles is not None
         passes = [features] if isinstance(features, Mapping) else list(features)
-        if len(passes) != 1 + (self.num_recycles or 0):
-            raise InputError(
-                f"expected the features of {1 + (self.num_recycles or 0)} passes, found {len(passes)}"
-            )
+        expected = 1 + (self.num_recycles or 0)
+        if len(passes) != expected:
+            raise InputError(f"expected the features of {expected} passes, found {len(passes)}")
         names = self.run.names
         for one in passes:
             if unread := sorted(set(self.run.unread) & set(one)):
@@ -95,11 +90,12 @@ class ExportedNetwork:
             padded = [pad_features({name: one[name] for name in names}, self.shape) for one in passes]
         except ValueError as error:
             raise InputError(f"{error}; export a larger class") from None
-        if is_unrolled:
-            found = self.run({name: torch.stack([one[name] for one in padded]) for name in names})
-        else:
+        if self.num_recycles is None:
             found = self.run(padded[0], self.run.previous(previous, self.shape.residues))
-        return {name: _cut(name, value, residues) for name, value in found.items()}
+        else:
+            found = self.run({name: torch.stack([one[name] for one in padded]) for name in names})
+        pairs, n = ("prev_pair", "pae"), residues  # without padding
+        return {name: value[:n, :n] if name in pairs else value[:n] for name, value in found.items()}
 
 
 def export(
@@ -138,24 +134,19 @@ def export(
     if not lengths or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in lengths):
         raise ConfigError(f"residues must be whole numbers from 1, found {residues!r}")
     _check(model, num_recycles, package)
-    rows = max_msa or _own_rows(model)
-    shown = _own_templates(model) if templates is None else templates
-    if not 0 <= shown <= _own_templates(model) or (model.multimer and shown == 0 and _own_templates(model)):
-        least = 1 if model.multimer else 0
-        raise ConfigError(
-            f"templates must be {least} to {_own_templates(model)} for {model.name}, found {templates!r}"
-        )
+    rows = max_msa or max_rows(model.config)
+    most = _own_templates(model)
+    least = 1 if model.multimer and most else 0
+    shown = most if templates is None else templates
+    if not least <= shown <= most:
+        raise ConfigError(f"templates must be {least} to {most} for {model.name}, found {templates!r}")
     folder = prepare_output_directory(directory)
-    return [
-        _export_class(model, folder, LengthClass(n, *rows, shown), num_recycles, package) for n in lengths
-    ]
+    shapes = [LengthClass(n, *rows, shown) for n in lengths]
+    return [_export_class(model, folder, shape, num_recycles, package) for shape in shapes]
 
 
 def load_exported(path: str | Path) -> ExportedNetwork:
     """Load a program that :func:`export` wrote.
-
-    Args:
-        path: The file.
 
     Raises:
         InputError: The file is not such a program.
@@ -172,7 +163,10 @@ def load_exported(path: str | Path) -> ExportedNetwork:
             call = program.module()
     except Exception as error:  # the type differs between versions of PyTorch
         raise InputError(f"is not a program of fastfold.export: {first_line(error)}", path=path) from None
-    return _loaded(path, about, call)
+    names, unread = tuple(about["features"]), tuple(about["unread"])
+    run = _Program(call, names, about["previous"], about["has_exact_length"], unread)
+    shape = LengthClass(**about["shape"])
+    return ExportedNetwork(path, shape, about["num_recycles"], path.name.endswith(_ENDINGS[True]), run)
 
 
 _ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
@@ -208,7 +202,6 @@ class _Program:
 
 
 def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
-    """Refuse networks and settings that cannot be exported."""
     if not isinstance(model, AlphaFold):
         raise ConfigError(f"model must be a network of fastfold.load_model, found {type(model).__name__}")
     if type(model) is not AlphaFold:
@@ -294,27 +287,6 @@ def _write_package(program: Any, path: Path, about: Mapping[str, Any]) -> None:
             ) from error
         with replacing(path) as temporary:
             shutil.copyfile(made, temporary)
-
-
-def _loaded(path: Path, about: Mapping[str, Any], call: Any) -> ExportedNetwork:
-    program = _Program(
-        call, tuple(about["features"]), about["previous"], about["has_exact_length"], tuple(about["unread"])
-    )
-    shape = LengthClass(**about["shape"])
-    return ExportedNetwork(path, shape, about["num_recycles"], path.name.endswith(_ENDINGS[True]), program)
-
-
-def _cut(name: str, value: Tensor, residues: int) -> Tensor:
-    """Return an output for the residues of the target, without padding."""
-    return value[:residues, :residues] if name in ("prev_pair", "pae") else value[:residues]
-
-
-def _own_rows(model: AlphaFold) -> tuple[int, int]:
-    """Return rows of MSA and extra MSA in the network's configuration."""
-    if is_multimer(model.config):
-        trunk = model.config.model.embeddings_and_evoformer
-        return int(trunk.num_msa), int(trunk.num_extra_msa)
-    return int(model.config.data.eval.max_msa_clusters), int(model.config.data.common.max_extra_msa)
 
 
 def _own_templates(model: AlphaFold) -> int:

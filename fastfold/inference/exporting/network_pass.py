@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,7 @@ _RECYCLED = ("prev_msa_first_row", "prev_pair", "prev_pos")
 
 @dataclass(frozen=True)
 class LengthClass:
-    """Sizes of an exported program; shorter inputs are padded.
-
-    Attributes:
-        residues: Number of residues of all chains.
-        clusters: Rows of the MSA.
-        extra: Rows of the extra MSA.
-        templates: Number of templates; 0 for networks without.
-    """
+    """Sizes of an exported program: residues of all chains, rows of MSA and extra MSA, and templates."""
 
     residues: int
     clusters: int
@@ -41,11 +35,7 @@ class LengthClass:
 
 
 class NetworkPass(nn.Module):
-    """One pass of a network, with recycling outside.
-
-    Args:
-        model: The network; it is not changed.
-    """
+    """One pass of a network, which is not changed, with recycling outside."""
 
     def __init__(self, model: AlphaFold) -> None:
         super().__init__()
@@ -80,12 +70,8 @@ class NetworkPass(nn.Module):
 class UnrolledPasses(nn.Module):
     """All passes of a network, the first from zeros.
 
-    All passes are computed. Those after the one at which the network would stop recycling change nothing.
-
-    Args:
-        model: The network; it is not changed.
-        num_recycles: Passes after the first.
-        tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`, in Å.
+    All passes are computed. Those after the one at which the network would stop recycling by the tolerance in Å
+    (:meth:`fastfold.evoformer.model.AlphaFold.forward`) change nothing.
     """
 
     def __init__(self, model: AlphaFold, num_recycles: int, tolerance: float = 0.0) -> None:
@@ -117,10 +103,6 @@ def first_previous(model: AlphaFold, residues: int) -> Tensors:
 def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[str]]:
     """Run a short pass, and return features of a class that a network reads.
 
-    Args:
-        model: The network.
-        shape: The class.
-
     Returns:
         Features of a short target with padding, and names of other features that the network reads where a target has
         them.
@@ -136,11 +118,7 @@ def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[s
 
 
 def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
-    """Pad the features of one pass to a class with zeros, which their masks leave out.
-
-    Args:
-        features: Features of one pass, without leading axes.
-        shape: The class.
+    """Pad the features of one pass, without leading axes, to a class with zeros, which their masks leave out.
 
     Raises:
         ValueError: A feature exceeds the class.
@@ -160,27 +138,15 @@ def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
     return found
 
 
-class _Reads(MutableMapping[str, Any]):
-    """Features that record the names that are read."""
+class _Reads(UserDict[str, Any]):
+    """Features that record the names that are read, also of those that are missing."""
 
     def __init__(self, features: Mapping[str, Tensor]) -> None:
-        self._features, self.names = dict(features), set[str]()
+        self.names: set[str] = set()
+        super().__init__(features)
 
     def __getitem__(self, name: str) -> Tensor:
         self.names.add(name)
-        return self._features[name]
+        return self.data[name]
 
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        self._features[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._features[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._features)
-
-    def __len__(self) -> int:
-        return len(self._features)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._features
+    get = MutableMapping.get  # reads by the method above

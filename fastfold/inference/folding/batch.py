@@ -33,15 +33,9 @@ AUTO_RESIDUES = {"cpu": 128, "cuda": 256}
 
 
 class Request(NamedTuple):
-    """Request for one prediction.
+    """Request for one prediction; see :meth:`fastfold.inference.folding.predictor.TargetPredictor.predict`.
 
-    Attributes:
-        predictor: Predictor of the target.
-        model: The network.
-        seed: Random seed.
-        on_cycle: See :meth:`fastfold.inference.folding.predictor.TargetPredictor.predict`.
-        state: Saves the state after each pass of a target that is folded alone; None to save nothing.
-        sample: Sample of the target for this seed, folded alone; None for the target's own alignments.
+    ``state`` and ``sample`` are those of a target that is folded alone.
     """
 
     predictor: TargetPredictor
@@ -53,13 +47,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Prediction or embedding with its cost.
-
-    Attributes:
-        found: The prediction; an embedding if the predictor's settings ask for one.
-        seconds: Its share of the duration.
-        shared: Number of targets in its passes.
-    """
+    """Prediction or embedding, its share of the duration, and the number of targets in its passes."""
 
     found: Prediction | Embedding
     seconds: float
@@ -75,10 +63,7 @@ class Answer(NamedTuple):
 def group_by_length(lengths: Sequence[int], batch: BatchSize, device: torch.device) -> list[list[int]]:
     """Return groups of similar lengths as indices, in the order of each group's first target.
 
-    Args:
-        lengths: Residues of the targets.
-        batch: Largest number of targets in a group.
-        device: Device of the folds, for ``auto``.
+    ``batch`` is the largest number of targets in a group; ``auto`` depends on the device.
     """
     largest = AUTO_BATCH if batch == "auto" else batch
     longest = AUTO_RESIDUES.get(device.type, 0) if batch == "auto" else max(lengths, default=0)
@@ -96,8 +81,7 @@ def group_by_length(lengths: Sequence[int], batch: BatchSize, device: torch.devi
 class BatchFolder:
     """Folder of several targets at once, in batches that fit into the memory.
 
-    Attributes:
-        say: Called with a line about targets that cannot share a pass, once for each reason.
+    It says once for each reason why targets cannot share a pass.
     """
 
     say: Callable[[str], None]
@@ -110,27 +94,21 @@ class BatchFolder:
 
         Targets that cannot share passes are folded alone. A batch that fails is folded again in halves, so that an
         error belongs to its target.
-
-        Args:
-            requests: Requests with one network.
         """
         answers: dict[int, Answer | Exception] = {}
         together: list[int] = []
         for index, request in enumerate(requests):
             reason = request.predictor.reason_alone(request.model) if len(requests) > 1 else "one target"
             if reason:
-                self._explain(reason, len(requests))
+                if len(requests) > 1 and reason not in self._said:
+                    self._said.add(reason)
+                    self.say(f"warning: not batched: {reason}")
                 answers[index] = _alone(request)
             else:
                 together.append(index)
-        for index, answer in zip(together, self._together([requests[i] for i in together]), strict=True):
-            answers[index] = answer
+        found = self._together([requests[i] for i in together])
+        answers |= zip(together, found, strict=True)
         return [answers[index] for index in range(len(requests))]
-
-    def _explain(self, reason: str, targets: int) -> None:
-        if targets > 1 and reason not in self._said:
-            self._said.add(reason)
-            self.say(f"warning: not batched: {reason}")
 
     def _together(self, requests: Sequence[Request]) -> list[Answer | Exception]:
         if len(requests) < 2:
@@ -156,9 +134,6 @@ def batch_plan(requests: Sequence[Request]) -> FoldPlan | None:
     """Return the plan of a batch; None if the batch does not fit into the memory without blocks.
 
     Each target counts with the memory of the longest one, including parameters.
-
-    Args:
-        requests: Requests of the batch.
     """
     fits = [request.predictor.fit(request.model) for request in requests]
     rows = [fit.rows for fit in fits if fit.rows is not None]
@@ -177,12 +152,10 @@ def batch_plan(requests: Sequence[Request]) -> FoldPlan | None:
 
 def _alone(request: Request) -> Answer | Exception:
     start = time.monotonic()
-    predictor = request.predictor
+    predictor, one = request.predictor, request
     make = predictor.predict if predictor.config.embed is None else predictor.embed
     try:
-        found = make(
-            request.model, request.seed, request.on_cycle, state=request.state, sample=request.sample
-        )
+        found = make(one.model, one.seed, one.on_cycle, state=one.state, sample=one.sample)
     except Exception as error:
         return error
     return Answer(found, time.monotonic() - start, 1)

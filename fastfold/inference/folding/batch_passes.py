@@ -20,13 +20,9 @@ NetworkResults = tuple[dict[str, Any], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class BatchTarget:
-    """Target of a batch.
+    """Target of a batch: a function ``(cycle, member)`` that returns the features of one pass, and settings of its run.
 
-    Attributes:
-        features: Function ``(cycle, member)`` that returns the features of one pass.
-        residues: Length N.
-        passes: Settings of its run; all targets of a batch have the same numbers of passes and samples.
-        on_cycle: Called after each of its passes; see :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+    All targets of a batch have the same numbers of passes and samples.
     """
 
     features: Callable[[int, int], Mapping[str, Tensor]]
@@ -41,12 +37,8 @@ def run_batch(
     """Run a network on several targets at once, and return the results of each.
 
     A target leaves the batch after its last pass, so that early stops are those of single folds. Results differ from
-    single folds by rounding only.
-
-    Args:
-        model: The network, on its device.
-        targets: The targets, without dropout and CUDA graphs.
-        plan: Plan of a fold with the longest target's length, without blocks; None for the default policy.
+    single folds by rounding only. Targets have neither dropout nor CUDA graphs, and the plan is that of a fold with the
+    longest target's length, without blocks; None for the default policy.
     """
     first = targets[0].passes
     with prepared_network(model, first, plan, distogram=any(t.passes.reads_distogram for t in targets)):
@@ -58,15 +50,7 @@ _RESIDUES = ("seq_mask", "asym_id", "aatype", "residue_index")
 
 
 class _Pass(NamedTuple):
-    """Pass of a batch.
-
-    Attributes:
-        cycle: Its number.
-        features: Those of its features that results are computed from.
-        before: ``prev_pos`` that it started from.
-        representations: Its representations.
-        structure: Its structure.
-    """
+    """Number of a pass, the features that results are computed from, its ``prev_pos``, and its results."""
 
     cycle: int
     features: Features
@@ -76,12 +60,7 @@ class _Pass(NamedTuple):
 
 
 class _Batch:
-    """Recycling of a batch.
-
-    Attributes:
-        active: Targets with passes left, in the order of the batch axis.
-        limits: Number of the last pass of each target.
-    """
+    """Recycling of a batch: targets with passes left in the order of the batch axis, and each one's last pass."""
 
     def __init__(self, model: AlphaFold, targets: Sequence[BatchTarget], passes: NetworkPasses) -> None:
         self.model, self.targets, self.passes = model, targets, passes
@@ -91,7 +70,6 @@ class _Batch:
         self.results: dict[int, NetworkResults] = {}
 
     def run(self) -> list[NetworkResults]:
-        """Run passes until no target has one left."""
         previous: Features | None = None
         for cycle in count():
             members = [self._features(cycle, member) for member in range(self.passes.num_ensemble)]
@@ -157,10 +135,8 @@ class _Batch:
 def pad_features(samples: Sequence[Mapping[str, Tensor]]) -> Features:
     """Stack features of several targets along a new first axis, padded with zeros to the largest shape.
 
-    Masks are zero in the padding, so that networks ignore its residues and alignment rows.
-
-    Args:
-        samples: Features of each target, with the same keys and numbers of axes.
+    All have the same keys and numbers of axes. Masks are zero in the padding, so that networks ignore its residues and
+    alignment rows.
     """
     stacked: Features = {}
     for key, first in samples[0].items():

@@ -44,11 +44,7 @@ def add_settings(
 
 
 def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
-    """Return the numbers of the chains that are rings.
-
-    Args:
-        target: The target.
-        cyclic: True for all, False for none, or names such as ``A,C``.
+    """Return the numbers of the chains that are rings: all, none, or those with names such as ``A,C``.
 
     Raises:
         ConfigError: The target lacks a chain.
@@ -77,11 +73,7 @@ def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
 
 
 def initial_positions(path: Path | Structure, target: Target) -> np.ndarray:
-    """Read the initial atom positions from a structure file, in the target's order.
-
-    Args:
-        path: PDB or mmCIF file, or a structure that was read.
-        target: Target with the same sequences.
+    """Read the initial atom positions from a PDB or mmCIF file, or a structure that was read, in the target's order.
 
     Returns:
         ``[N, 37, 3]`` float32 in Å; zeros for missing atoms, as in AlphaFold's first pass.

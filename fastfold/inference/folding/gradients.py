@@ -54,11 +54,7 @@ class GradientPolicy:
     ) -> GradientPolicy:
         """Return the policy for a target without host memory.
 
-        Args:
-            residues: Residues of the target.
-            templates: Indices of the templates that a monomer network reads; None for all.
-            recompute: True to recompute; None from :data:`CHECKPOINTED` residues on.
-            ranks: Processes that share the target.
+        ``recompute`` is None to recompute from :data:`CHECKPOINTED` residues on. ``ranks`` processes share the target.
         """
         pairs = max(_SMALLEST_BLOCK, residues**2 // (ranks * _BLOCKS))
         return cls(residues >= CHECKPOINTED if recompute is None else recompute, pairs, templates=templates)
@@ -67,26 +63,21 @@ class GradientPolicy:
         """Set how the modules outside the trunk's blocks record gradients, without the stop of orientations."""
         model.structure_module.stop_rotation_gradient = False
         for module in model.modules():
-            if not isinstance(module, PolicyModule) or module.operator not in _IN_ROWS:
-                continue
-            module.policy = replace(module.policy, templates=self.templates)
-            if self.recompute:
-                module.policy = replace(
-                    module.policy,
-                    block_elements=self.pairs * _CHANNELS,
-                    recompute=True,
-                    lazy_logits=True,
-                )
+            if isinstance(module, PolicyModule) and module.operator in _IN_ROWS:
+                module.policy = replace(module.policy, templates=self.templates)
+                if self.recompute:
+                    blocks = self.pairs * _CHANNELS
+                    module.policy = replace(
+                        module.policy, block_elements=blocks, recompute=True, lazy_logits=True
+                    )
 
 
 @dataclass(frozen=True)
 class GradientRun:
-    """Passes with gradients by a plan.
+    """Passes with gradients by a policy.
 
-    Attributes:
-        policy: How gradients are recorded.
-        saved: Home of block inputs on the host; None to leave them on the device.
-        group: Ranks that share the target; None for one.
+    Block inputs wait in ``saved`` on the host; None to leave them on the device. ``group`` are the ranks that share the
+    target.
     """
 
     policy: GradientPolicy
@@ -102,20 +93,11 @@ class GradientRun:
 
 @contextmanager
 def differentiable(
-    model: AlphaFold,
-    residues: int,
-    seed: int,
-    dropout: bool,
-    run: GradientRun | None = None,
+    model: AlphaFold, residues: int, seed: int, dropout: bool, run: GradientRun | None = None
 ) -> Iterator[None]:
     """Let a network pass gradients to its inputs alone, without the stop of orientations; undo it at the end.
 
-    Args:
-        model: The network.
-        residues: Residues of the target.
-        seed: Seed of dropout.
-        dropout: True for dropout as in training.
-        run: Plan of the pass; None for :meth:`GradientPolicy.of_length`.
+    ``dropout`` is that of training, drawn from the seed. Without a run, the policy is that of the number of residues.
     """
     run = run or GradientRun(GradientPolicy.of_length(residues))
     training = model.training

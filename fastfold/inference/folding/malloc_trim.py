@@ -39,8 +39,7 @@ def keep_freed_memory() -> None:
 @contextmanager
 def trim_malloc(model: AlphaFold) -> Iterator[None]:
     """Trim the heap before each large step of a network inside, on a CPU with glibc."""
-    trim = _trim()
-    handles = []
+    trim, handles = _trim(), []
     if trim is not None and model.single_projection.weight.device.type == "cpu":
 
         def hook(*_: Any) -> None:
@@ -63,8 +62,7 @@ def _large_steps(model: AlphaFold) -> list[nn.Module]:
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     """Return glibc's ``malloc_trim``; None for other C libraries."""
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # TypeError on Windows
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # TypeError on Windows
-        return None
-    return found
+        return found
+    return None

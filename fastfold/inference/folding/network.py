@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.confidence import (
-    chain_confidence,
-    plddt,
-    predicted_aligned_error,
-    predicted_tm_score,
-)
+from fastfold.evoformer.confidence import chain_confidence, plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
@@ -121,16 +116,10 @@ def represent(
     plan: FoldPlan | None = None,
     state: RecycleState | None = None,
 ) -> tuple[dict[str, Tensor], int]:
-    """Run a network for its representations, without heads.
+    """Run a network for its representations, without heads; arguments as those of :func:`run_network`.
 
-    Args:
-        model: The network.
-        features: Returns the features of a cycle and an ensemble member.
-        passes: Settings of the run; ``distogram`` adds the distogram head.
-        on_cycle: Called after the passes that have a structure.
-        stop_after_block: See :meth:`fastfold.evoformer.model.AlphaFold.forward`; None to run the structure module.
-        plan: Plan of the fold; None for the policy of a fold without a memory limit.
-        state: Saves the state after each pass; None to save nothing.
+    ``passes.distogram`` adds the distogram head. ``stop_after_block`` is that of
+    :meth:`fastfold.evoformer.model.AlphaFold.forward`; None to run the structure module.
 
     Returns:
         Representations ``single``, ``pair`` (whole also on shards), ``msa_first_row`` and, after the structure module,
@@ -160,13 +149,9 @@ def represent(
 def prepared_network(
     model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool
 ) -> Iterator[None]:
-    """Prepare a network for folding: policy of the plan, evaluation mode, exact products, dropout.
+    """Prepare a network on its device for folding: policy of the plan, evaluation mode, exact products, dropout.
 
-    Args:
-        model: The network, on its device.
-        passes: Settings of the run.
-        plan: Plan of the fold; None for the default policy.
-        distogram: True to run the head of distances too.
+    Without a plan, the policy is the default one. ``distogram`` runs the head of distances too.
     """
     if plan is None:
         set_policy(model, FOLDING_POLICY)
@@ -228,11 +213,6 @@ def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[st
         if is_complex:
             found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
             distances = result.get("distogram", {})
-            found |= chain_confidence(
-                logits,
-                breaks,
-                head["asym_id"],
-                distogram=distances.get("logits"),
-                bin_edges=distances.get("bin_edges"),
-            )
+            of_pairs = {"distogram": distances.get("logits"), "bin_edges": distances.get("bin_edges")}
+            found |= chain_confidence(logits, breaks, head["asym_id"], **of_pairs)
     return found

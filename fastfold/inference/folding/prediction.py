@@ -61,23 +61,13 @@ def fold(
     one = TargetFold(model, sampler, target, config, seed, on_cycle, graph)
     if state is not None:
         state.recycles = one.recycles
-    result, arrays = (run or run_network)(
-        model, one.features, one.passes, one.watch, plan=plan, **({} if state is None else {"state": state})
-    )
+    settings = {"plan": plan} if state is None else {"plan": plan, "state": state}
+    result, arrays = (run or run_network)(model, one.features, one.passes, one.watch, **settings)
     return one.prediction(result, arrays)
 
 
 class TargetFold:
-    """Input of a network for one target, and the prediction from its results.
-
-    Args:
-        model: The network.
-        sampler: Features of the target.
-        target: The target.
-        config: Settings of the fold.
-        seed: See :func:`fold`.
-        on_cycle: See :func:`fold`.
-        graph: See :func:`fold`.
+    """Input of a network for one target, and the prediction from its results; arguments as those of :func:`fold`.
 
     Attributes:
         passes: Settings of the network's run.
@@ -119,19 +109,13 @@ class TargetFold:
         if cycle == 0:
             self.recycles.clear()  # of a run that ran out of memory
         if self.config.save_recycles:
-            kept = (
-                found[key].detach().float().cpu().numpy()[self._order] for key in ("atom_positions", "plddt")
-            )
-            self.recycles.append(Recycle(*kept))
+            arrays = (found[key].detach().float().cpu().numpy() for key in ("atom_positions", "plddt"))
+            self.recycles.append(Recycle(*(array[self._order] for array in arrays)))
         if self._on_cycle is not None:
             self._on_cycle(cycle, found)
 
     def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
-        """Return the prediction.
-
-        Args:
-            result: Result tree of the network.
-            arrays: Its scores, see :func:`~fastfold.inference.folding.network.run_network`.
+        """Return the prediction from the result tree and the scores of :func:`.run_network`.
 
         Raises:
             OutputError: The network's results are not finite.
@@ -153,6 +137,12 @@ class TargetFold:
         errors = values.get("pae")
         sequences = tuple(chain.sequence for chain in target.chains)
         lengths = [len(sequence) for sequence in sequences]
+        representations, distances = None, None
+        if config.save_representations:
+            representations = _representations(result["representations"], order)
+        if distogram is not None:
+            probabilities = _ordered(distogram.numpy(), order)
+            distances = {"probabilities": probabilities, "bin_edges": values["distogram_edges"]}
         return Prediction(
             name=target.name,
             sequences=sequences,
@@ -169,15 +159,8 @@ class TargetFold:
             max_pae=float(values["max_pae"]) if "max_pae" in values else None,
             ptm=float(values["ptm"]) if "ptm" in values else None,
             iptm=float(values["iptm"]) if scored and "iptm" in values else None,
-            representations=_representations(result["representations"], order)
-            if config.save_representations
-            else None,
-            distogram=None
-            if distogram is None
-            else {
-                "probabilities": _ordered(distogram.numpy(), order),
-                "bin_edges": values["distogram_edges"],
-            },
+            representations=representations,
+            distogram=distances,
             recycles=tuple(self.recycles),
             chain_confidence=_of_chains(values, sampler) if scored else None,
             no_interface_scores=None if scored else f"{model.name} was trained on single chains only",

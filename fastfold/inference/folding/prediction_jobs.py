@@ -21,14 +21,7 @@ from fastfold.inference.target_templates import TargetTemplates, takes_templates
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """Prediction to make.
-
-    Attributes:
-        network: Network of the prediction.
-        seed: Random seed.
-        sample: Sample of the target; None without sampling.
-        record: See :func:`fastfold.inference.output.writer.run_record`.
-    """
+    """Prediction to make, with its :func:`fastfold.inference.output.writer.run_record`."""
 
     network: Network
     seed: int
@@ -48,13 +41,7 @@ class PredictionJob:
     def wanted(
         self, target: Target, config: InferConfig, output_format: FolderFormat
     ) -> Wanted | WantedEmbedding:
-        """Return the requested files of the prediction.
-
-        Args:
-            target: The target.
-            config: Settings of the fold.
-            output_format: Format of the results folder.
-        """
+        """Return the requested files of the prediction."""
         if config.embed is not None:
             return WantedEmbedding(config.embed.ending)
         heads = self.network.info.config.model.heads
@@ -77,16 +64,7 @@ def prediction_jobs(
     config: InferConfig,
     device: torch.device,
 ) -> list[PredictionJob]:
-    """Return the predictions of a target to make, all of a network together.
-
-    Args:
-        target: The target.
-        alignments: Its alignments.
-        networks: Networks that fold it.
-        templates: Its templates; None without any.
-        config: Settings of the fold.
-        device: Device of the fold.
-    """
+    """Return the predictions of a target to make, all of a network together."""
     samples = {seed: draw_samples(config.sample, target, alignments, seed) for seed in config.seeds}
     record = partial(
         run_record,
@@ -100,11 +78,9 @@ def prediction_jobs(
     jobs = []
     for network in networks:
         takes = takes_templates(network.info.config, target, are_whole=are_whole)
-        shown = templates if takes else None
+        by_network = partial(record, network=network, templates=templates if takes else None)
         jobs += [
-            PredictionJob(
-                network, seed, sample, record(network=network, seed=seed, sample=sample, templates=shown)
-            )
+            PredictionJob(network, seed, sample, by_network(seed=seed, sample=sample))
             for seed, drawn in samples.items()
             for sample in drawn
         ]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
-from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
+from fastfold.inference.folding.network import OnCycle, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -35,35 +34,10 @@ from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
 
 if TYPE_CHECKING:
+    from fastfold.inference.distributed import DistributedFolder
     from fastfold.inference.planning.gradient_plan import GradientPlan
     from fastfold.inference.restraints.file import Restraint
     from fastfold.inference.restraints.fit import RestrainedFeatures
-
-
-class DistributedRun(Protocol):
-    """Group of processes that fold one target together."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes."""
-
-    def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
-        """Return the smallest memory of a process; arguments as in :meth:`FoldMemory.here`."""
-
-    @property
-    def run(self) -> RunNetwork:
-        """Function that runs a network on all processes."""
-
-    @property
-    def represent(self) -> Represent:
-        """Function that computes representations on all processes."""
-
-    @property
-    def together(self) -> Callable[..., tuple[Callable[..., Any], Callable[..., Any]]]:
-        """Function that makes a function of networks on all processes."""
-
-    def forget(self) -> None:
-        """Forget the functions of :attr:`together`."""
 
 
 class TargetPredictor:
@@ -101,7 +75,7 @@ class TargetPredictor:
         device: torch.device,
         templates: TargetTemplates | None = None,
         say: Callable[[str], None],
-        distributed: DistributedRun | None = None,
+        distributed: DistributedFolder | None = None,
         graph: KeptGraph | None = None,
     ) -> None:
         check_cuda_graphs(config.cuda_graphs, device)
@@ -211,20 +185,8 @@ class TargetPredictor:
             if self._restraints:
                 restrained = self._restrained(model, sampler)
                 sampler = restrained.sampler
-            by = partial(
-                fold,
-                model,
-                sampler,
-                self.target,
-                self.config,
-                seed=draw_seed,
-                on_cycle=on_cycle,
-                run=self._run,
-            )
-            if self._graph is not None:
-                by = partial(by, graph=self._graph)
-            if state is not None:
-                by = partial(by, state=state)
+            by = partial(fold, model, sampler, self.target, self.config, seed=draw_seed, on_cycle=on_cycle)
+            by = partial(by, run=self._run, state=state, graph=self._graph)
             prediction = self.fit(model).run(by, self.say)
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
@@ -249,14 +211,7 @@ class TargetPredictor:
         state: RecycleState | None = None,
         sample: Sample | None = None,
     ) -> Embedding:
-        """Compute the representations that ``config.embed`` selects.
-
-        Args:
-            model: The network.
-            seed: Random seed.
-            on_cycle: See :func:`fastfold.inference.folding.network.represent`.
-            state: Saves the state after each pass; None to save nothing.
-            sample: Sample of the target for this seed; None for the target's own alignments.
+        """Compute the representations that ``config.embed`` selects; arguments are those of :meth:`predict`.
 
         Raises:
             InputError: See :meth:`predict`.
@@ -265,26 +220,13 @@ class TargetPredictor:
         draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
             sampler = self._features(model, seed, sample)
-            by = partial(
-                compute_embedding,
-                model,
-                sampler,
-                self.target,
-                self.config,
-                seed=draw_seed,
-                on_cycle=on_cycle,
-                run=self._represent,
-                state=state,
-            )
+            by = partial(compute_embedding, model, sampler, self.target, self.config, seed=draw_seed)
+            by = partial(by, on_cycle=on_cycle, run=self._represent, state=state)
             embedding = self.fit(model).run(by, self.say)
         return replace(embedding, seed=seed, sample=None if sample is None else sample.record)
 
     def reason_alone(self, model: AlphaFold) -> str:
-        """Return why the target cannot share a pass with other targets; empty if it can.
-
-        Args:
-            model: One of the networks.
-        """
+        """Return why the target cannot share a pass of a network with other targets; empty if it can."""
         config = self.config
         settings = (
             (self._distributed is not None, "parallel"),
@@ -305,11 +247,7 @@ class TargetPredictor:
         return "its fold runs in blocks" if self.fit(model).plan.blocks else ""
 
     def target_fold(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> TargetFold:
-        """Return the input of a network for this target, for a batch; arguments as in :meth:`predict`.
-
-        Raises:
-            InputError: An alignment is invalid.
-        """
+        """Return the input of a network for a batch; arguments and errors as in :meth:`predict`."""
         return TargetFold(model, self._features(model, seed, None), self.target, self.config, seed, on_cycle)
 
     def fit(self, model: AlphaFold) -> Fit:
@@ -318,9 +256,15 @@ class TargetPredictor:
 
     @contextmanager
     def moved(self, model: AlphaFold) -> Iterator[None]:
-        """Move a network to the device of the fold, and back afterwards."""
-        with current_device(self.device), _moved(model, self.device, stays=self._stays):
-            yield
+        """Move a network to the device of the fold, and back afterwards unless it stays."""
+        home = next(model.parameters()).device
+        with current_device(self.device):
+            try:
+                model.to(self.device)
+                yield
+            finally:
+                if not self._stays:
+                    model.to(home)
 
     def _features(self, model: AlphaFold, seed: int, sample: Sample | None) -> FeatureSampler:
         templates = self._templates_for(model)
@@ -336,11 +280,7 @@ class TargetPredictor:
         return sampler
 
     def _restrained(self, model: AlphaFold, sampler: FeatureSampler) -> RestrainedFeatures:
-        """Return features with the bias of the restraints.
-
-        Raises:
-            InputError: The memory was not enough.
-        """
+        """Return features with the bias of the restraints, or raise InputError if the memory was not enough."""
         from fastfold.inference.restraints import fit_restraints
 
         try:
@@ -365,18 +305,3 @@ class TargetPredictor:
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
         """Return the templates for a network; None if it uses none."""
         return self.templates if self._shows(model) else None
-
-
-@contextmanager
-def _moved(model: AlphaFold, device: torch.device, *, stays: bool) -> Iterator[None]:
-    """Move a network to a device, and back afterwards unless it stays."""
-    home = next(model.parameters()).device
-    if home == device:
-        yield
-        return
-    try:
-        model.to(device)
-        yield
-    finally:
-        if not stays:
-            model.to(home)

@@ -15,11 +15,7 @@ Result = TypeVar("Result")
 
 
 class Start(NamedTuple):
-    """Work in the background that is started and not awaited; the answer is its future, to be awaited later.
-
-    Attributes:
-        work: The work.
-    """
+    """Work in the background that is started and not awaited; the answer is its future, to be awaited later."""
 
     work: BackgroundWork
 
@@ -30,12 +26,7 @@ Steps = Generator[Awaited, Any, Result]
 
 
 class Schedule(Generic[K, Result]):
-    """Started targets that wait for predictions or for work in the background.
-
-    Args:
-        batches: Makes the predictions.
-        background: Process for other work; None to do it here.
-    """
+    """Started targets that wait for predictions, or for work in a background process, if there is one."""
 
     def __init__(self, batches: BatchFolder, background: Background | None) -> None:
         self._batches, self._background = batches, background
@@ -45,10 +36,7 @@ class Schedule(Generic[K, Result]):
         self._futures: dict[Future[Any], K] = {}
 
     def fold(self, group: Sequence[tuple[K, Steps[Result]]]) -> Iterator[tuple[K, Result | Exception]]:
-        """Start targets, and fold until no target waits for a prediction.
-
-        Args:
-            group: Targets with their steps; only targets of one group share passes.
+        """Start targets, and fold until no target waits for a prediction; only targets of one group share passes.
 
         Yields:
             Each target that ends, with its result or its error.

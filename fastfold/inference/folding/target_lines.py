@@ -28,14 +28,7 @@ def announce(
 ) -> None:
     """Report the inputs of a target, and its networks.
 
-    Args:
-        progress: Output of the lines.
-        target: The target.
-        label: Name of the target in messages.
-        alignments: Alignments of each chain.
-        networks: Networks that fold it.
-        config: Settings of the fold.
-        msa_dir: Folder of alignments, whose lack of one for a chain is reported.
+    ``label`` names the target in messages. Chains without an alignment in ``msa_dir`` are reported.
     """
     say, warn = progress.line, partial(progress.line, important=True)
     rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
@@ -70,11 +63,7 @@ def count_of(records: Sequence[PredictionRecord]) -> str:
 
 
 def conclusion(records: Sequence[PredictionRecord]) -> str:
-    """Return the scores of the best prediction of a target in words.
-
-    Args:
-        records: All predictions, the best first.
-    """
+    """Return the scores of the best prediction of a target in words, from all records, the best first."""
     best = records[0]
     shown = ", ".join(
         f"{name} {best.scores[key]:.{digits}f}"
@@ -92,12 +81,7 @@ def report_comparison(
 ) -> None:
     """Compare a finished target with its experimental structure, if there is one, and report the scores.
 
-    Args:
-        progress: Output of the lines.
-        results: Results of the target.
-        target: The target.
-        label: Name of the target in messages.
-        reference: The structure, or a folder of structures.
+    ``reference`` is the structure, or a folder of structures.
 
     Raises:
         InputError: The structure is missing or invalid.

@@ -52,16 +52,13 @@ Variant = tuple[Mutation, ...]
 
 
 def read_variants(target: Target, mutations: str, positions: str | None = None) -> list[Variant]:
-    """Read the mutants of a target.
+    """Read the mutants of a target, without repetitions, in their order.
 
     Args:
         target: The wild type.
         mutations: ``all``; a file with a mutant per line; or mutants joined by commas. The mutations of one mutant are
             joined by ``+``: ``A24G``, ``A24G+K30R``, ``B:A24G`` for one chain of a complex.
         positions: For ``all``, residues such as ``5-20,B:3``; None for all residues.
-
-    Returns:
-        The mutants without repetitions, in their order.
 
     Raises:
         ConfigError: Positions are given without ``all``.
@@ -89,7 +86,6 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
 
 
 def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:
-    """Parse the mutations of one mutant."""
     found = []
     for part in re.split(r"[+,\s]+", text):
         match = _MUTATION.fullmatch(part)
@@ -98,9 +94,7 @@ def _variant(target: Target, text: str, path: Path | None, line: int | None) -> 
                 f"expected a mutation such as A24G or B:A24G, found {part[:20]!r}", path=path, line=line
             )
         try:
-            found.append(
-                _mutation(target, match["chain"], match["old"], int(match["number"]), match["new"], part)
-            )
+            found.append(_mutation(target, match, part))
         except InputError as error:
             raise InputError(str(error), path=path, line=line) from None
     places = [(index, one.number) for one in found for index in one.chains]
@@ -109,8 +103,9 @@ def _variant(target: Target, text: str, path: Path | None, line: int | None) -> 
     return tuple(sorted(found, key=lambda one: (one.chains, one.number)))
 
 
-def _mutation(target: Target, chain: str | None, old: str, number: int, new: str, text: str) -> Mutation:
-    chains = _chains(target, chain, text)
+def _mutation(target: Target, match: re.Match[str], text: str) -> Mutation:
+    old, number, new = match["old"], int(match["number"]), match["new"]
+    chains = _chains(target, match["chain"], text)
     one = target.chains[chains[0]]
     if number not in one.numbers:
         raise InputError(f"{text}: the chain has no residue {number}; its residues are {_span(one)}")
@@ -187,20 +182,13 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
 
 @dataclass(frozen=True, eq=False)
 class MutantAlignments(Sequence[ChainMsas]):
-    """Alignments of a mutant's whole chains, made when they are read, because a scan has thousands of mutants.
-
-    Attributes:
-        alignments: Alignments of the wild type's whole chains.
-        old: Chains of the wild type.
-        new: Chains of the mutant.
-    """
+    """Alignments of a mutant's whole chains, made when they are read, because a scan has thousands of mutants."""
 
     alignments: Sequence[ChainMsas]
     old: tuple[Chain, ...]
     new: tuple[Chain, ...]
 
     def __len__(self) -> int:
-        """Return the number of chains."""
         return len(self.new)
 
     @overload
@@ -221,23 +209,18 @@ class MutantAlignments(Sequence[ChainMsas]):
 def mutant_targets(
     target: Target, alignments: Sequence[ChainMsas], variants: Sequence[Variant]
 ) -> list[Target]:
-    """Return the mutants as targets with the wild type's alignments, whose query rows alone differ.
+    """Return the mutants of a wild type, from the alignments of its whole chains.
 
-    Args:
-        target: The wild type, whose templates the mutants share.
-        alignments: Alignments of its whole chains.
-        variants: Mutations of each mutant.
+    They share its templates and alignments, whose query rows alone differ.
     """
-    records = [f"{target.record}_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
-    names = [f"{target.name}_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
-    stems = unique_stems([target.name, *names])[1:]
+    suffixes = [f"_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
+    records = [f"{target.record}{suffix}" for suffix in suffixes]
+    stems = unique_stems([target.name, *(f"{target.name}{suffix}" for suffix in suffixes)])[1:]
     found = []
     for variant, record, stem in zip(variants, records, stems, strict=True):
-        chains = [_mutant_chain(chain, index, variant) for index, chain in enumerate(target.chains)]
-        own = MutantAlignments(alignments, target.chains, tuple(chains))
-        found.append(
-            replace(target, name=stem, record=record, chains=tuple(chains), alignments=own, warnings=())
-        )
+        chains = tuple(_mutant_chain(chain, index, variant) for index, chain in enumerate(target.chains))
+        own = MutantAlignments(alignments, target.chains, chains)
+        found.append(replace(target, name=stem, record=record, chains=chains, alignments=own, warnings=()))
     return found
 
 
@@ -247,9 +230,8 @@ def _mutant_chain(chain: Chain, index: int, variant: Variant) -> Chain:
         return chain
 
     def changed(letters: str, numbers: Sequence[int]) -> str:
-        return "".join(
-            changes.get(number, letter) for letter, number in zip(letters, numbers, strict=bool(letters))
-        )
+        pairs = zip(letters, numbers, strict=bool(letters))
+        return "".join(changes.get(number, letter) for letter, number in pairs)
 
     letters = changed(chain.letters, chain.numbers) if chain.letters else ""
     whole = changed(chain.whole, range(1, len(chain.whole) + 1)) if chain.whole else ""
@@ -266,11 +248,6 @@ def _with_query(msa: Msa, old: Chain, new: Chain) -> Msa:
 def mutated_residues(target: Target, variant: Variant) -> np.ndarray:
     """Return the indices of a mutant's changed residues among all residues of a target, int64."""
     starts = np.cumsum([0, *(len(chain.sequence) for chain in target.chains)])
-    return np.array(
-        [
-            starts[index] + target.chains[index].numbers.index(one.number)
-            for one in variant
-            for index in one.chains
-        ],
-        np.int64,
-    )
+    places = [(index, one.number) for one in variant for index in one.chains]
+    found = [starts[index] + target.chains[index].numbers.index(number) for index, number in places]
+    return np.array(found, np.int64)

@@ -13,7 +13,6 @@ from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.alignment_search import AlignmentSearch
-from fastfold.inference.config import InferConfig
 from fastfold.inference.models import check_takers, requested_networks, suitable
 from fastfold.inference.mutate.mutations import Variant, mutant_targets, read_variants
 from fastfold.inference.mutate.table import write_results
@@ -28,19 +27,21 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
 
     All mutants have the wild type's alignments, with the mutant in the query's row, and its templates.
 
-    Args:
-        request: One target, and how it is folded.
-        mutations: See :func:`~fastfold.inference.mutate.mutations.read_variants`.
-        positions: See :func:`~fastfold.inference.mutate.mutations.read_variants`.
-
-    Returns:
-        Summary of the run; the wild type counts as well.
+    Mutations and positions are those of :func:`~fastfold.inference.mutate.mutations.read_variants`. The summary counts
+    the wild type as well.
 
     Raises:
         FastFoldError: The run cannot start: not one target, a mutation does not fit it, or see
             :func:`fastfold.inference.runner.run`.
     """
-    _check(request.config)
+    if request.config.initial_guess is not None:
+        raise ConfigError(
+            "an initial guess has the sequence of one target, and mutants have others; leave it out"
+        )
+    if request.config.pae is False:
+        raise ConfigError(
+            "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
+        )
     targets: list[Target] = []
     variants: list[Variant] = []
 
@@ -62,19 +63,7 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
     return summary
 
 
-def _check(config: InferConfig) -> None:
-    if config.initial_guess is not None:
-        raise ConfigError(
-            "an initial guess has the sequence of one target, and mutants have others; leave it out"
-        )
-    if config.pae is False:
-        raise ConfigError(
-            "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
-        )
-
-
 def _wild_type(request: InferRequest) -> Target:
-    """Read the only target."""
     targets, errors = request.read_targets()
     if errors:
         raise errors[0]

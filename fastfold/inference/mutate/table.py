@@ -35,15 +35,7 @@ seed; ``site`` are the mutated residues; strains as of :func:`effective_strain`;
 
 
 class _Fold(NamedTuple):
-    """Written prediction.
-
-    Attributes:
-        plddt: ``[N]``.
-        ptm: pTM; None without that head.
-        iptm: ipTM; None for single chains.
-        pae: ``[N, N]`` in Å; None without that head.
-        ca: ``[N, 3]`` in Å.
-    """
+    """pLDDT ``[N]``, pTM, ipTM, aligned errors ``[N, N]`` and CA atoms ``[N, 3]`` in Å of a written prediction."""
 
     plddt: np.ndarray
     ptm: float | None
@@ -60,11 +52,7 @@ def write_results(
 ) -> None:
     """Write the table of mutants, the picture of a scan, and the page with it.
 
-    Args:
-        targets: The wild type, then the mutants.
-        variants: Mutations of the mutants.
-        predictions: The ``id`` of the predictions of each target, by its name.
-        output: Folder of the results.
+    The wild type is the first target. ``predictions`` has the ``id`` of the predictions of each target, by its name.
 
     Raises:
         InputError: A file of a prediction is damaged.
@@ -114,11 +102,8 @@ def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Tar
     each = [_difference(old, new, sites) for old, new in pairs]
     strain = effective_strain(np.stack([old.ca for old, _ in pairs]), np.stack([new.ca for _, new in pairs]))
     found: dict[str, Any] = {name: mean_score(one.get(name) for one in each) for name in _MEANS}
-    found |= {
-        "strain": _finite_mean(strain),
-        "strain_site": _finite_mean(strain[sites]),
-        "largest_strain": None,
-    }
+    found |= {"strain": _finite_mean(strain), "strain_site": _finite_mean(strain[sites])}
+    found["largest_strain"] = None
     if np.isfinite(strain).any():
         at = int(np.nanargmax(strain))
         found["largest_strain"] = f"{strain[at]:.4f} at {_residue(wild_type, at)}"
@@ -126,7 +111,6 @@ def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Tar
 
 
 def _difference(old: _Fold, new: _Fold, sites: np.ndarray) -> dict[str, float | None]:
-    """Return differences mutant minus wild type of two predictions."""
     found: dict[str, float | None] = {
         "plddt": float(new.plddt.mean()),
         "ptm": new.ptm,

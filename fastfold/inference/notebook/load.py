@@ -69,10 +69,7 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
 
 
 def _find(folder: Path, name: str | None, rank: int) -> FoundPrediction:
-    try:
-        predictions = find_predictions(folder)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}; give a folder of results", path=folder) from None
+    predictions = find_predictions(folder)
     targets = list(dict.fromkeys(one.target for one in predictions))
     if name is None and len(targets) > 1:
         raise ConfigError(f"{folder} has {len(targets)} targets; give name=, {targets[0]!r} for example")

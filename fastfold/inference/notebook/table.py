@@ -21,7 +21,6 @@ class Predictions(dict[str, list[Prediction]]):
         ]
 
     def _repr_html_(self) -> str:
-        """Return the table for notebooks."""
         rows = self.table()
         if not rows:
             return "<p>no predictions</p>"

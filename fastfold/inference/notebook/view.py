@@ -15,18 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InlinePage:
-    """A page that notebooks show.
-
-    Attributes:
-        page: Its HTML, which loads nothing from a network.
-        height: Height of its frame in pixels.
-    """
+    """A page that notebooks show: its HTML, which loads nothing from a network, and the pixels of its height."""
 
     page: str
     height: int
 
     def _repr_html_(self) -> str:
-        """Return a frame that holds the page."""
         return (
             f'<iframe style="width: 100%; height: {self.height}px; border: 0" title="prediction" '
             f'srcdoc="{html.escape(self.page, quote=True)}"></iframe>'
@@ -34,12 +28,7 @@ class InlinePage:
 
 
 def view_prediction(prediction: Prediction, *, height: int = 900) -> InlinePage:
-    """Return the page of a prediction: structure, aligned error, pLDDT and scores.
-
-    Args:
-        prediction: The prediction.
-        height: Height of the frame in pixels.
-    """
+    """Return the page of a prediction with a height in pixels: structure, aligned error, pLDDT and scores."""
     with tempfile.TemporaryDirectory() as folder:
         prediction.save(folder, rank=1, plots=False)
         return InlinePage(write_report(folder).read_text("utf-8"), height)

@@ -53,12 +53,9 @@ def _reusable_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class FoldMemory:
-    """Memory of one process for a fold.
+    """Bytes for a fold of one process: free ones of the device, of the host and of a disk for offloaded tensors.
 
-    Attributes:
-        free: Bytes on the device.
-        host: Bytes of host memory for offloaded tensors.
-        disk: Bytes on a disk for tensors that exceed the host memory.
+    The disk takes tensors that exceed the host memory.
     """
 
     free: int
@@ -90,16 +87,14 @@ class FoldMemory:
         host = host_memory_bytes(device.type) if host_memory is None else host_memory // sharers
         free = available_bytes(device)
         shared = free // processes if device.type == "cpu" else free
-        return cls(shared, host // processes, _free_disk_bytes(offload_dir) // (processes * sharers))
-
-
-def _free_disk_bytes(folder: Path | None) -> int:
-    """Return nine tenths of the free bytes on a folder's disk, for offloaded tensors; 0 without folder."""
-    if folder is None:
-        return 0
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"offload_dir {str(folder)!r} is not a writable folder; create it first")
-    return shutil.disk_usage(folder).free * 9 // 10
+        disk = 0
+        if offload_dir is not None:
+            if not offload_dir.is_dir() or not os.access(offload_dir, os.W_OK):
+                raise ConfigError(
+                    f"offload_dir {str(offload_dir)!r} is not a writable folder; create it first"
+                )
+            disk = shutil.disk_usage(offload_dir).free * 9 // 10
+        return cls(shared, host // processes, disk // (processes * sharers))
 
 
 def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:

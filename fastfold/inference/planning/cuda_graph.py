@@ -28,11 +28,7 @@ Capture = Callable[[Callable[[], PassResult], torch.device], tuple[Callable[[], 
 
 
 def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
-    """Check that a device can replay CUDA graphs, if they are requested.
-
-    Raises:
-        ConfigError: The device is not a GPU.
-    """
+    """Raise ConfigError if CUDA graphs are requested on a device that is not a GPU."""
     if wanted and device.type != "cuda":
         raise ConfigError(
             f"cuda_graphs needs a GPU, and the device is {device.type}: leave out --cuda-graphs, or choose a GPU with "
@@ -45,10 +41,8 @@ def capture_graph(
 ) -> tuple[Callable[[], None], PassResult]:
     """Record the launches of a function on a GPU without running them.
 
-    Args:
-        function: Function that has run once with such tensors, so that its kernels are compiled and loaded. It must not
-            read the values of tensors.
-        device: The GPU.
+    The function must not read the values of tensors, and must have run once with such tensors, so that its kernels are
+    compiled and loaded.
 
     Returns:
         Function that replays the launches, and the function's result: tensors that each replay fills again.
@@ -71,14 +65,7 @@ def capture_graph(
 
 
 class _Graph(NamedTuple):
-    """Recorded pass.
-
-    Attributes:
-        members: Input tensors of each ensemble member.
-        previous: Input tensors recycled from the previous pass.
-        replay: Runs the pass.
-        result: Output tensors.
-    """
+    """Recorded pass: ``replay`` reads the tensors of the ensemble's members and of the previous pass."""
 
     members: list[Features]
     previous: Features
@@ -112,8 +99,7 @@ class PassGraph:
     def __call__(self, iterate: Iterate, members: list[Features], previous: Features) -> PassResult:
         """Run a pass.
 
-        Returns:
-            Result of ``iterate``, copied except for the representation ``pair``, which the next pass overwrites.
+        Its result is copied except for the representation ``pair``, which the next pass overwrites.
 
         Raises:
             ConfigError: The pass cannot be captured.
@@ -121,7 +107,12 @@ class PassGraph:
         shown = None
         if isinstance(self._model.template_embedder, TemplateEmbedder):
             shown = shown_templates(members[0]["template_mask"])
-        key = self._key_of(members, previous, shown)
+        # Everything that a graph contains and does not read from its inputs.
+        inputs = [(name, x.shape, x.dtype) for part in (*members, previous) for name, x in part.items()]
+        read = itertools.chain(self._model.parameters(), self._model.buffers())
+        places = tuple((x.data_ptr(), x.dtype) for x in read)
+        policies = tuple(m.policy for m in self._model.modules() if isinstance(m, PolicyModule))
+        key = tuple(inputs), shown, places, policies
         if key != self._key:
             self._key, self._graph = key, None
             with self._templates(shown):
@@ -152,16 +143,6 @@ class PassGraph:
         with self._templates(shown):
             replay, result = self._capture(run, previous["prev_pair"].device)
         return _Graph(own_members, own_previous, replay, result)
-
-    def _key_of(self, members: list[Features], previous: Features, shown: tuple[int, ...] | None) -> Hashable:
-        """Return a key of everything that a graph contains and does not read from its inputs."""
-        inputs = tuple(
-            (name, x.shape, x.dtype) for features in (*members, previous) for name, x in features.items()
-        )
-        read = itertools.chain(self._model.parameters(), self._model.buffers())
-        places = tuple((x.data_ptr(), x.dtype) for x in read)
-        policies = tuple(m.policy for m in self._model.modules() if isinstance(m, PolicyModule))
-        return inputs, shown, places, policies
 
     @contextmanager
     def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:
@@ -208,5 +189,4 @@ class KeptGraph:
 
 
 def _copies(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a tree of tensors."""
     return {k: x.clone() if isinstance(x, Tensor) else _copies(x) for k, x in tree.items()}

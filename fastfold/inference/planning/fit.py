@@ -26,17 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Fit:
-    """Target that fits, with its plan.
-
-    Attributes:
-        planner: Planner for the network and device.
-        plan: Plan of the fold.
-        budget: Budget of the plan in bytes.
-        residues: Length of the target, all chains together.
-        name: Name of the target in messages.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
-    """
+    """Target that fits, with its plan and the arguments of :func:`fit_target`."""
 
     planner: Planner
     plan: FoldPlan
@@ -49,11 +39,7 @@ class Fit:
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
         """Fold by the plan; if memory runs out, free it and continue with half of the budget.
 
-        If a kernel exceeds the GPU's resources, the fold is restarted without Triton.
-
-        Args:
-            fold: Folds by a plan.
-            say: Called with a line about a smaller budget, or a kernel that cannot run.
+        If a kernel exceeds the GPU's resources, the fold is restarted without Triton. ``say`` gets a line about either.
 
         Raises:
             InputError: Memory ran out with the smallest plan; names a length that would fit.
@@ -70,23 +56,23 @@ class Fit:
                     raise
                 refused = False
             # Outside of the handler, because the exception keeps the tensors of the failed run alive.
-            _free(self.planner.device)
+            gc.collect()
+            if self.planner.device == "cuda":
+                torch.cuda.empty_cache()
             if not refused:
                 fit = fit.smaller(say)
 
     def smaller(self, say: Callable[[str], None]) -> Fit:
-        """Return the same target with half of the memory.
-
-        Args:
-            say: Called with a line about the smaller budget.
+        """Return the same target with half of the memory, and say so.
 
         Raises:
             InputError: The plan is the smallest already; names a length that would fit.
         """
-        smallest = self.planner.smallest(self.residues, rows=self.rows, templates=self.templates)
+        size = {"rows": self.rows, "templates": self.templates}
+        smallest = self.planner.smallest(self.residues, **size)
         tried = min(self.budget, self.plan.peak)
         if self.plan.peak <= smallest:
-            fits = self.planner.longest(tried // 2, rows=self.rows, templates=self.templates)
+            fits = self.planner.longest(tried // 2, **size)
             raise InputError(
                 f"out of memory for {self.residues:,} residues even with the smallest blocks, which were expected to "
                 f"take {tried / GIB:,.2f} GiB; in half of that about {fits:,} residues would fit: fold shorter pieces, "
@@ -98,9 +84,7 @@ class Fit:
             f"warning: {self.name}: out of memory with a plan of {tried / GIB:,.2f} GiB; continuing with a budget of "
             f"{budget / GIB:,.2f} GiB"
         )
-        plan = plan_target(
-            self.planner, self.residues, budget, name=self.name, rows=self.rows, templates=self.templates
-        )
+        plan = plan_target(self.planner, self.residues, budget, name=self.name, **size)
         return replace(self, plan=plan, budget=budget)
 
 
@@ -154,12 +138,13 @@ def fit_target(
         cuda_graph=cuda_graph,
     )
     free = memory.free + (planner.parameters if home.type == device.type else 0)
-    check_fit(planner, residues, budget, free, name=name, rows=rows, templates=templates)
+    size = {"rows": rows, "templates": templates}
+    check_fit(planner, residues, budget, free, name=name, **size)
     budget = free if budget is None else budget
-    plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
+    plan = plan_target(planner, residues, budget, name=name, **size)
     if plan.blocks:
         planner = replace(planner, costs=measure_costs(device, dtype))
-        plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
+        plan = plan_target(planner, residues, budget, name=name, **size)
     return Fit(planner, plan, budget, residues, name, rows, templates)
 
 
@@ -175,23 +160,18 @@ def check_fit(
 ) -> None:
     """Check that the smallest plan of a target fits the free memory.
 
-    Args:
-        planner: Planner for its network and device.
-        residues: Length of the target, all chains together.
-        budget: Budget in bytes, None for the free memory; :func:`plan_target` refuses a plan beyond it.
-        free: Free bytes of the device, including those of the parameters there.
-        name: Name of the target.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
+    Arguments are those of :func:`fit_target`; ``free`` counts the bytes of the parameters on the device as well, and
+    :func:`plan_target` refuses a plan beyond the budget.
 
     Raises:
         InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
     """
-    smallest = planner.smallest(residues, rows=rows, templates=templates)
+    size = {"rows": rows, "templates": templates}
+    smallest = planner.smallest(residues, **size)
     if smallest <= free or (budget is not None and smallest > budget):
         return
-    halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
-    fits = planner.longest(free, rows=rows, templates=templates)
+    halved = replace(planner, element_size=2).smallest(residues, **size)
+    fits = planner.longest(free, **size)
     remedy = "leave out --cuda-graphs, " if planner.cuda_graph else ""
     remedy += "use --precision bf16, or " if planner.element_size > 2 and halved <= free else ""
     raise InputError(
@@ -212,15 +192,7 @@ def plan_target(
     rows: int | None = None,
     templates: int | None = None,
 ) -> FoldPlan:
-    """Return the plan of a target.
-
-    Args:
-        planner: Planner for its network and device.
-        residues: Length of the target, all chains together.
-        budget: Budget in bytes.
-        name: Name of the target in messages.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
+    """Return the plan of a target; arguments are those of :func:`fit_target`.
 
     Raises:
         InputError: The smallest plan exceeds the budget; names a sufficient budget and a length that fits.
@@ -235,10 +207,3 @@ def plan_target(
             f"{'; without --cuda-graphs it takes less' if planner.cuda_graph else ''}",
             record=name,
         ) from error
-
-
-def _free(device: str) -> None:
-    """Return unused memory to the device."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()

@@ -29,12 +29,7 @@ _MESSAGES = 24
 
 
 def fold_costs(rates: Rates, element_size: int) -> Costs:
-    """Estimate the costs of candidates on a GPU from its rates.
-
-    Args:
-        rates: Rates of the GPU.
-        element_size: Bytes per element of the trunk.
-    """
+    """Estimate the costs of candidates on a GPU from its rates and the bytes per element of the trunk."""
     launch = rates.assumptions.launch_seconds
     return Costs(
         rate=rates.matrix["bfloat16" if element_size == 2 else "float32"],
@@ -91,27 +86,20 @@ def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int
     )
 
 
-def inference_elements(
-    ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128, msa_heads: int = 8
-) -> float:
+def inference_elements(ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128) -> float:
     """Compute the elements that a rank sends in a block's forward pass without gradients.
 
     The result is the average over the ranks. It counts gathers of three biases, the left projection of the outer
     product mean, four reshards, and both triangle products in the cheaper way
     (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
 
-    Args:
-        ranks: Number of ranks that share the protein along one axis.
-        residues: N.
-        sequences: Rows of the MSA.
-        c_m: MSA channels.
-        c_z: Pair channels, also those of the triangle products.
-        msa_heads: Heads of the row attention; triangle attention has four.
+    ``residues`` is N, ``sequences`` are rows of the MSA, and the pair's channels are those of the triangle products,
+    too. Row attention has eight heads, triangle attention four.
     """
     n, area = residues, residues * residues
     way = choose_contraction("auto", n, n, n, c_z, ranks)
     products = 2 * c_z * area * (3 / ranks if way == "channels" else 1)
-    gathered = (msa_heads + 2 * 4) * area + 32 * sequences * n
+    gathered = (8 + 2 * 4) * area + 32 * sequences * n
     resharded = 2 * (c_z * area + c_m * sequences * n) / ranks
     return (ranks - 1) / ranks * (gathered + resharded + products)
 
@@ -123,7 +111,6 @@ def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
     n, e, own = fold.residues, fold.element_size, fold.own
 
     def product(channels: int, kept: float) -> int:
-        """Return the offloaded bytes of the outgoing and incoming product of one block."""
         away = (n - kept_rows(n, kept)) * own + (own - kept_rows(own, kept)) * n
         return away * channels * e
 

@@ -22,16 +22,7 @@ from fastfold.utils.units import GIB, clock
 
 @dataclass(frozen=True)
 class GpuFold:
-    """Planned fold on GPUs.
-
-    Attributes:
-        plan: Plan of each GPU.
-        time: Estimated time of all passes.
-        planner: Planner of the plan.
-        budget: Memory of each GPU in bytes.
-        speeds: Rates of the GPUs.
-        passes: Number of recycles plus one.
-    """
+    """Planned fold on GPUs with their bytes and rates, and its estimated time for a number of passes."""
 
     plan: FoldPlan
     time: FoldTime
@@ -103,26 +94,25 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
     gpus = 1 if options.gpus is None else options.gpus
     if gpus < 1 or options.recycles < 0:
         raise ConfigError("--gpus must be at least 1, and --recycles at least 0")
+    rows = options.msa + options.extra_msa
+
+    def amount(text: str | None) -> int:
+        return 0 if text is None else parse_bytes(text, none=True)  # the machine is another one
+
     found = plan_on_gpus(
         model_config(options.model),
         options.residues,
         rates(options.gpu, FOLDING, options.measured),
         gpus=gpus,
         budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
-        host_memory=_amount(options.host_memory),
-        disk=_amount(options.disk),
-        rows=options.msa + options.extra_msa,
+        host_memory=amount(options.host_memory),
+        disk=amount(options.disk),
+        rows=rows,
         templates=options.templates,
         precision=options.precision,
         recycles=options.recycles,
     )
-    return _gpu_plan_text(found, options)
-
-
-def _gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
-    """Format peak, offloaded memory, traffic and hours of a planned fold, with the assumptions."""
     plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
-    gpus, rows = planner.ranks, options.msa + options.extra_msa
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
     longest = planner.longest(found.budget, rows=rows, templates=options.templates)
     fixed = FIXED_CUDA + nccl_bytes(gpus)
@@ -149,8 +139,3 @@ def _gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
         "the search, features, templates' messages, and writing the results",
     ]
     return "\n".join(lines)
-
-
-def _amount(text: str | None) -> int:
-    """Parse a number of bytes; 0 without text, because the machine is another one."""
-    return 0 if text is None else parse_bytes(text, none=True)

@@ -60,15 +60,9 @@ The trace runs the path of a CPU, which sums the distances of points in one oper
 class GradientPlan:
     """Plan of a pass with gradients.
 
-    Attributes:
-        policy: How gradients are recorded.
-        peak: Predicted bytes of each device.
-        parts: Bytes of it by their use.
-        seconds: Estimated seconds of the pass on a GPU.
-        forward_seconds: The same of a pass without gradients.
-        offload_from: Bytes from which a saved tensor is offloaded.
-        flops: Operations of the pass on all ranks, recomputation included.
-        forward_flops: The same of a pass without gradients.
+    ``peak`` are the predicted bytes of each device, ``parts`` those of each use. Seconds are estimates for a GPU, and
+    operations are those of all ranks with recomputation; ``forward_`` is a pass without gradients. Saved tensors are
+    offloaded from ``offload_from`` bytes on.
     """
 
     policy: GradientPolicy
@@ -85,11 +79,21 @@ class GradientPlan:
         """Bytes of the host for offloaded tensors, with room for a whole one more, because they leave whole."""
         return self.policy.host + self.offload_from if self.policy.host else 0
 
-    def run_on(self, device: torch.device, group: Group | None = None) -> GradientRun:
-        """Return the passes of the plan on a device and its ranks, with the host's memory that they need."""
-        if not self.policy.host:
-            return GradientRun(self.policy, None, group)
-        return GradientRun(self.policy, SavedInputs(self.host_room, self.offload_from // 2, device), group)
+
+def gradient_run(
+    plan: GradientPlan | None,
+    residues: int,
+    device: torch.device,
+    group: Group | None = None,
+    templates: tuple[int, ...] | None = None,
+) -> GradientRun:
+    """Return the passes by a plan, with the host's memory that they need, or by a target's length without one."""
+    if plan is None:
+        ranks = 1 if group is None else group.size
+        return GradientRun(GradientPolicy.of_length(residues, templates, ranks=ranks), None, group)
+    is_saved = plan.policy.host > 0
+    saved = SavedInputs(plan.host_room, plan.offload_from // 2, device) if is_saved else None
+    return GradientRun(plan.policy, saved, group)
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,7 @@ class GradientPlanner:
     held: int = 0
 
     def plan(self, budget: int) -> GradientPlan:
-        """Return the fastest plan within a budget.
-
-        Args:
-            budget: Bytes of each device, with all that is on it.
+        """Return the fastest plan within a budget, the bytes of each device with all that is on it.
 
         Raises:
             BudgetError: No plan fits; names the smallest budget that does.
@@ -145,10 +146,8 @@ class GradientPlanner:
 
     def smallest(self) -> GradientPlan:
         """Return the plan with the lowest peak."""
-        return min(
-            (self._plan(recompute=True, host=host) for host in {0, self.host_memory}),
-            key=lambda plan: plan.peak,
-        )
+        plans = [self._plan(recompute=True, host=host) for host in {0, self.host_memory}]
+        return min(plans, key=lambda plan: plan.peak)
 
     def without_host_limit(self) -> GradientPlan:
         """Return the plan with every block input on the host."""
@@ -171,11 +170,6 @@ class GradientPlanner:
         return FIXED_CUDA + nccl_bytes(self.ranks)
 
     @property
-    def _attention_bytes(self) -> int:
-        pairs = -(-self.residues // self.ranks) * self.residues
-        return min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[self._size]
-
-    @property
     def _size(self) -> int:
         return 2 if self.precision == "bf16" else 4
 
@@ -196,7 +190,7 @@ class GradientPlanner:
         policy = replace(self._policy(recompute), host=math.ceil(cost.host))
         parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
-            parts["working"] += self._attention_bytes
+            parts["working"] += min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[self._size]
             if recompute:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
@@ -251,19 +245,13 @@ def _score(result: dict[str, Any]) -> Tensor:
     everyone = torch.ones_like(outputs.positions[:, 0, 0])
     pairs, places = everyone[:, None] * everyone, torch.arange(len(everyone))
     offset = places[:, None] - places
-    total = plddt_loss(outputs, everyone) + contact_loss(
-        outputs, offset, ContactOptions(seqsep=9), everyone, pairs
-    )
+    contacts = contact_loss(outputs, offset, ContactOptions(seqsep=9), everyone, pairs)
+    total = plddt_loss(outputs, everyone) + contacts
     return total if outputs.errors is None else total + pae_loss(outputs, pairs)
 
 
 def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = None) -> GradientPlan:
-    """Return the plan of a target's gradients.
-
-    Args:
-        planner: Planner of the target.
-        budget: Bytes of each device.
-        name: Name of the target in messages.
+    """Return the plan of a target's gradients within a budget, the bytes of each device.
 
     Raises:
         InputError: The target does not fit; names the memory that it needs and what makes it fit.
@@ -271,10 +259,9 @@ def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = 
     if planner.ranks > 1 and dist.is_initialized():
         # Ranks are traced with a fake group, which excludes the real one of this process.
         apart = Background()
+        work = BackgroundWork(plan_gradients, (planner, budget), {"name": name})
         try:
-            found: GradientPlan = apart.submit(
-                BackgroundWork(plan_gradients, (planner, budget), {"name": name})
-            ).result()
+            found: GradientPlan = apart.submit(work).result()
             return found
         finally:
             apart.close()
@@ -291,9 +278,8 @@ def _remedy(planner: GradientPlanner, budget: int) -> str:
         ways.append("use --precision bf16")
     if planner.device == "cuda" and enough.peak <= budget:
         ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
-    clusters, extra = (
-        min(rows, most) for rows, most in zip((planner.msa, planner.extra_msa), _FEW_ROWS, strict=True)
-    )
+    few = zip((planner.msa, planner.extra_msa), _FEW_ROWS, strict=True)
+    clusters, extra = (min(rows, most) for rows, most in few)
     if (clusters, extra) != (planner.msa, planner.extra_msa):
         fewer = replace(planner, msa=clusters, extra_msa=extra, held=planner.held * clusters // planner.msa)
         if fewer.smallest().peak <= budget:

@@ -99,8 +99,7 @@ def _cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> li
 def product_rate(clock: Callable[[], float] = time.perf_counter) -> float:
     """Measure the FLOP/s of a float32 matrix product on this machine's CPU, in a part of a second.
 
-    Args:
-        clock: Returns seconds; ``time.process_time`` counts other work on the machine little.
+    ``time.process_time`` as the clock counts other work on the machine little.
     """
     x = torch.rand(_PRODUCT, _PRODUCT)
     seconds = []

@@ -56,12 +56,7 @@ Workspace = Callable[[int], int]
 """Function from elements of a block to bytes."""
 
 IN_ROWS = (
-    "embedding",
-    "MSA attention",
-    "outer product mean",
-    "triangle attention",
-    "structure module",
-    "heads",
+    *("embedding", "MSA attention", "outer product mean", "triangle attention", "structure module", "heads"),
 )
 """Steps that run in blocks of rows."""
 
@@ -134,51 +129,21 @@ class Fold:
         """Elements of the largest block of rows."""
         return MAX_BLOCK if self.device == "cpu" else MAX_BLOCK_CUDA
 
-    @property
-    def msa_positions(self) -> int:
-        """Positions of the largest shard of the MSA, including templates, sharded along either axis."""
-        return self._msa_shard(self.clusters + self.templates)
-
-    @property
-    def extra_positions(self) -> int:
-        """Positions of the largest shard of the extra MSA."""
-        return self._msa_shard(self.extra)
+    def msa_positions(self, rows: int) -> int:
+        """Return the positions of the largest shard of rows of an MSA, sharded along either axis."""
+        return max(-(-rows // self.ranks) * self.residues, rows * self.own)
 
     def layer_sizes(self, rows: int, c_m: int, c_z: int) -> LayerSizes:
         """Return the sizes of layers that read ``rows`` of an MSA of ``c_m`` channels and a pair of ``c_z``."""
         return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
 
-    def _msa_shard(self, rows: int) -> int:
-        return max(-(-rows // self.ranks) * self.residues, rows * self.own)
 
-
-def fold_sizes(
-    config: Any,
-    residues: int,
-    *,
-    element_size: int,
-    alignment_rows: int | None = None,
-    templates: int | None = None,
-    parameters: int = 0,
-    device: str = "cpu",
-    ranks: int = 1,
-    cuda_graph: bool = False,
-) -> Fold:
-    """Return the sizes of a fold by a network; None means the network's maximum of rows or templates."""
-    c = config.model.embeddings_and_evoformer
+def max_rows(config: Any) -> tuple[int, int]:
+    """Return the largest numbers of rows of the MSA and of the extra MSA of a network."""
     if is_multimer(config):
-        most_clusters, most_extra = c.num_msa, c.num_extra_msa
-    else:
-        most_clusters, most_extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
-    most_templates = c.template.max_templates if c.template.enabled else 0
-    if templates is None or is_multimer(config):
-        # The multimer network embeds empty templates too.
-        templates = most_templates
-    rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
-    clusters = min(rows, most_clusters)
-    extra = min(max(1, rows - clusters), most_extra)
-    shown = min(templates, most_templates)
-    return Fold(residues, element_size, clusters, extra, shown, rows, parameters, device, ranks, cuda_graph)
+        trunk = config.model.embeddings_and_evoformer
+        return int(trunk.num_msa), int(trunk.num_extra_msa)
+    return int(config.data.eval.max_msa_clusters), int(config.data.common.max_extra_msa)
 
 
 def pair_bytes(config: Any, fold: Fold) -> int:
@@ -216,12 +181,15 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e + nccl_bytes(ranks)
     msa_rows = fold.clusters + fold.templates
-    msa = fold.msa_positions * c.msa_channel * e
+    msa = fold.msa_positions(msa_rows) * c.msa_channel * e
     each = alignment_feature_bytes()
     of_extra = sum(nbytes for name, nbytes in each.items() if name.startswith("extra_"))
     # Masks and masked rows of clusters live to the end of a cycle.
     of_cluster, rest = each["msa_feat"], sum(each.values()) - of_extra - each["msa_feat"]
-    extra_features, extra = fold.extra * n * of_extra, fold.extra_positions * c.extra_msa_channel * e
+    extra_features, extra = (
+        fold.extra * n * of_extra,
+        fold.msa_positions(fold.extra) * c.extra_msa_channel * e,
+    )
     features = fold.clusters * n * (of_cluster + rest) + extra_features
     # Of an ensemble: the pair before the cycle, from which each member starts, the sum of the finished members, and the
     # features of later ones.
@@ -239,37 +207,30 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         always += members * features + 2 * shard + exact_logits + logits
 
     def cut(name: str, resident: int, workspace: Workspace) -> Operator:
-        """Return a step in blocks of rows."""
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
         sizes = [max(1, min(fold.own, fold.max_block // row[name]) >> k) for k in range(24)]
-        candidates = tuple(
+        candidates = [
             Candidate(
                 size,
                 workspace(size * row[name]) + gaps * size * row[name],
                 steps.work[name] + steps.per_block[name] * -(-fold.own // size),
             )
             for size in dict.fromkeys(sizes)
-        )
-        return Operator(name, resident, candidates, "rows")
+        ]
+        return Operator(name, resident, tuple(candidates), "rows")
 
     found = [cut("embedding", always + msa + features, partial(InputEmbedder.workspace, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
     in_stack = always + msa + extra + masks + fold.clusters * n * rest
     if ranks > 1:
         largest = max(shard, msa, extra)
-        found.append(
-            Operator(
-                "exchange",
-                in_stack,
-                tuple(
-                    Candidate(blocks, reshard_bytes(largest, blocks), blocks * steps.per_exchange)
-                    for blocks in RESHARD_BLOCKS
-                ),
-                "blocks of channels",
-            )
-        )
+        exchanges = [
+            Candidate(blocks, reshard_bytes(largest, blocks), blocks * steps.per_exchange)
+            for blocks in RESHARD_BLOCKS
+        ]
+        found.append(Operator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
     found += [cut(name, in_stack, workspace) for name, workspace in _stack_workspaces(config, fold).items()]
     found.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
@@ -296,10 +257,8 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
     c = config.model.embeddings_and_evoformer
     layers: dict[str, list[Workspace]] = {}
     variants: dict[Any, Any] = {}
-    if fold.ranks > 1:
-        from fastfold.parallel.alphafold.dap import (
-            AXIAL_VARIANTS,  # layers of several processes are slow to import
-        )
+    if fold.ranks > 1:  # layers of several processes are slow to import
+        from fastfold.parallel.alphafold.dap import AXIAL_VARIANTS
 
         variants = dict(AXIAL_VARIANTS)
     for rows, channels, is_extra in (
@@ -315,11 +274,11 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
             own = layers.setdefault(layer.operator, [])
             if node is not None:
                 own.append(partial(layer.workspace, node, sizes))
-    return {name: partial(_largest, found) for name, found in layers.items() if name in IN_ROWS}
 
+    def largest(workspaces: Sequence[Workspace], elements: int) -> int:
+        return max((workspace(elements) for workspace in workspaces), default=0)
 
-def _largest(workspaces: Sequence[Workspace], elements: int) -> int:
-    return max((workspace(elements) for workspace in workspaces), default=0)
+    return {name: partial(largest, found) for name, found in layers.items() if name in IN_ROWS}
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
@@ -405,8 +364,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     heads = stack.triangle_attention_ending_node.num_head
     joined = 0
     if fold.ranks > 1:
-        gathered = gather_bytes(heads, n, fold.own, e)
-        joined = max(gathered, reshard_bytes(one, RESHARD_BLOCKS[0]))
+        joined = max(gather_bytes(heads, n, fold.own, e), reshard_bytes(one, RESHARD_BLOCKS[0]))
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):
         for product in room.choices(n, c * _product_width(fold) * e, taken=pair.nbytes):

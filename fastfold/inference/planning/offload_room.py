@@ -11,13 +11,7 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Away:
-    """Offloaded share of a tensor's rows.
-
-    Attributes:
-        rows: Number of offloaded rows.
-        of: Number of all rows.
-        nbytes: Bytes of the offloaded rows.
-    """
+    """Number of offloaded rows of a tensor, of all its rows, and their bytes."""
 
     rows: int
     of: int
@@ -36,12 +30,7 @@ class Away:
 
 @dataclass(frozen=True)
 class OffloadRoom:
-    """Capacity for offloaded tensors in bytes.
-
-    Attributes:
-        host: Bytes of the host's memory.
-        disk: Bytes of a disk, used when the host's memory is full.
-    """
+    """Bytes for offloaded tensors in the host's memory, and on a disk, used when that is full."""
 
     host: int = 0
     disk: int = 0
@@ -52,12 +41,9 @@ class OffloadRoom:
         return self.host + self.disk
 
     def choices(self, rows: int, row_bytes: int, *, taken: int = 0) -> Iterator[Away]:
-        """Yield possible offloaded shares of a tensor, from nothing up to all or the capacity.
+        """Yield possible offloaded shares of a tensor's rows, from nothing up to all or the capacity.
 
-        Args:
-            rows: Rows of the tensor.
-            row_bytes: Bytes of each row.
-            taken: Bytes of the capacity that are in use meanwhile.
+        ``taken`` are bytes of the capacity that are in use meanwhile.
         """
         most = [max(0, room - taken) // max(1, row_bytes) for room in (self.host, self.total)]
         counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {min(rows, room) for room in most}
@@ -68,9 +54,7 @@ class OffloadRoom:
     def split(self, nbytes: int, piece: int = 0) -> tuple[int, int]:
         """Split a number of bytes between the host's memory and the disk.
 
-        Args:
-            nbytes: Offloaded bytes.
-            piece: Bytes that must be contiguous; the last piece on the host may have to go to the disk whole.
+        ``piece`` bytes must be contiguous; the last piece on the host may have to go to the disk whole.
         """
         host = min(nbytes, self.host)
         disk = nbytes - host

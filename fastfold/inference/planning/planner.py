@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.memory_model import (
     MAX_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
-    fold_sizes,
+    max_rows,
     operators,
     pair_bytes,
     row_elements,
@@ -48,14 +49,9 @@ SMALL_PAIR = 8 << 20
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """Request for a plan: equal requests give equal plans, in every process.
+    """Arguments of :meth:`Planner.plan`, and the attributes of the planner except ``host``.
 
-    Attributes:
-        planner: The attributes of a :class:`Planner` except ``host``.
-        residues: Length of the target, all chains together.
-        budget: Budget in bytes.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
+    Equal requests give equal plans, in every process.
     """
 
     planner: Mapping[str, Any]
@@ -65,10 +61,7 @@ class FoldRequest:
     templates: int | None
 
     def plan(self, host: HostBuffers) -> FoldPlan:
-        """Make the plan.
-
-        Args:
-            host: Buffers for offloaded tensors in this process.
+        """Make the plan with the buffers for offloaded tensors in this process.
 
         Raises:
             BudgetError: No plan fits the budget.
@@ -224,9 +217,11 @@ class Planner:
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """Return the largest number of residues for which a plan within a budget exists."""
-        return longest_that_fits(
-            lambda n: self.smallest(n, rows=rows, templates=templates) if n else 0, budget
-        )
+
+        def smallest(n: int) -> int:
+            return self.smallest(n, rows=rows, templates=templates) if n else 0
+
+        return longest_that_fits(smallest, budget)
 
     def _operators(self, fold: Fold) -> list[Operator]:
         room = OffloadRoom(self.host_memory, self.disk)
@@ -234,17 +229,17 @@ class Planner:
 
     def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
         """Return the sizes of a fold; arguments as in :meth:`plan`."""
-        return fold_sizes(
-            self.config,
-            residues,
-            element_size=self.element_size,
-            alignment_rows=rows,
-            templates=templates,
-            parameters=self.parameters,
-            device=self.device,
-            ranks=self.ranks,
-            cuda_graph=self.cuda_graph,
-        )
+        most_clusters, most_extra = max_rows(self.config)
+        template = self.config.model.embeddings_and_evoformer.template
+        most_templates = template.max_templates if template.enabled else 0
+        if templates is None or is_multimer(self.config):
+            # The multimer network embeds empty templates too.
+            templates = most_templates
+        rows = most_clusters + most_extra if rows is None else max(1, rows)
+        clusters = min(rows, most_clusters)
+        extra, shown = min(max(1, rows - clusters), most_extra), min(templates, most_templates)
+        fold = Fold(residues, self.element_size, clusters, extra, shown, rows, self.parameters, self.device)
+        return replace(fold, ranks=self.ranks, cuda_graph=self.cuda_graph)
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:

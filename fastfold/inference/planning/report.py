@@ -22,11 +22,7 @@ from fastfold.utils.units import GIB
 
 
 def report_fold_plan(options: argparse.Namespace) -> str:
-    """Report the plan of a fold.
-
-    Args:
-        options: Options of the command line: ``model``, ``residues``, ``msa`` and ``extra_msa`` (rows), ``templates``,
-            ``precision``, ``memory_budget``, ``device``, ``host_memory`` and ``disk``.
+    """Report the plan of a fold by the options of the command line.
 
     Raises:
         ConfigError: The model is unknown, or a number is invalid.
@@ -60,14 +56,7 @@ def report_fold_plan(options: argparse.Namespace) -> str:
 
 
 def check_sizes(options: argparse.Namespace) -> None:
-    """Check the sizes of a fold.
-
-    Args:
-        options: ``residues``, ``msa``, ``extra_msa`` and ``templates``.
-
-    Raises:
-        ConfigError: A size is invalid.
-    """
+    """Raise ConfigError for an invalid number of residues, rows or templates on the command line."""
     if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
         raise ConfigError(
             "--residues and --msa must be at least 1, and --extra-msa and --templates at least 0"

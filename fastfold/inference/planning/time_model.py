@@ -44,15 +44,15 @@ _PAIR_TRAFFIC = {
 
 @dataclass(frozen=True)
 class Products:
-    """Time of steps with triangle multiplications.
+    """Time of steps with triangle multiplications, in seconds.
 
     Attributes:
-        work: Seconds of all in one group of channels.
-        per_group: Seconds that each further group adds.
+        work: All in one group of channels.
+        per_group: Each further group.
         count: Number of multiplications.
-        copies: Seconds of copying one product to the host and back, which overlap the contraction.
-        contraction: Seconds of the contraction of one product.
-        latency: Seconds added to each multiplication with copies.
+        copies: Copies of one product to the host and back, which overlap the contraction.
+        contraction: Contraction of one product.
+        latency: Added to each multiplication with copies.
         disk: Factor by which copies to a disk are slower.
     """
 
@@ -67,10 +67,7 @@ class Products:
     def seconds(self, groups: int, *, away: float = 0.0, on_disk: float = 0.0) -> float:
         """Return the seconds of a step in a number of groups of channels.
 
-        Args:
-            groups: At least one.
-            away: Offloaded share of each product.
-            on_disk: Share of each product offloaded to a disk; a part of ``away``.
+        ``away`` is the offloaded share of each product, and ``on_disk`` a part of it, offloaded to a disk.
         """
         seconds = self.work + self.per_group * (groups - 1)
         if not away:
@@ -157,13 +154,11 @@ class Costs:
         rate, own_pairs = self.rate * fold.ranks, fold.pairs
         one_pair = own_pairs * c_z * fold.element_size / self.memory
         moved = {
-            "embedding": one_pair * _PAIR_TRAFFIC["embedding"],
-            "outer product mean": one_pair * _PAIR_TRAFFIC["outer product mean"] * both,
-            "triangle attention": one_pair * _PAIR_TRAFFIC["triangle attention"] * both,
+            name: one_pair * traffic * (1 if name == "embedding" else both)
+            for name, traffic in _PAIR_TRAFFIC.items()
         }
 
         def products(count: int, channels: int, work: float) -> Products:
-            """Return the time of a number of blocks, each with triangle multiplications."""
             multiply = 2 * n**3 * channels
             traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
             return Products(
@@ -213,12 +208,9 @@ def _block_flops(
 
 
 def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:
-    """Measure the costs on a device.
+    """Measure the costs on a device with the dtype of the network's trunk.
 
-    Args:
-        device: Device of the fold.
-        dtype: Dtype of the network's trunk.
-        length: Residues of the sample; None for 64, and 256 on a GPU.
+    The sample has 64 residues, and 256 on a GPU, unless ``length`` is given.
     """
     n = length or (64 if device.type == "cpu" else 256)
     c = 64

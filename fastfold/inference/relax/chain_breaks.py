@@ -17,15 +17,10 @@ _MAX_ALPHA_DISTANCE = 4.6
 
 
 def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int, str]:
-    """Return the residues too far from their predecessor, with a description of each break.
-
-    Args:
-        protein: The structure.
-        names: Names of its chains and residues in descriptions.
-    """
+    """Return the residues too far from their predecessor, with a description of each break."""
     present = protein.atom_mask > 0.5
     breaks: dict[int, str] = {}
-    for i in np.flatnonzero(_follows(protein)).tolist():
+    for i in np.flatnonzero(follows(protein)).tolist():
         for before, after, limit in (("C", "N", MAX_PEPTIDE_BOND), ("CA", "CA", _MAX_ALPHA_DISTANCE)):
             a, b = (i - 1, rc.atom_order[before]), (i, rc.atom_order[after])
             if present[a] and present[b]:
@@ -38,18 +33,13 @@ def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int
 
 
 def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
-    """Return the structure with residue numbers that are consecutive only between bonded residues.
-
-    Args:
-        protein: The structure.
-        breaks: Residues that are not bonded to their predecessor, from :func:`chain_breaks`.
-    """
-    tied = _follows(protein)
+    """Return the structure with residue numbers that are consecutive only between bonded residues."""
+    tied = follows(protein)
     tied[list(breaks)] = False
     return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
 
 
-def _follows(protein: Protein) -> np.ndarray:
-    """Return a mask of residues with the next number after their predecessor, in the same chain."""
+def follows(protein: Protein) -> np.ndarray:
+    """Return a mask ``[N]`` of residues with the next number after their predecessor, in the same chain."""
     same_chain = np.diff(protein.chain_index) == 0
     return np.concatenate([[False], same_chain & (np.diff(protein.residue_index) == 1)])

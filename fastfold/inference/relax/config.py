@@ -56,10 +56,6 @@ class RelaxConfig:
 
 
 def check_installed() -> None:
-    """Check that the packages for relaxation are installed.
-
-    Raises:
-        ConfigError: OpenMM or pdbfixer is not installed.
-    """
+    """Raise ConfigError if OpenMM or pdbfixer is not installed."""
     for package in ("openmm", "pdbfixer"):
         require_package(package, "relaxation")

@@ -28,12 +28,7 @@ _SUFFIXES = {"pdb": "_relaxed.pdb", "cif": "_relaxed.cif", "record": "_relax.jso
 
 
 def result_paths(path: Path, out: Path | None = None) -> dict[str, Path]:
-    """Return the paths of a file's results: ``pdb``, ``cif`` and ``record``.
-
-    Args:
-        path: Structure file.
-        out: Folder of the results; None for the folder of the file.
-    """
+    """Return the paths of a file's results in a folder, or its own: ``pdb``, ``cif`` and ``record``."""
     folder = path.parent if out is None else out
     return {kind: folder / f"{structure_name(path)}{suffix}" for kind, suffix in _SUFFIXES.items()}
 
@@ -96,9 +91,8 @@ def relax_file(
         "fastfold_version": __version__,
         "settings": asdict(config),
         "notes": list(structure.warnings),
-        **result.to_dict(),
     }
-    contents["record"] = lines_json(record)
+    contents["record"] = lines_json(record | result.to_dict())
     for kind, text in contents.items():
         write_atomic(paths[kind], text)
     for kind in paths.keys() - contents.keys():

@@ -30,7 +30,7 @@ _BOND_TOLERANCE = 1e-5
 """Largest relative error of constrained bonds in the result."""
 _RESTRAINTS, _GUARDS = 1, 2
 """Force groups of restraints and of guards, which are zero for a valid structure; the force field is group 0."""
-
+_force_field = cache(app.ForceField)
 
 _LEAST_VOLUME = 1.0
 """Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
@@ -44,15 +44,9 @@ _HAND_STIFFNESS = 500.0
 
 @dataclass(frozen=True)
 class Minimized:
-    """Result of one minimisation; energies in kJ/mol, without the restraints'.
+    """Result of one minimisation: positions ``[A, 3]`` float64 in Å, and energies in kJ/mol without the restraints'.
 
-    Attributes:
-        positions: ``[A, 3]`` float64, in Å.
-        energy_before: Potential energy at the start.
-        energy_after: Potential energy at the end.
-        restraint_energy: Energy of the restraints at the end.
-        iterations: Iterations of the minimiser, in all of its attempts.
-        limit_reached: True if the limit ended its last attempt.
+    Iterations are those of all attempts of the minimiser; ``limit_reached`` if the limit ended the last one.
     """
 
     positions: np.ndarray
@@ -76,16 +70,10 @@ class _Counter(openmm.MinimizationReporter):
         self.limit, self.iterations, self.of_attempt = limit, 0, 0
 
     def report(self, iteration: int, x: Any, grad: Any, args: Any) -> bool:
-        """Count an iteration; return True to end the attempt."""
         self.iterations += 1
         self.of_attempt = iteration + 1
         self.on_iteration(self.iterations)
         return self.iterations >= self.limit
-
-
-@cache
-def _force_field() -> Any:
-    return app.ForceField("amber99sb.xml")
 
 
 def minimize(
@@ -99,14 +87,8 @@ def minimize(
     """Minimise the energy without a cutoff, with constrained lengths of bonds to hydrogens.
 
     Constraints are stiff springs, which slow the minimiser down far from a minimum. Therefore it first minimises with
-    the force field's own bonds to hydrogens, and then with constraints.
-
-    Args:
-        prepared: The structure.
-        config: Settings.
-        platform: OpenMM's platform.
-        free_residues: Indices of residues, in the protein's arrays, whose atoms are not restrained.
-        on_iteration: Called after each iteration with their number.
+    the force field's own bonds to hydrogens, and then with constraints. Atoms of ``free_residues``, by their indices in
+    the protein's arrays, are not restrained. ``on_iteration`` is called after each iteration with their number.
 
     Raises:
         ValueError: The force field has no parameters for a residue.
@@ -144,7 +126,7 @@ def _context(
     constraints: Any,
 ) -> Any:
     """Build the simulation, with bonds to hydrogens constrained or not."""
-    system = _force_field().createSystem(prepared.topology, constraints=constraints)
+    system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_hands(prepared))
     system.addForce(_peptides(prepared, free_residues))

@@ -15,16 +15,10 @@ from fastfold.protein.labels import AuthorNames
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
     """Format the structure as a PDB file, whose title tells if it is not relaxed.
 
-    Args:
-        result: Relaxation with a structure (``result.minimized``).
-        title: Title of the structure.
-        names: Names of chains and residues.
-
     Raises:
         OutputError: The minimiser failed, so the structure is missing.
         PdbLimitError: The structure exceeds the PDB format.
     """
-    _check(result)
     return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
 
 
@@ -33,18 +27,13 @@ def relaxed_mmcif(
 ) -> str:
     """Format the structure as ModelCIF, with relaxation as a step of its protocol.
 
-    Args:
-        result: Relaxation with a structure (``result.minimized``).
-        title: Title of the structure.
-        entry_id: Identifier of the entry.
-        names: Names of chains and residues.
-        **prediction: For a predicted structure, arguments ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details``
-            of :func:`~fastfold.protein.io.modelcif_writer.to_modelcif`.
+    Further arguments, for a predicted structure, are ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details`` of
+    :func:`~fastfold.protein.io.modelcif_writer.to_modelcif`.
 
     Raises:
         OutputError: The minimiser failed, so the structure is missing.
     """
-    _check(result)
+    title = _title(result, title)
     import openmm
 
     how = "restrained minimisation" if result.relaxed else "restrained minimisation without success"
@@ -52,7 +41,7 @@ def relaxed_mmcif(
     return to_modelcif(
         result.protein,
         entry_id=entry_id,
-        title=_title(result, title),
+        title=title,
         software_version=__version__,
         refinement=f"Amber99sb, {how}, OpenMM {openmm.__version__} on {result.platform}, {result.rounds} rounds",
         hydrogens=result.hydrogens,
@@ -62,9 +51,6 @@ def relaxed_mmcif(
 
 
 def _title(result: RelaxResult, title: str) -> str:
-    return f"{title}, relaxed" if result.relaxed else f"{title}, minimised but not relaxed: {result.reason}"
-
-
-def _check(result: RelaxResult) -> None:
     if not result.minimized:
         raise OutputError(f"the relaxation gave no structure to write: {result.reason}")
+    return f"{title}, relaxed" if result.relaxed else f"{title}, minimised but not relaxed: {result.reason}"

@@ -16,13 +16,7 @@ _EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}
 
 @dataclass(frozen=True)
 class ChosenPlatform:
-    """Working platform of OpenMM.
-
-    Attributes:
-        platform: OpenMM's object.
-        properties: Settings of the platform.
-        label: Name in records.
-    """
+    """Working platform of OpenMM, its settings, and its name in records."""
 
     platform: Any
     properties: dict[str, str]
@@ -30,11 +24,7 @@ class ChosenPlatform:
 
 
 def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
-    """Return the platform of this name, or the fastest that works.
-
-    Args:
-        name: One of :data:`~fastfold.inference.relax.config.PLATFORMS`, or ``auto``.
-        threads: Threads of the CPU platform.
+    """Return the platform of this name, or the fastest that works for ``auto``.
 
     Raises:
         ConfigError: The platform is missing or does not work.
@@ -43,7 +33,9 @@ def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
     for candidate in PLATFORMS if name == "auto" else (name,):
         try:
             platform = openmm.Platform.getPlatformByName(candidate)
-            properties = _properties(candidate, threads)
+            properties = {} if candidate == "Reference" else {"DeterministicForces": "true"}
+            if candidate == "CPU":
+                properties["Threads"] = str(threads)
             _try(platform, properties)
         except openmm.OpenMMException as error:
             problems.append(f"{candidate}: {first_line(error)}")
@@ -58,12 +50,6 @@ def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
         f"the relaxation platform {name} cannot be used here ({'; '.join(problems)}); this installation of OpenMM has "
         f"{', '.join(here)}{extra}"
     )
-
-
-def _properties(name: str, threads: int) -> dict[str, str]:
-    if name == "CPU":
-        return {"Threads": str(threads), "DeterministicForces": "true"}
-    return {} if name == "Reference" else {"DeterministicForces": "true"}
 
 
 def _try(platform: Any, properties: dict[str, str]) -> None:

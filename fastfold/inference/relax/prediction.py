@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedPrediction:
-    """Prediction with its relaxed structure.
-
-    Attributes:
-        prediction: Prediction of the network; its confidences are not changed.
-        result: Result of the relaxation.
-    """
+    """Prediction of the network, with its confidences, and the result of its relaxation."""
 
     prediction: Prediction
     result: RelaxResult

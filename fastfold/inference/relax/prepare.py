@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,11 +33,11 @@ _MIN_ATOMS = 3
 
 @dataclass(frozen=True)
 class PreparedStructure:
-    """Structure with all of its atoms.
+    """Structure with all of its ``A`` atoms.
 
     Attributes:
         topology: OpenMM's topology, with the protein's residues that have atoms, in order.
-        positions: ``[A, 3]`` float64 positions of all atoms, in Å.
+        positions: ``[A, 3]`` float64, in Å.
         residue_of: ``[A]`` index of each atom's residue in the protein's arrays.
         is_hydrogen: ``[A]`` bool.
         atoms_added: Number of added heavy atoms.
@@ -81,10 +80,7 @@ def check_relaxable(
 ) -> None:
     """Refuse structures for which the force field has no parameters.
 
-    Args:
-        protein: The structure.
-        names: Names of its chains and residues in messages.
-        breaks: Descriptions of chain breaks in messages, by the residue after each.
+    Messages have the names of residues and the descriptions of chain breaks, by the residue after each.
 
     Raises:
         InputError: A residue of unknown type has atoms, or a residue is alone or has too few atoms.
@@ -122,10 +118,6 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     rounded to the 0.001 Å of structure files, so that a structure in memory and its file give equal results. Hydrogens
     are placed in double precision on the Reference platform.
 
-    Args:
-        protein: The structure.
-        names: Names of its chains and residues in messages.
-
     Raises:
         InputError: See :func:`check_relaxable`.
         ValueError: Atoms of a residue have the same position, or OpenMM or pdbfixer cannot complete the structure.
@@ -140,9 +132,13 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     fixer.topology, fixer.positions, fixer.sequences = topology, heavy * unit.angstrom, []
     fixer.missingResidues = {}
     fixer.findMissingAtoms()
-    with _seeded():
+    state = random.getstate()
+    random.seed(0)  # OpenMM places hydrogens by Python's generator
+    try:
         fixer.addMissingAtoms(seed=1)
         fixer.addMissingHydrogens(pH=7.0)
+    finally:
+        random.setstate(state)
     atoms = list(fixer.topology.atoms())
     positions = np.array(fixer.positions.value_in_unit(unit.angstrom), np.float64)
     if not np.isfinite(positions).all():
@@ -158,7 +154,6 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
 
 
 def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
-    """Refuse atoms with equal positions."""
     residues, slots = np.nonzero(protein.atom_mask > 0.5)
     xyz = protein.atom_positions[residues, slots].astype(np.float64)
     order = np.argsort(xyz[:, 0], kind="stable")
@@ -196,21 +191,10 @@ def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
     return topology, rounded, residues
 
 
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed Python's generator inside, because OpenMM uses it to place hydrogens."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
 def to_protein(
     prepared: PreparedStructure, positions: np.ndarray, like: Protein
 ) -> tuple[Protein, Hydrogens]:
-    """Convert the structure back to FastFold's arrays.
+    """Convert the structure back to heavy atoms and hydrogens in FastFold's arrays.
 
     Terminal oxygens added at gaps are removed, because gaps are not termini.
 
@@ -218,20 +202,15 @@ def to_protein(
         prepared: The simulated structure.
         positions: ``[A, 3]`` positions of its atoms, in Å.
         like: The original protein; all but the atoms is copied. Added atoms get the B-factor of their residue.
-
-    Returns:
-        Heavy atoms and hydrogens.
     """
-    last = {
-        chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in _with_atoms(like)
-    }
+    chains = [chain for chain in like.chains if (like.atom_mask[chain] > 0.5).any()]
+    last = {chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in chains}
     b_factors = residue_b_factors(like)
     xyz, mask, b = np.zeros_like(like.atom_positions), np.zeros_like(like.atom_mask), like.b_factors.copy()
     names: list[str] = []
     rows: list[int] = []
-    for row, (atom, i) in enumerate(
-        zip(prepared.topology.atoms(), prepared.residue_of.tolist(), strict=True)
-    ):
+    places = zip(prepared.topology.atoms(), prepared.residue_of.tolist(), strict=True)
+    for row, (atom, i) in enumerate(places):
         if prepared.is_hydrogen[row]:
             names.append(atom.name)
             rows.append(row)
@@ -242,17 +221,6 @@ def to_protein(
         xyz[i, slot], mask[i, slot] = positions[row], 1.0
         if like.atom_mask[i, slot] < 0.5:
             b[i, slot] = b_factors[i]
-    protein = Protein(
-        atom_positions=xyz,
-        atom_mask=mask,
-        aatype=like.aatype,
-        residue_index=like.residue_index,
-        chain_index=like.chain_index,
-        b_factors=b * mask,
-    )
+    protein = replace(like, atom_positions=xyz, atom_mask=mask, b_factors=b * mask)
     hydrogens = Hydrogens(prepared.residue_of[rows], tuple(names), positions[rows].reshape(-1, 3))
     return protein, hydrogens
-
-
-def _with_atoms(protein: Protein) -> list[slice]:
-    return [chain for chain in protein.chains if (protein.atom_mask[chain] > 0.5).any()]

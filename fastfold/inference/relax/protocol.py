@@ -161,9 +161,7 @@ def _rounds(
 
     done, prepared = _Progress(protein), None
     for number in range(config.max_rounds):
-        freed = done.freed | {
-            violation.index for violation in done.violations if _is_mended_by_freedom(violation)
-        }
+        freed = done.freed | {v.index for v in done.violations if _is_mended_by_freedom(v)}
         try:
             prepared = prepared or prepare(protein, names)
             found = minimize(
@@ -213,7 +211,6 @@ def _reason(energy: float, violations: Sequence[Violation]) -> str:
 
 
 def _named(violations: Sequence[Violation]) -> str:
-    """Return the residues with violations as text, by kind and name."""
     named = [f"{v.residue} ({', '.join(v.kinds)})" for v in violations[:_MOST_NAMED]]
     more = f" and {len(violations) - _MOST_NAMED} more" if len(violations) > _MOST_NAMED else ""
     return f" at {', '.join(named)}{more}"

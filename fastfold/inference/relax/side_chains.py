@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fastfold.inference.relax.chain_breaks import follows
 from fastfold.inference.relax.stereo import dihedrals
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import frames_to_atom14, torsion_angles_to_frames
@@ -38,13 +39,10 @@ _PASSES = 2
 
 
 def add_missing_atoms(protein: Protein) -> Protein:
-    """Build the missing heavy atoms of residues that have N, CA and C.
+    """Build the missing heavy atoms of residues of known type that have N, CA and C.
 
     Known atoms keep their positions and the angles that they define. Other chi angles take the rotamer with the fewest
     clashes. Terminal oxygens are not added.
-
-    Args:
-        protein: The structure; residues of unknown type are not changed.
     """
     present = protein.atom_mask > 0.5
     expected = np.array(rc.restype_atom37_mask)[protein.aatype] > 0.5
@@ -66,12 +64,7 @@ def add_missing_atoms(protein: Protein) -> Protein:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Candidate positions of a residue's missing atoms.
-
-    Attributes:
-        slots: Indices of the ``M`` missing atoms in the atom37 layout.
-        positions: ``[K, M, 3]`` in Å, one set for each choice of angles.
-    """
+    """Positions ``[K, M, 3]`` in Å of a residue's ``M`` missing atoms, one set for each choice of angles."""
 
     slots: list[int]
     positions: np.ndarray
@@ -129,13 +122,9 @@ def _angles(
 
 def _psi(protein: Protein, i: int, xyz: np.ndarray) -> tuple[float, ...]:
     after = i + 1
-    bonded = (
-        after < len(protein)
-        and protein.chain_index[after] == protein.chain_index[i]
-        and protein.residue_index[after] == protein.residue_index[i] + 1
-        and protein.atom_mask[after, _N] > 0.5
-    )
-    return (float(dihedrals(xyz[i, _N], xyz[i, _CA], xyz[i, _C], xyz[after, _N])),) if bonded else _FREE_PSI
+    if after < len(protein) and follows(protein)[after] and protein.atom_mask[after, _N] > 0.5:
+        return (float(dihedrals(xyz[i, _N], xyz[i, _CA], xyz[i, _C], xyz[after, _N])),)
+    return _FREE_PSI
 
 
 def _ideal(aatype: int, degrees: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastfold.errors import InputError
+from fastfold.inference.relax.chain_breaks import follows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
@@ -33,16 +34,11 @@ def wrong_hands(protein: Protein) -> np.ndarray:
 
     Alpha carbons of all residues except glycine are checked, and beta carbons of threonine and isoleucine.
     """
-    found = [_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES]
-    return np.logical_or.reduce(found)
+    return np.logical_or.reduce([_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES])
 
 
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
     """Refuse a mirrored chain.
-
-    Args:
-        protein: The structure.
-        names: Names of its chains and residues.
 
     Raises:
         InputError: More than half of a chain's alpha carbons belong to D-amino acids, or, without beta carbons, more
@@ -74,25 +70,26 @@ def _hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, 
 
 def _phi(protein: Protein) -> np.ndarray:
     """Return phi of residues other than glycine in degrees, NaN where it is not defined."""
-    phi = np.full(len(protein), np.nan)
-    before, after = _bonded(protein)
-    places = [
-        (rows, rc.atom_order[name]) for rows, name in [(before, "C"), *((after, x) for x in ("N", "CA", "C"))]
-    ]
-    known = np.all([protein.atom_mask[place] > 0.5 for place in places], axis=0)
+    after = np.flatnonzero(follows(protein))
+    angles, known = _torsions(protein, (after - 1, "C"), *((after, name) for name in ("N", "CA", "C")))
     known &= protein.aatype[after] != rc.restype_order["G"]
-    angles = dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places))
+    phi = np.full(len(protein), np.nan)
     phi[after[known]] = angles[known]
     return phi
 
 
-def twisted_residues(protein: Protein) -> np.ndarray:
-    """Return a mask ``[N]`` of residues after a peptide bond with omega far from cis and trans."""
-    before, after = _bonded(protein)
-    atoms = [(before, "CA"), (before, "C"), (after, "N"), (after, "CA")]
+def _torsions(protein: Protein, *atoms: tuple[np.ndarray, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return torsion angles in degrees of four atoms of rows of residues, and a mask of those that are known."""
     places = [(rows, rc.atom_order[name]) for rows, name in atoms]
     known = np.all([protein.atom_mask[place] > 0.5 for place in places], axis=0)
-    omega = dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places))
+    return dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places)), known
+
+
+def twisted_residues(protein: Protein) -> np.ndarray:
+    """Return a mask ``[N]`` of residues after a peptide bond with omega far from cis and trans."""
+    after = np.flatnonzero(follows(protein))
+    before = after - 1
+    omega, known = _torsions(protein, (before, "CA"), (before, "C"), (after, "N"), (after, "CA"))
     off_planar = np.minimum(np.abs(omega), 180.0 - np.abs(omega))
     return _both_ends(before, after, known & (off_planar > MAX_TWIST), len(protein))
 
@@ -102,8 +99,8 @@ def stretched_residues(protein: Protein) -> np.ndarray:
     every = np.arange(len(protein))
     found = np.zeros(len(protein), bool)
     bonds = [(every, first, every, second, length) for first, second, length in _BACKBONE_BONDS]
-    before, after = _bonded(protein)
-    for rows, first, others, second, length in [*bonds, (before, "C", after, "N", _PEPTIDE_BOND)]:
+    after = np.flatnonzero(follows(protein))
+    for rows, first, others, second, length in [*bonds, (after - 1, "C", after, "N", _PEPTIDE_BOND)]:
         a, b = (rows, rc.atom_order[first]), (others, rc.atom_order[second])
         known = (protein.atom_mask[a] > 0.5) & (protein.atom_mask[b] > 0.5)
         distance = np.linalg.norm(protein.atom_positions[a] - protein.atom_positions[b], axis=-1)
@@ -117,13 +114,6 @@ def dihedrals(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.
     first, second = np.cross(b - a, axis), np.cross(axis, d - c)
     sine = (np.cross(first, second) * axis).sum(-1) / np.maximum(np.linalg.norm(axis, axis=-1), 1e-9)
     return np.asarray(np.degrees(np.arctan2(sine, (first * second).sum(-1))))
-
-
-def _bonded(protein: Protein) -> tuple[np.ndarray, np.ndarray]:
-    """Return the residues of each pair that is bonded according to its numbers."""
-    tied = (np.diff(protein.chain_index) == 0) & (np.diff(protein.residue_index) == 1)
-    before = np.flatnonzero(tied)
-    return before, before + 1
 
 
 def _both_ends(before: np.ndarray, after: np.ndarray, chosen: np.ndarray, count: int) -> np.ndarray:

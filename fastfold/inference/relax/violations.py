@@ -34,12 +34,7 @@ class Violation:
 
 
 def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tuple[Violation, ...]:
-    """Return all residues with a violation; residues of unknown type are not checked.
-
-    Args:
-        protein: The structure; residues of different chains are not bonded.
-        names: Names of its chains and residues.
-    """
+    """Return all residues with a violation; residues of unknown type are not checked."""
     aatype = torch.from_numpy(protein.aatype).long()
     index = lookup("restype_atom14_to_atom37", aatype)
     exists = torch.from_numpy(protein.atom_mask).gather(-1, index) * lookup("restype_atom14_mask", aatype)
@@ -62,11 +57,7 @@ def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tu
     }
     some = torch.stack(list(masks.values())).any(0)
     return tuple(
-        Violation(
-            index=residue,
-            residue=residue_label(protein, residue, names),
-            kinds=tuple(kind for kind, mask in masks.items() if mask[residue]),
-        )
-        for residue in some.nonzero()[:, 0].tolist()
-        if protein.aatype[residue] != rc.unk_restype_index
+        Violation(i, residue_label(protein, i, names), tuple(kind for kind, mask in masks.items() if mask[i]))
+        for i in some.nonzero()[:, 0].tolist()
+        if protein.aatype[i] != rc.unk_restype_index
     )

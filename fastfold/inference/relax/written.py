@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +28,8 @@ def relax_written(
     results: TargetResults,
     record: PredictionRecord,
     config: RelaxConfig | None = None,
-    on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, str | bytes], dict[str, Any]]:
-    """Relax a prediction from its files.
-
-    Args:
-        results: Results of the target.
-        record: The prediction, with ``.cif`` and ``_scores.json``.
-        config: Settings; AlphaFold's by default.
-        on_progress: Called every ten seconds with a progress line.
+    """Relax a prediction from its ``.cif`` and ``_scores.json``.
 
     Returns:
         Files to add by their endings, and the record of the relaxation. The files are ``_relaxed.pdb`` (if the
@@ -55,7 +46,7 @@ def relax_written(
     try:
         protein = structure_to_protein(read_structure(results.path(record, ".cif")))
         protein = replace(protein, residue_index=residue_numbers(scores))
-        result = relax(protein, config, continuous=True, on_progress=on_progress)
+        result = relax(protein, config, continuous=True)
     except InputError as error:
         found: dict[str, Any] = {"relaxed": False, "reason": str(error)}
     else:
@@ -83,16 +74,10 @@ def relax_results(
     records: Iterable[PredictionRecord],
     ranking: Ranking,
     config: RelaxConfig | None = None,
-    on_progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[PredictionRecord, str, bool]]:
     """Relax the predictions that are not relaxed yet, and add the files to each.
 
-    Args:
-        results: Results of the target.
-        records: The predictions; those that another process works on are skipped.
-        ranking: Ranks the target's predictions.
-        config: Settings; AlphaFold's by default.
-        on_progress: Called every ten seconds with the prediction's key and a progress line.
+    Predictions that another process works on are skipped.
 
     Yields:
         Each processed prediction, its outcome in words, and True if it is relaxed.
@@ -107,9 +92,9 @@ def relax_results(
         with results.claimed(record.id) as mine:
             if not mine:
                 continue
-            say = partial(_say, on_progress, record.key)
-            files, found = relax_written(results, record, config, say)
-            scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": _energy(found)}
+            files, found = relax_written(results, record, config)
+            energy = found.get("energy_after_kj_per_mol") if found["relaxed"] else None
+            scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": energy}
             added = results.add(record.id, record.key, files, scores, ranking)
         yield added, _in_words(found), found["relaxed"]
 
@@ -124,13 +109,7 @@ def relax_in_folder(
 ) -> list[tuple[str, str, bool]]:
     """Relax some predictions of a target, in any process; arguments and result can be pickled.
 
-    Args:
-        folder: The results folder.
-        output_format: Kind of its files.
-        target: Stem of the target's files, and the folder of its records.
-        predictions: Identifiers of the predictions.
-        ranking: Ranks the target's predictions.
-        config: Settings.
+    The target is the stem of its files, and the folder of its records. Predictions are given by their identifiers.
 
     Returns:
         Key, outcome in words, and True if relaxed, of each processed prediction.
@@ -144,16 +123,6 @@ def relax_in_folder(
         (record.key, outcome, is_relaxed)
         for record, outcome, is_relaxed in relax_results(results, records, ranking, config)
     ]
-
-
-def _say(on_progress: Callable[[str], None], key: str, line: str) -> None:
-    on_progress(f"{key}: relaxing, {line}")
-
-
-def _energy(found: Mapping[str, Any]) -> float | None:
-    """Return the energy of a relaxed structure in kJ/mol from its record; None if it is not relaxed."""
-    value = found.get("energy_after_kj_per_mol")
-    return float(value) if found.get("relaxed") and value is not None and math.isfinite(value) else None
 
 
 def _in_words(found: Mapping[str, Any]) -> str:

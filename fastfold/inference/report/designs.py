@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -13,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.encode import pack
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.guard import check_size, is_regular, leaving_out, read_table
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
@@ -30,16 +27,14 @@ def find_designs(
 ) -> list[dict[str, Any]]:
     """Return the designs that ``fastfold design`` wrote to a folder.
 
-    Args:
-        folder: Folder of results.
-        predictions: Predictions of the page; ``rows`` in the result are indices of them.
-        room: Largest number of characters of all films.
-        say: Called with a line about each file that is left out.
+    ``predictions`` are those of the page, ``room`` is the largest number of characters of all films, and ``say`` gets
+    a line about each file that is left out.
 
     Returns:
-        Per design ``rows``, ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts`` by target (``filters`` and
-        ``note``), and ``film`` if there is room: ``frames``, ``chains`` (their lengths), ``steps`` of the frames,
-        ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA atom of each frame.
+        Per design ``rows`` (indices of its predictions), ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts``
+        by target (``filters`` and ``note``), and ``film`` if there is room: ``frames``, ``chains`` (their lengths),
+        ``steps`` of the frames, ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA
+        atom of each frame.
     """
     trajectories = folder / "trajectories"
     if not trajectories.is_dir() or trajectories.is_symlink():
@@ -47,19 +42,20 @@ def find_designs(
     rows: dict[str, list[int]] = {}
     for number, prediction in enumerate(predictions):
         rows.setdefault(_PARTS.sub("", prediction.target), []).append(number)
-    verdicts = _verdicts(folder / "designs.tsv")
+    verdicts = {
+        line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in ("filters", "note")}
+        for line in read_table(folder / "designs.tsv")
+        if line.get("name")
+    }
     found = []
     for name, numbers in rows.items():
         path = trajectories / f"{name}.jsonl"
-        if not path.is_file() or path.is_symlink():
+        if not is_regular(path):
             continue
         with leaving_out(path.name, say):
             design = {"rows": numbers, **_curve(path), "film": None}
-            design["verdicts"] = {
-                target: verdicts[target]
-                for target in {predictions[number].target for number in numbers}
-                if target in verdicts
-            }
+            targets = sorted({predictions[number].target for number in numbers} & verdicts.keys())
+            design["verdicts"] = {target: verdicts[target] for target in targets}
             found.append(design)
             film = _film(trajectories / f"{name}.pdb", len(design["loss"]))
             if film is not None and len(film["text"]) <= room:
@@ -69,12 +65,8 @@ def find_designs(
 
 
 def _curve(path: Path) -> dict[str, Any]:
-    """Return loss, pLDDT and stage of each step.
-
-    Raises:
-        ValueError: The file is not a trajectory.
-    """
-    lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines()[:_MOST_STEPS]
+    """Return loss, pLDDT and stage of each step, or raise ValueError for another file."""
+    lines = check_size(path).read_text("utf-8").splitlines()[:_MOST_STEPS]
     try:
         steps = [json.loads(line) for line in lines]
         numbers = {key: [float(one[key]) for one in steps] for key in ("loss", "mean_plddt")}
@@ -92,17 +84,13 @@ def _curve(path: Path) -> dict[str, Any]:
 
 
 def _film(path: Path, steps: int) -> dict[str, Any] | None:
-    """Return the packed film of a trajectory; None without its file.
-
-    Raises:
-        ValueError: The file is not a film.
-    """
-    if not path.is_file() or path.is_symlink():
+    """Return the packed film of a trajectory; None without its file. Raise ValueError for another file."""
+    if not is_regular(path):
         return None
     import gemmi  # slow to import
 
     try:
-        models = gemmi.read_pdb_string(check_size(path, MAX_SCORES_BYTES).read_text("utf-8"))
+        models = gemmi.read_pdb_string(check_size(path).read_text("utf-8"))
     except (RuntimeError, UnicodeDecodeError) as error:
         raise ValueError("its film cannot be read") from error
     frames = [[atom.pos.tolist() for chain in model for one in chain for atom in one] for model in models]
@@ -121,18 +109,4 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
         "steps": shown.tolist(),
         "step": _STEP,
         "text": pack(quantised.tobytes()),
-    }
-
-
-def _verdicts(path: Path) -> dict[str, dict[str, str]]:
-    """Return the failed filters and notes of designs by name; empty without a valid table."""
-    try:
-        text = check_size(path, MAX_SCORES_BYTES).read_text("utf-8") if path.is_file() else ""
-    except (OSError, ValueError):
-        return {}
-    lines = csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return {
-        str(line["name"]): {key: str(line.get(key) or "")[:_LONGEST] for key in ("filters", "note")}
-        for line in lines
-        if line.get("name")
     }

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.errors import InputError
 from fastfold.inference.output.file_names import fastfold_name
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES, check_scores
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.output.written_scores import check_scores
+from fastfold.inference.report.guard import check_size, leaving_out, numbers_of, read_table
 
 SCORES = "_scores.json"
 """Ending of the file that identifies a prediction."""
@@ -64,17 +65,20 @@ def find_predictions(
 ) -> list[FoundPrediction]:
     """Find the predictions in a folder, by target name, the best of each first.
 
-    Args:
-        directory: The folder.
-        say: Called with a line about each file that is left out.
+    ``say`` gets a line about each file that is left out.
 
     Raises:
-        OSError: The folder cannot be read.
+        InputError: The folder cannot be read.
     """
-    names = _regular_files(directory, say)
-    paths = {fastfold_name(name): directory / name for name in names}
-    for folder in _target_folders(directory):
-        paths |= {name: folder / name for name in _regular_files(folder, say)}
+    try:
+        names = _regular_files(directory, say)
+        paths = {fastfold_name(name): directory / name for name in names}
+        for folder in _target_folders(directory):
+            paths |= {name: folder / name for name in _regular_files(folder, say)}
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror}; give a folder of results", path=directory
+        ) from error
     names, own = list(paths), set(paths)
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
     files = _files_by_stem(paths, stems)
@@ -82,15 +86,11 @@ def find_predictions(
     found = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
-            path = check_size(paths[f"{stem}{SCORES}"], MAX_SCORES_BYTES)
-            scores = check_scores(json.loads(path.read_bytes()))
+            scores = check_scores(json.loads(check_size(paths[f"{stem}{SCORES}"]).read_bytes()))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
-            for ending in (
-                "_coverage.json",
-                "_coverage.png",
-                "_config.json",
-            ):  # of the target, or of the prediction
+            # Of the target, or of the prediction.
+            for ending in ("_coverage.json", "_coverage.png", "_config.json"):
                 name = f"{target}{ending}"
                 if ending not in files[stem] and name in own:
                     files[stem][ending] = paths[name]
@@ -138,20 +138,8 @@ def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dic
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
     """Read the numbers of ``summary.tsv`` by file stem; empty without a valid table."""
-    try:
-        text = check_size(path, MAX_SCORES_BYTES).read_text("utf-8")
-        header, *lines = text.splitlines()
-    except (OSError, ValueError):
-        return {}
     found = {}
-    for line in lines:
-        cells = dict(zip(header.split("\t"), line.split("\t"), strict=False))
-        numbers = {}
-        for column in _LISTED:
-            try:
-                numbers[column] = float(cells.get(column, ""))
-            except ValueError:
-                continue
-        stem = fastfold_name(f"{cells.get('files', '')}.pdb").removesuffix(".pdb")
-        found[stem] = {column: value for column, value in numbers.items() if math.isfinite(value)}
+    for line in read_table(path):
+        stem = fastfold_name(f"{line.get('files') or ''}.pdb").removesuffix(".pdb")
+        found[stem] = numbers_of(line, _LISTED)
     return found

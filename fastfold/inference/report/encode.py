@@ -33,11 +33,7 @@ def pack(data: bytes) -> str:
 
 
 def pack_json(value: Any) -> str:
-    """Compress a value of JSON's types.
-
-    Raises:
-        ValueError: A number is not finite.
-    """
+    """Compress a value of JSON's types, or raise ValueError for a number that is not finite."""
     return pack(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
 
 
@@ -46,10 +42,8 @@ def pack_structure(
 ) -> tuple[dict[str, Any], str]:
     """Encode the atoms of a structure file, rotated so that the view along z shows the longest axes.
 
-    Args:
-        path: PDB or mmCIF file of the prediction.
-        sequences: One letter per residue of each chain, as it was folded.
-        motion: Rotation ``[3, 3]`` and translation ``[3]`` in Å that replace this rotation and the centering.
+    ``sequences`` are those that were folded. A motion, a rotation ``[3, 3]`` and a translation ``[3]`` in Å, replaces
+    this rotation and the centering.
 
     Returns:
         Metadata (``step`` in Å, ``atoms``), and packed data: five bytes per residue with a bit for each of the 37
@@ -84,9 +78,8 @@ def pack_structure(
         present, middle = present @ motion[0].T + motion[1], np.zeros(3)
     step = max(_COORDINATE_STEP, float(np.abs(present - middle).max()) / 32_000)
     quantised = np.rint((present - middle) / step).astype("<i2")
-    return {"step": step, "atoms": len(present)}, pack(
-        np.packbits(mask, axis=1).tobytes() + quantised.tobytes()
-    )
+    text = pack(np.packbits(mask, axis=1).tobytes() + quantised.tobytes())
+    return {"step": step, "atoms": len(present)}, text
 
 
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.encode import pack_structure
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.guard import check_size, is_regular, leaving_out
 
 ENDING = "_ensemble.json"
 """Ending of the file with all numbers of an ensemble."""
@@ -25,15 +24,13 @@ def find_ensembles(
 ) -> list[dict[str, Any]]:
     """Return the ensembles that ``fastfold ensemble`` wrote to a folder.
 
-    Args:
-        folder: Folder of results.
-        predictions: Predictions of the page; ``row`` in the result is an index of them.
-        room: Largest number of characters of all representatives.
-        say: Called with a line about each file that is left out.
+    ``predictions`` are those of the page, ``room`` is the largest number of characters of all representatives, and
+    ``say`` gets a line about each file that is left out.
 
     Returns:
-        Per target ``target``, ``members`` with ``row``, ``cluster``, ``x`` and ``y``, ``shares`` of the variance,
-        ``files``, and ``overlay``: representatives with ``row``, ``cluster``, ``structure`` and packed ``text``.
+        Per target ``target``, ``members`` with ``row`` (index of the prediction), ``cluster``, ``x`` and ``y``,
+        ``shares`` of the variance, ``files``, and ``overlay``: representatives with ``row``, ``cluster``, ``structure``
+        and packed ``text``.
     """
     by_target: dict[str, dict[str, int]] = {}
     for number, prediction in enumerate(predictions):
@@ -41,26 +38,21 @@ def find_ensembles(
     found = []
     for target, rows in by_target.items():
         path = folder / f"{target}{ENDING}"
-        if not path.is_file() or path.is_symlink():
+        if not is_regular(path):
             continue
         with leaving_out(path.name, say):
-            values = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+            values = json.loads(check_size(path).read_bytes())
             ensemble = _checked(values, rows)
             overlay = _overlay(values, rows, predictions)
             room -= sum(len(one["text"]) for one in overlay)
             files = sorted(one.name for one in folder.glob("*_ensemble*") if _is_own(one, target))
-            found.append(
-                {"target": target, "files": files, **ensemble, "overlay": overlay if room >= 0 else []}
-            )
+            shown = overlay if room >= 0 else []
+            found.append({"target": target, "files": files, **ensemble, "overlay": shown})
     return found
 
 
 def _checked(values: Any, rows: dict[str, int]) -> dict[str, Any]:
-    """Return members and shares of variance of an ensemble's file.
-
-    Raises:
-        ValueError: A value is missing or of another kind.
-    """
+    """Return members and shares of variance of an ensemble's file, or raise ValueError for another file."""
     try:
         names, clusters = values["samples"], np.asarray(values["clusters"])
         points = np.asarray(values["components"], np.float64).reshape(len(names), -1)[:, :2]
@@ -96,8 +88,8 @@ def _overlay(
         translation = np.asarray(motion["translation"], np.float64).reshape(3)
         if path is None or np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-3:
             raise ValueError("its representatives cannot be superposed; run fastfold ensemble again")
-        check_size(path, MAX_SCORES_BYTES)
-        layout, text = pack_structure(path, prediction.scores["sequences"], motion=(rotation, translation))
+        motions = (rotation, translation)
+        layout, text = pack_structure(check_size(path), prediction.scores["sequences"], motion=motions)
         found.append({"row": rows[name], "cluster": cluster, "structure": layout, "text": text})
     return found
 

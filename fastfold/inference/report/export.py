@@ -19,11 +19,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def check_export(path: Path) -> Path:
-    """Check that a table can be written in the format of a name.
-
-    Raises:
-        ConfigError: The name has another ending, or the package pyarrow is missing.
-    """
+    """Return the path of a table whose format can be written, or raise ConfigError."""
     if path.suffix == ".parquet":
         require_package("pyarrow", f"{path}: a Parquet file")
     elif path.suffix not in _DELIMITERS:
@@ -32,11 +28,7 @@ def check_export(path: Path) -> Path:
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Write lines of :data:`~fastfold.inference.report.interfaces.COLUMNS` to a file.
-
-    Args:
-        rows: The lines.
-        path: File whose name ends in ``.csv``, ``.tsv`` or ``.parquet``.
+    """Write lines of :data:`~fastfold.inference.report.interfaces.COLUMNS` to a file, in the format of its ending.
 
     Raises:
         ConfigError: See :func:`check_export`.

@@ -9,26 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
+from fastfold.errors import ConfigError
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.guard import check_size, leaving_out, mapping_of
 from fastfold.protein.protein import chain_name
 
-_OF_PAIR = {
-    "ipsae": "ipsae",
-    "pdockq": "pdockq",
-    "pdockq2": "pdockq2",
-    "lis": "lis",
-    "actifptm": "actifptm",
-    "pair_iptm": "iptm",
-    "contacts": "contacts",
-    "interface_plddt": "interface_plddt",
-    "interface_pae": "interface_pae",
-    "pair_clashes": "clashes",
-    "ipsae_d0chn": "ipsae_d0chn",
-    "ipsae_d0dom": "ipsae_d0dom",
-}
+_OF_PAIR = (
+    *("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_plddt"),
+    *("interface_pae", "pair_clashes", "ipsae_d0chn", "ipsae_d0dom"),
+)
 _OF_ALL = ("mean_plddt", "ptm", "iptm", "ranking_confidence")
 _OF_INTERFACES = ("ipsae_max", "clashes")
 TEXT_COLUMNS = ("target", "partner_1", "partner_2", "chain_1", "chain_2", "model", "files")
@@ -42,36 +31,21 @@ Row = Mapping[str, str | float | int | None]
 
 
 def find_rows(directory: Path, say: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Return the lines of all complexes in a folder of results.
-
-    Raises:
-        InputError: The folder cannot be read.
-    """
-    try:
-        predictions = find_predictions(directory, say)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=directory) from error
-    return [row for prediction in predictions for row in rows_of(prediction, say)]
+    """Return the lines of all complexes in a folder of results; errors as those of :func:`find_predictions`."""
+    return [row for prediction in find_predictions(directory, say) for row in rows_of(prediction, say)]
 
 
 def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Return the lines of one prediction, in the order of its chains; none of a single chain.
+    """Return the lines of one prediction by :data:`COLUMNS`, in the order of its chains; none of a single chain.
 
-    Args:
-        prediction: The prediction.
-        say: Told of files that are left out.
-
-    Returns:
-        Values by :data:`COLUMNS`; None for scores that the prediction lacks.
+    Scores that the prediction lacks are None. ``say`` is told of files that are left out.
     """
     scores = prediction.scores
     number = len(scores["sequences"])
     if number < 2:
         return []
-    interfaces = scores.get("interfaces")
-    interfaces = interfaces if isinstance(interfaces, dict) else {}
-    pairs = interfaces.get("pairs")
-    pairs = pairs if isinstance(pairs, dict) else {}
+    interfaces = mapping_of(scores, "interfaces")
+    pairs = mapping_of(interfaces, "pairs")
     names = _partners(prediction, number, say)
     common: dict[str, Any] = {
         "target": prediction.target,
@@ -84,9 +58,8 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
     }
     rows: list[Row] = []
     for i, j in itertools.combinations(range(number), 2):
-        pair = pairs.get(f"{chain_name(i)}-{chain_name(j)}")
-        pair = pair if isinstance(pair, dict) else {}
-        row = common | {key: _number(pair.get(name)) for key, name in _OF_PAIR.items()}
+        pair = mapping_of(pairs, f"{chain_name(i)}-{chain_name(j)}")
+        row = common | {key: _number(pair.get(key.removeprefix("pair_"))) for key in _OF_PAIR}
         row |= {"partner_1": names[i], "partner_2": names[j]}
         row |= {"chain_1": chain_name(i), "chain_2": chain_name(j)}
         rows.append({column: row[column] for column in COLUMNS})
@@ -96,8 +69,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
 def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     """Return lines by a column: numbers from the largest, text from A, missing values last.
 
-    Raises:
-        ConfigError: The column is unknown.
+    A ConfigError names an unknown column.
     """
     if column not in COLUMNS:
         raise ConfigError(f"--sort: no column {column!r}; the columns are {', '.join(COLUMNS)}")
@@ -116,8 +88,8 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
     path = prediction.files.get("_config.json")
     if path is not None:
         with leaving_out(path.name, say):
-            config = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
-    names, regions = (_mapping(config, key) for key in ("chain_names", "residue_ranges"))
+            config = json.loads(check_size(path).read_bytes())
+    names, regions = (mapping_of(config, key) for key in ("chain_names", "residue_ranges"))
     parts = prediction.target.split("_and_")
     partners = []
     for i, chain in enumerate(map(chain_name, range(number))):
@@ -128,12 +100,6 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
             name = parts[i] if len(parts) == number else f"{prediction.target}_{chain}"
         partners.append(name[:_LONGEST_NAME])
     return partners
-
-
-def _mapping(config: Any, key: str) -> dict[str, Any]:
-    """Return a mapping of a settings file, which may come from anywhere."""
-    value = config.get(key) if isinstance(config, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any) -> float | int | None:

@@ -25,14 +25,7 @@ SHA256 = {
 
 @dataclass(frozen=True)
 class Molstar:
-    """Files of the viewer.
-
-    Attributes:
-        script: JavaScript.
-        style: CSS.
-        licence: Text of the licence, which must accompany the files.
-        version: Version of the viewer.
-    """
+    """Files of the viewer: JavaScript, CSS, the licence that must accompany them, and their version."""
 
     script: str
     style: str
@@ -78,21 +71,13 @@ def _pack_viewer() -> dict[str, str]:
 
 
 def pack_ahead(submit: Callable[[Callable[[], Any]], Future[Any]]) -> None:
-    """Have the viewer's files compressed in another process, unless this one has them.
-
-    Args:
-        submit: Starts a call and returns its future result.
-    """
+    """Have the viewer's files compressed by ``submit`` in another process, unless this one has them."""
     if not _pending and any(key not in _packed for key in SHA256.values()):
         _pending.append(submit(_pack_viewer))
 
 
 def packed_viewer() -> tuple[str, str]:
-    """Return the viewer's packed script and style, compressed once for all pages of a process.
-
-    Raises:
-        ValueError: As :func:`load_molstar`.
-    """
+    """Return the viewer's packed script and style, compressed once for all pages; errors as :func:`load_molstar`."""
     while _pending:
         with suppress(Exception):  # packed here instead
             _packed.update(_pending.pop().result())

@@ -26,12 +26,8 @@ def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
         paid = _number(given["confidence_paid"])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("its restraints have another form") from error
-    return {
-        **counts,
-        "confidence_paid": paid,
-        "leave_one_out": given.get("leave_one_out") is True,
-        "restraints": rows,
-    }
+    found = {"confidence_paid": paid, "leave_one_out": given.get("leave_one_out") is True}
+    return {**counts, **found, "restraints": rows}
 
 
 def _row(given: Any, residues: int) -> dict[str, Any]:
@@ -49,11 +45,7 @@ def _row(given: Any, residues: int) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Return a finite number.
-
-    Raises:
-        ValueError: The value is none.
-    """
+    """Return a finite number, or raise ValueError."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError

@@ -25,10 +25,8 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 def parse_condition(text: str, columns: Sequence[str]) -> Condition:
     """Parse a condition.
 
-    Args:
-        text: Comparisons (``>``, ``>=``, ``<``, ``<=``, ``==``, ``!=``, ``in``) of columns with numbers or quoted text,
-            joined by ``and``, ``or`` and ``not``. ``"P1" in partner_1`` looks for a part of a text.
-        columns: Names of columns.
+    Comparisons (``>``, ``>=``, ``<``, ``<=``, ``==``, ``!=``, ``in``) of columns with numbers or quoted text are joined
+    by ``and``, ``or`` and ``not``. ``"P1" in partner_1`` looks for a part of a text.
 
     Returns:
         A function that tells of a line if it meets the condition. A comparison with a missing value is false.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import html
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -18,13 +18,19 @@ from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
 from fastfold.inference.output.result_archive import ENDING
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
 from fastfold.inference.report.ensembles import find_ensembles
 from fastfold.inference.report.export import INTERFACES, write_rows
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.report.guard import (
+    check_size,
+    is_regular,
+    leaving_out,
+    mapping_of,
+    numbers_of,
+    read_table,
+)
 from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
 from fastfold.inference.report.restraints import restraints_of
@@ -56,16 +62,8 @@ _OF_MUTANTS = ("dplddt", "dpae", "strain")
 FAILURES = "failures.tsv"
 """Table of failed targets in a folder of results."""
 _SCRIPTS = (
-    "data.js",
-    "charts.js",
-    "matrix.js",
-    "view.js",
-    "ensemble.js",
-    "superpose.js",
-    "scores.js",
-    "restraints.js",
-    "design.js",
-    "main.js",
+    *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
+    *("restraints.js", "design.js", "main.js"),
 )
 
 
@@ -97,16 +95,14 @@ def write_report(
         OutputError: The page cannot be written.
     """
     folder = Path(directory)
-    try:
-        predictions = find_predictions(folder, say)
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}; give a folder of results", path=folder
-        ) from error
+    predictions = find_predictions(folder, say)
     interfaces: list[Row] = []
     entries = []
     is_small = len(predictions) <= MAX_DETAILED
-    mutants = _mutants(folder)
+    mutants: dict[str, dict[str, float]] = {}
+    if is_regular(folder / MUTATIONS):
+        lines = read_table(folder / MUTATIONS)
+        mutants = {line["name"]: numbers_of(line, _OF_MUTANTS) for line in lines if line.get("name")}
     for prediction in predictions:
         with leaving_out(prediction.stem, say):
             rows = rows_of(prediction, say)
@@ -203,7 +199,8 @@ def _page(
         "refused": refused,
         "about": about,
         "licence": "" if molstar is None else molstar.licence,
-        "meta": _inert_json(meta),
+        # Without characters that could end a script element or begin a comment.
+        "meta": json.dumps(meta, allow_nan=False).translate({ord(c): f"\\u{ord(c):04x}" for c in "&<>"}),
         "script": script,
         "blobs": "\n".join(
             f'<script type="application/octet-stream" id="blob-{number}">{text}</script>'
@@ -211,13 +208,12 @@ def _page(
         ),
     }
     plain = {"css", "meta", "script", "blobs"}  # trusted, or unable to hold markup
-    page = _file("page.html")
-    parts = page.split("{{")
-    filled = [parts[0]]
-    for part in parts[1:]:
-        key, _, rest = part.partition("}}")
-        filled += [values[key] if key in plain else html.escape(values[key], quote=True), rest]
-    return "".join(filled)
+
+    def fill(field: re.Match[str]) -> str:
+        value = values[field[1]]
+        return value if field[1] in plain else html.escape(value, quote=True)
+
+    return re.sub(r"\{\{(\w+)\}\}", fill, _file("page.html"))
 
 
 def _file(name: str) -> str:
@@ -228,16 +224,6 @@ def _hash(script: str) -> str:
     """Return the hash of a script for a content security policy."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
-def _inert_json(value: Any) -> str:
-    """Return JSON in ASCII without characters that could end a script element or begin a comment."""
-    return (
-        json.dumps(value, allow_nan=False)
-        .replace("&", "\\u0026")
-        .replace("<", "\\u003c")
-        .replace(">", "\\u003e")
-    )
 
 
 def _style() -> dict[str, Any]:
@@ -258,13 +244,10 @@ _OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "
 def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     """Return a prediction's line in the table, with the scores of its best pair of chains."""
     scores = prediction.scores
-    interfaces = scores.get("interfaces")
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
-    if isinstance(interfaces, dict):
-        numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
-    given = scores.get("given_structure")
-    if isinstance(given, dict):
-        numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
+    interfaces, given = (mapping_of(scores, key) for key in ("interfaces", "given_structure"))
+    numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
     return {
         "target": prediction.target,
@@ -301,6 +284,8 @@ def _detail(
     prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
 ) -> dict[str, Any]:
     scores = prediction.scores
+    archive = folder / f"{prediction.target}{ENDING}"
+    paths = [*prediction.files.values(), *([archive] if is_regular(archive) else [])]
     found = {
         "name": scores["name"],
         "sequences": scores["sequences"],
@@ -311,10 +296,7 @@ def _detail(
         "templates": _finite(scores.get("templates")),
         "restraints": None,
         "reference": _reference(prediction, say),
-        "files": sorted(
-            path.relative_to(folder).as_posix()
-            for path in (*prediction.files.values(), *_archive(prediction, folder))
-        ),
+        "files": sorted(path.relative_to(folder).as_posix() for path in paths),
         "config": None,
         "coverage": None,
     }
@@ -325,7 +307,7 @@ def _detail(
         if path is None:
             continue
         with leaving_out(path.name, say):
-            value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+            value = json.loads(check_size(path).read_bytes())
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
                 raise ValueError("its content does not match its name")
             pack_json(value := _finite(value))  # an error here leaves out only this file
@@ -333,20 +315,14 @@ def _detail(
     return found
 
 
-def _archive(prediction: FoundPrediction, folder: Path) -> list[Path]:
-    """Return the archive of the prediction's target, if the folder has one."""
-    path = folder / f"{prediction.target}{ENDING}"
-    return [path] if path.is_file() and not path.is_symlink() else []
-
-
 def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Return the scores of the prediction against an experimental structure, if it was compared."""
     folder = next(iter(prediction.files.values())).parent
     path = folder / f"{prediction.target}_reference.json"
-    if not path.is_file() or path.is_symlink():
+    if not is_regular(path):
         return None
     with leaving_out(path.name, say):
-        value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
+        value = json.loads(check_size(path).read_bytes())
         own = value.get(prediction.stem)
         if isinstance(own, dict):
             numbers = {key: own.get(key) for key in ("tm_score", "lddt_ca", "gdt_ts")}
@@ -358,7 +334,7 @@ def _failures(folder: Path) -> list[list[str]]:
     """Return name and reason of each target that failed, as far as the folder lists them."""
     path = folder / FAILURES
     try:
-        lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines() if path.is_file() else []
+        lines = check_size(path).read_text("utf-8").splitlines() if path.is_file() else []
     except (OSError, ValueError):
         return []
     return [
@@ -367,39 +343,20 @@ def _failures(folder: Path) -> list[list[str]]:
     ]
 
 
-def _mutants(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the differences of each mutant to the wild type by its files' stem, as far as the folder lists them."""
-    path, found = folder / MUTATIONS, {}
-    if not path.is_file() or path.is_symlink():
-        return {}
-    with suppress(OSError, ValueError):
-        lines = check_size(path, MAX_SCORES_BYTES).read_text("utf-8").splitlines()
-        for row in csv.DictReader(lines, delimiter="\t"):
-            numbers = {}
-            for key in _OF_MUTANTS:
-                with suppress(TypeError, ValueError):
-                    numbers[key] = float(row[key])
-            found[row["name"]] = {key: value for key, value in numbers.items() if _is_finite(value)}
-    return found
-
-
 def _scan(folder: Path) -> str | None:
     """Return the picture of a scan of mutants as a data URI, if the folder has one of moderate size."""
     path = folder / SCAN
-    if not path.is_file() or path.is_symlink():
-        return None
-    try:
-        data = check_size(path, _LARGEST_SCAN).read_bytes()
-    except (OSError, ValueError):
-        return None
-    is_png = data.startswith(b"\x89PNG\r\n\x1a\n")
-    return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}" if is_png else None
+    if is_regular(path):
+        with suppress(OSError, ValueError):
+            data = check_size(path, _LARGEST_SCAN).read_bytes()
+            if data.startswith(b"\x89PNG\r\n\x1a\n"):
+                return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+    return None
 
 
 def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
     """Return if the page's structure is relaxed according to its record, and the reason if not."""
-    record = prediction.scores.get("relaxation")
-    record = record if isinstance(record, dict) else {}
+    record = mapping_of(prediction.scores, "relaxation")
     outcome = record.get("relaxed")
     is_minimized = prediction.has_relaxed_structure
     not_relaxed = None
@@ -436,16 +393,13 @@ def _finite(value: Any) -> Any:
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
     """Return structure and aligned error of a prediction, as far as available."""
     found = {}
-    residues = len(prediction.scores["plddt"])
-    structure, pae = prediction.structure, prediction.files.get("_pae.json")
-    for key, path in (("structure", structure), ("pae", pae)):
-        if path is None:
-            continue
+    sequences, residues = prediction.scores["sequences"], len(prediction.scores["plddt"])
+    if (path := prediction.structure) is not None:
         with leaving_out(path.name, say):
-            if key == "structure":
-                check_size(path, _ROOM + residues * _STRUCTURE_BYTES)
-                found[key] = pack_structure(path, prediction.scores["sequences"])
-            else:
-                check_size(path, _ROOM + residues**2 * _PAE_BYTES)
-                found[key] = pack_pae(path, residues)
+            check_size(path, _ROOM + residues * _STRUCTURE_BYTES)
+            found["structure"] = pack_structure(path, sequences)
+    if (path := prediction.files.get("_pae.json")) is not None:
+        with leaving_out(path.name, say):
+            check_size(path, _ROOM + residues**2 * _PAE_BYTES)
+            found["pae"] = pack_pae(path, residues)
     return found

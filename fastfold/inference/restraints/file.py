@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,10 @@ _MAX_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Restraint:
-    """Distance of CA atoms of two residues.
+    """Distance of CA atoms of two residues, whose places in the target are counted from 0.
 
-    Attributes:
-        first: Place of a residue in the target, from 0.
-        second: Place of the other one.
-        low: Smallest distance in Å.
-        high: Largest distance in Å; infinite for none.
-        weight: Weight, positive.
-        group: Name of a group, in which one restraint must hold; or an empty text.
-        line: Place in the file, for reports.
+    Bounds are in Å, ``high`` is infinite for none. One restraint of a group must hold. ``line`` is its place in the
+    file.
     """
 
     first: int
@@ -59,7 +53,7 @@ class Restraint:
 
 
 def read_restraints(path: Path, target: Target) -> list[Restraint]:
-    """Read the restraints of a target.
+    """Read the restraints of a target, in the order of the file.
 
     Args:
         path: CSV with the columns ``chain1, residue1, chain2, residue2`` and ``max``, ``min`` or ``crosslinker``;
@@ -69,9 +63,6 @@ def read_restraints(path: Path, target: Target) -> list[Restraint]:
             from 1 in each.
         target: The target.
 
-    Returns:
-        The restraints in the order of the file.
-
     Raises:
         InputError: The file cannot be read; names each line that cannot be used.
     """
@@ -79,20 +70,17 @@ def read_restraints(path: Path, target: Target) -> list[Restraint]:
         text = read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise InputError("is not text in UTF-8", path=path) from None
-    if path.suffix.lower() in (".yaml", ".yml"):
-        found = _from_yaml(path, text, target)
-    else:
-        found = _from_table(path, text, target)
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    found = (_from_yaml if is_yaml else _from_table)(path, text, target)
     if not found:
         raise InputError("has no restraint", path=path)
     return found
 
 
 def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
-    dialect = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
-    rows = csv.DictReader(io.StringIO(text), delimiter=dialect)
-    columns = [name.strip() for name in rows.fieldnames or []]
-    columns = _translated(columns, path)
+    head = text.partition("\n")[0]
+    rows = csv.DictReader(io.StringIO(text), delimiter=";" if head.count(";") > head.count(",") else ",")
+    columns = _translated([name.strip() for name in rows.fieldnames or []], path)
     others = {name for name in columns if name.startswith("other ")}
     rows.fieldnames = columns
     if set(_CHAI) <= set(columns):
@@ -114,9 +102,9 @@ def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
 def _translated(columns: Sequence[str], path: Path) -> list[str]:
     """Return our names for the columns of a cross-link table; other columns get names that are ignored."""
     places = {name.lower() for name in columns}
-    spelling = (
-        _XIVIEW if "abspos1" in places else {key.replace("abs", "seq"): x for key, x in _XIVIEW.items()}
-    )
+    spelling = _XIVIEW
+    if "abspos1" not in places:
+        spelling = {key.replace("abs", "seq"): ours for key, ours in _XIVIEW.items()}
     named = [spelling.get(name.lower(), name.lower()) for name in columns]
     if set(_OURS) <= set(columns) or not set(_OURS) <= set(named):
         return list(columns)
@@ -136,17 +124,13 @@ def _collect(
     errors: list[str] = []
     for place, row in rows:
         try:
-            found += [_at(one, place) for one in read(row)]
+            found += [replace(one, line=place) for one in read(row)]
         except (ValueError, InputError) as error:
             errors.append(f"{place}: {error}")
     if errors:
         more = f"\n... and {len(errors) - 20} more" if len(errors) > 20 else ""
         raise InputError("has unusable restraints:\n" + "\n".join(errors[:20]) + more, path=path)
     return found
-
-
-def _at(one: Restraint, place: str) -> Restraint:
-    return Restraint(one.first, one.second, one.low, one.high, one.weight, one.group, place)
 
 
 def _own_row(row: Mapping[str, str], target: Target) -> list[Restraint]:

@@ -24,15 +24,15 @@ from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.evoformer.losses.pair_logits import at_columns
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.features import input_order
-from fastfold.inference.folding.gradients import GradientPolicy, GradientRun, differentiable
-from fastfold.inference.planning.gradient_plan import GradientPlan
+from fastfold.inference.folding.gradients import GradientRun, differentiable
+from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.collectives import broadcast
 from fastfold.protein import residue_constants as rc
 
 if TYPE_CHECKING:
-    from fastfold.inference.folding.predictor import DistributedRun
+    from fastfold.inference.distributed import DistributedFolder
     from fastfold.parallel.distributed import DistributedContext
 
 BIASED = ("msa_feat", "target_feat")
@@ -50,24 +50,16 @@ _TRIAL = 0.25
 
 
 class Figures(NamedTuple):
-    """Figures of a prediction by the passes of the fit.
-
-    Attributes:
-        distances: CA distance of each restraint in Å, ``[R]``.
-        plddt: Mean pLDDT, 0 to 100.
-    """
+    """CA distance of each restraint in Å, ``[R]``, and mean pLDDT (0 to 100), by the passes of the fit."""
 
     distances: np.ndarray
     plddt: float
 
 
 class LeftOut(NamedTuple):
-    """Trial without a group of restraints.
+    """Trial without a group of restraints, by their numbers, and its gain of mean pLDDT.
 
-    Attributes:
-        group: Numbers of its restraints.
-        contradicts: Numbers of the restraints of groups that hold without it, and not with it.
-        plddt: Gain of mean pLDDT without it.
+    It contradicts the restraints of groups that hold without it, and not with it.
     """
 
     group: tuple[int, ...]
@@ -129,36 +121,37 @@ class RestraintReport:
         }
 
 
-@dataclass(frozen=True)
-class RestrainedFeatures:
-    """Features with the bias, and the figures of the fit.
+class FitResult(NamedTuple):
+    """Result of a fit.
 
     Attributes:
-        sampler: Features, the same in all passes.
-        restraints: The restraints.
+        bias: Bias of each feature of :data:`BIASED`, on the host.
         before: Figures without the bias.
         fitted: Figures with it.
         steps: Steps of the fit.
         left_out: Trials without each group; None if there were none.
     """
 
-    sampler: FeatureSampler
-    restraints: tuple[Restraint, ...]
+    bias: dict[str, Tensor]
     before: Figures
     fitted: Figures
     steps: int
-    left_out: tuple[LeftOut, ...] | None = None
+    left_out: tuple[LeftOut, ...] | None
+
+
+@dataclass(frozen=True)
+class RestrainedFeatures:
+    """Features with the bias, the same in all passes, and the fit."""
+
+    sampler: FeatureSampler
+    restraints: tuple[Restraint, ...]
+    fit: FitResult
 
     def report(self, positions: np.ndarray, mean_plddt: float) -> RestraintReport:
         """Return the report of a structure, from its atoms ``[N, 37, 3]`` in Å and its mean pLDDT."""
+        after, fit = ca_distances(self.restraints, positions), self.fit
         return RestraintReport(
-            self.restraints,
-            self.before,
-            self.fitted,
-            ca_distances(self.restraints, positions),
-            mean_plddt,
-            self.steps,
-            self.left_out,
+            self.restraints, fit.before, fit.fitted, after, mean_plddt, fit.steps, fit.left_out
         )
 
 
@@ -213,9 +206,8 @@ class _Loss:
         bounded = outside / (_SCALE * (1.0 + outside / (3.0 * _SCALE)))
         edges = outputs.lower_edges
         upper = torch.cat([edges[1:], edges.new_full((1,), torch.inf)])
-        possible = (edges < self.high[:, None] + _BETA_TOLERANCE) & (
-            upper > self.low[:, None] - _BETA_TOLERANCE
-        )
+        low, high = self.low[:, None] - _BETA_TOLERANCE, self.high[:, None] + _BETA_TOLERANCE
+        possible = (edges < high) & (upper > low)
         logits = at_columns(outputs.distogram, self._columns)[self.first, self._slots]
         probability = (logits.softmax(-1) * possible).sum(-1)
         losses = bounded - torch.log(probability + 1e-6)
@@ -256,15 +248,13 @@ class _Fit:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Record a pass and its gradient by the plan."""
         recording = differentiable(self._model, self.residues, 0, False, self._recording)
         with recording, exact_products(self._everyone.device):
             yield
 
     def _run(self) -> Outputs:
-        given = self._features | {
-            key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()
-        }
+        biased = {key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()}
+        given = self._features | biased
         return Outputs.from_result(self._model(lambda cycle, member: given, 1, recycle_tolerance=0.0))
 
     def _figures(self, outputs: Outputs) -> Figures:
@@ -278,12 +268,10 @@ class _Fit:
         return found.cpu().numpy()
 
     def figures(self) -> Figures:
-        """Return the figures with the bias as it stands."""
         with torch.no_grad(), self._recorded():
             return self._figures(self._run())
 
-    def fit(self, steps: int, leave_one_out: bool) -> _Fitted:
-        """Fit the bias; arguments as those of :func:`fit_restraints`."""
+    def fit(self, steps: int, leave_one_out: bool) -> FitResult:
         done = self.descend(steps)
         last = self.figures()
         left_out = None
@@ -291,15 +279,10 @@ class _Fit:
             holds = satisfied(self._restraints, last.distances) == len(grouped(self._restraints))
             left_out = () if holds else tuple(self.contradictions(max(1, round(steps * _TRIAL))))
         bias = {key: value.detach().cpu() for key, value in self.bias.items()}
-        return _Fitted(bias, self.first, last, done, left_out)
+        return FitResult(bias, self.first, last, done, left_out)
 
     def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
-        """Take steps until all restraints hold or their number is reached; return the number taken.
-
-        Args:
-            steps: Largest number of steps.
-            left_out: Numbers of restraints that do not count.
-        """
+        """Take steps until all restraints hold but those left out, or their number is reached; return their number."""
         kept = [one for number, one in enumerate(self._restraints) if number not in left_out]
         loss = self._loss(kept)
         optimizer = torch.optim.Adam(self.bias.values(), lr=_RATE)
@@ -311,9 +294,8 @@ class _Fit:
                     return done
                 changed = at_columns(outputs.distogram, self._neighbours).log_softmax(-1)
                 changed = (self._start.exp() * (self._start - changed)).sum(-1)
-                size = (
-                    torch.stack([value.square().sum() for value in self.bias.values()]).sum() / self.residues
-                )
+                sizes = [value.square().sum() for value in self.bias.values()]
+                size = torch.stack(sizes).sum() / self.residues
                 total = (
                     loss(outputs)
                     + _CONFIDENCE * plddt_loss(outputs, self._everyone)
@@ -333,17 +315,17 @@ class _Fit:
 
         Every trial takes further steps from the fitted bias. The groups that one contradicts hold in its trial, and not
         in one with the same number of steps and all groups.
-
-        Args:
-            steps: Largest number of steps of a trial.
         """
         groups = grouped(self._restraints)
         fitted = {key: value.detach().clone() for key, value in self.bias.items()}
 
-        def trial(left_out: Sequence[int]) -> tuple[list[int], float]:
+        def restore() -> None:
             with torch.no_grad():
                 for key, value in self.bias.items():
                     value.copy_(fitted[key])
+
+        def trial(left_out: Sequence[int]) -> tuple[list[int], float]:
+            restore()
             self.descend(steps, left_out)
             found = self.figures()
             held = [
@@ -357,24 +339,11 @@ class _Fit:
         found = []
         for group in groups if len(base) < len(groups) and len(groups) > 1 else ():
             held, mean = trial(group)
-            now = [
-                i for number in held if number not in base and groups[number] != group for i in groups[number]
-            ]
-            found.append(LeftOut(tuple(group), tuple(now), mean - confidence))
-        with torch.no_grad():
-            for key, value in self.bias.items():
-                value.copy_(fitted[key])
+            new = [number for number in held if number not in base and groups[number] != group]
+            contradicted = tuple(i for number in new for i in groups[number])
+            found.append(LeftOut(tuple(group), contradicted, mean - confidence))
+        restore()
         return found
-
-
-class _Fitted(NamedTuple):
-    """Result of a fit: the bias on the host, and what :class:`RestrainedFeatures` tells of it."""
-
-    bias: dict[str, Tensor]
-    before: Figures
-    fitted: Figures
-    steps: int
-    left_out: tuple[LeftOut, ...] | None
 
 
 def _near_residues(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -398,7 +367,7 @@ def fit_restraints(
     steps: int,
     leave_one_out: bool = False,
     plan: GradientPlan | None = None,
-    distributed: DistributedRun | None = None,
+    distributed: DistributedFolder | None = None,
 ) -> RestrainedFeatures:
     """Return features with a bias under which the prediction obeys the restraints.
 
@@ -436,9 +405,7 @@ def fit_restraints(
         resample=False,
         chain_order=sampler.chain_order,
     )
-    return RestrainedFeatures(
-        features, tuple(restraints), found.before, found.fitted, found.steps, found.left_out
-    )
+    return RestrainedFeatures(features, tuple(restraints), found)
 
 
 def _fit_on(
@@ -448,18 +415,14 @@ def _fit_on(
     plan: GradientPlan | None,
     models: Sequence[AlphaFold],
     context: DistributedContext | None = None,
-) -> Callable[[int, bool], _Fitted]:
+) -> Callable[[int, bool], FitResult]:
     """Return the fit of a target by a network, on this process's part of it."""
     (model,) = models
     device = next(model.parameters()).device
     group = None if context is None else context.mesh.group("dap")
-    if plan is None:
-        policy = GradientPolicy.of_length(len(order), ranks=1 if group is None else group.size)
-        run = GradientRun(policy, None, group)
-    else:
-        run = plan.run_on(device, group)
+    run = gradient_run(plan, len(order), device, group)
 
-    def fit(steps: int, leave_one_out: bool) -> _Fitted:
+    def fit(steps: int, leave_one_out: bool) -> FitResult:
         # All of it in the call, because a network is idle between calls.
         return _Fit(model, sampled, order, restraints, run).fit(steps, leave_one_out)
 

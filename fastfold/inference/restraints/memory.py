@@ -16,9 +16,7 @@ _COPIES = 6
 def plan_restraints(fit: Fit, *, is_limited: bool) -> GradientPlan | None:
     """Plan the gradients of a target's restraints by a network, or refuse them.
 
-    Args:
-        fit: Plan of its fold.
-        is_limited: True if the user gave a budget.
+    ``is_limited`` is True if the user gave a budget.
 
     Returns:
         The plan; None for a short target with few rows and without a budget, whose gradients are not planned.

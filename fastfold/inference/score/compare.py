@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[str, Any]:
-    """Compare a prediction with the structure that the network was given.
-
-    Args:
-        prediction: Prediction of the structure's chains, in their order.
-        given: The structure.
+    """Compare a prediction with the structure that the network was given, whose chains are in the same order.
 
     Returns:
         ``file``, ``use``, and scores: ``tm_score`` of the CA atoms, normalised by all residues, ``rmsd`` in Å, and

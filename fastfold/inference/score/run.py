@@ -39,12 +39,7 @@ COLUMNS = ("name", *_MEANS, "residues", "chains", "predictions", "file")
 
 @dataclass(frozen=True)
 class Protocol:
-    """How structures are scored.
-
-    Attributes:
-        use: See :data:`fastfold.data.templates.whole.given.Use`.
-        shows_targets: See :class:`fastfold.data.templates.whole.given.GivenStructure`.
-    """
+    """How structures are scored; see :class:`fastfold.data.templates.whole.given.GivenStructure`."""
 
     use: Use = "template"
     shows_targets: bool = False
@@ -117,28 +112,21 @@ def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
                 f"{network.name} does not predict a TM-score, which the scores need; give --weights monomer_ptm, "
                 "multimer, or another network with pTM"
             )
-        if (protocol.use == "template" or protocol.shows_targets) and not (
-            model.embeddings_and_evoformer.template.enabled
-        ):
-            what = "--show-target shows chains" if protocol.shows_targets else "structures are shown"
+        takes_templates = model.embeddings_and_evoformer.template.enabled
+        if (protocol.use == "template" or protocol.shows_targets) and not takes_templates:
+            what, rest = "structures are shown", ", or score with --initial-guess, which suits every network"
+            if protocol.shows_targets:
+                what, rest = "--show-target shows chains", ""
             raise ConfigError(
                 f"{what} as templates, and {network.name} does not use any; give --weights model_1_ptm, model_2_ptm or "
-                "multimer"
-                + (
-                    ""
-                    if protocol.shows_targets
-                    else ", or score with --initial-guess, which suits every network"
-                )
+                f"multimer{rest}"
             )
 
 
 def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[str]], output: Path) -> Path:
     """Write the table of scored structures, the best composite score first.
 
-    Args:
-        targets: Scored targets; those without predictions are left out.
-        predictions: The ``id`` of the predictions of each target, by its name.
-        output: Folder of the results.
+    Targets without predictions are left out; ``predictions`` has the ``id`` of each target's, by its name.
 
     Raises:
         InputError: A scores file is damaged.
@@ -147,7 +135,11 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
     folder = ResultsFolder(output)
     found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
     rows = [row for row in found if row is not None]
-    rows.sort(key=lambda row: (-_number(row["composite"]), row["name"]))
+
+    def place(row: dict[str, Any]) -> tuple[float, str]:
+        return math.inf if row["composite"] is None else -row["composite"], row["name"]
+
+    rows.sort(key=place)
     path = output / TABLE
     write_atomic(path, score_table(COLUMNS, rows))
     return path
@@ -162,17 +154,10 @@ def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> d
             continue
         scores = read_scores(results.path(record, "_scores.json"))
         given, interfaces = scores["given_structure"], scores.get("interfaces") or {}
-        found.append(
-            {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
-            | {"ipsae_max": interfaces.get("ipsae_max")}
-            | given
-        )
+        own = {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
+        found.append(own | {"ipsae_max": interfaces.get("ipsae_max")} | given)
     if not found:
         return None
     means = {name: mean_score(one.get(name) for one in found) for name in _MEANS}
     about = {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
     return means | about | {"predictions": len(found), "file": target.source}
-
-
-def _number(value: float | None) -> float:
-    return -math.inf if value is None else value

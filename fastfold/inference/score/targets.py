@@ -23,9 +23,7 @@ from fastfold.utils.atomic_files import write_atomic
 def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
     """Write the structures of a list that are objects into a folder, as mmCIF; return the paths of all.
 
-    Args:
-        inputs: Files, folders, and other structures of :func:`fastfold.protein.io.read.read_structure`.
-        folder: Folder of the written files, created if needed.
+    The folder is created if needed.
 
     Raises:
         ConfigError: An input is of another type.
@@ -54,13 +52,10 @@ def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StructureTargets:
-    """Reader of structure files as targets; see :func:`fastfold.inference.runner.run`.
+    """Reader of structure files, and of folders of them, as targets; see :func:`fastfold.inference.runner.run`.
 
-    Attributes:
-        inputs: PDB and mmCIF files, plain or ``.gz``, and folders of them.
-        use: How a network sees a structure.
-        shows_targets: See :class:`~fastfold.data.templates.whole.given.GivenStructure`.
-        searches: True if alignments are looked for or searched; otherwise the network sees the sequences alone.
+    Without searches the network sees the sequences alone. Other attributes are those of
+    :class:`~fastfold.data.templates.whole.given.GivenStructure`.
     """
 
     inputs: Sequence[Path]

@@ -23,9 +23,6 @@ class FailuresFile:
     """Table of failed targets, to which several runs add. A target that is folded later is removed.
 
     Writes are limited so that they take a small part of the time.
-
-    Attributes:
-        folder: The results folder.
     """
 
     folder: ResultsFolder
@@ -33,11 +30,7 @@ class FailuresFile:
     _next: float = field(default=0.0, init=False)
 
     def add(self, target: str, reason: str) -> None:
-        """Add a target, written now or later, replacing its earlier line.
-
-        Args:
-            target: Name of the target.
-            reason: Reason of the failure.
+        """Add a target with the reason, written now or later, replacing its earlier line.
 
         Raises:
             WriteError: The table cannot be written.

@@ -10,6 +10,8 @@ from fastfold.errors import FastFoldError
 
 Kind = Literal["search", "fold", "finish"]
 Status = Literal["done", "finished", "in_progress", "failed", "lost", "fatal"]
+MAX_LOSSES = 2
+"""Number of lost workers after which a job is given up, because it may be the cause."""
 
 
 class ScreenError(FastFoldError):
@@ -43,12 +45,7 @@ class Job:
 
 
 class Task(NamedTuple):
-    """Job with its memory, as sent to a worker.
-
-    Attributes:
-        job: The job.
-        memory: Memory limit in bytes; None if the worker decides.
-    """
+    """Job with its memory limit in bytes, as sent to a worker; None if the worker decides."""
 
     job: Job
     memory: int | None
@@ -78,12 +75,7 @@ class JobResult:
 
 
 class FoldedJob(NamedTuple):
-    """Folded target without plots, whose predictions are not relaxed yet.
-
-    Attributes:
-        target: The target.
-        result: Result of its fold.
-    """
+    """Folded target without plots, whose predictions are not relaxed yet, and the result of its fold."""
 
     target: Any
     result: JobResult
@@ -91,14 +83,10 @@ class FoldedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Worker:
-    """Process that does one job at a time.
+    """Process that does one job at a time, on a host.
 
-    Attributes:
-        id: Name of the worker; a replacement has another name.
-        kind: Kind of its jobs.
-        host: Machine of the worker.
-        memory: Free memory of that machine in bytes before the workers started; None if its jobs use other memory, for
-            example on a GPU.
+    ``memory`` is the free memory of that machine in bytes before the workers started; None if its jobs use other
+    memory, for example on a GPU.
     """
 
     id: str

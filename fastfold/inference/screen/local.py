@@ -6,18 +6,14 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from fastfold.inference.screen.job import Event, Finished, Ready, Task, Worker
+from fastfold.inference.screen.job import Event, Executor, Finished, Ready, Task, Worker
 from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess, pack_function
 
 
-class LocalExecutor:
-    """Runner of workers on this machine.
+class LocalExecutor(Executor):
+    """Runner of workers on this machine, each with its function.
 
     A lost process is replaced with its worker's next job.
-
-    Args:
-        workers: The workers, each with its function.
-        limits: Limits of each job.
     """
 
     def __init__(self, workers: Sequence[tuple[Worker, Function]], limits: Limits) -> None:
@@ -38,11 +34,9 @@ class LocalExecutor:
             thread.start()
 
     def start(self, worker: str, task: Task) -> None:
-        """Start a job, see :class:`~fastfold.inference.screen.job.Executor`."""
         self._tasks[worker].put(task)
 
     def wait(self, timeout: float) -> list[Event]:
-        """Wait for events, see :class:`~fastfold.inference.screen.job.Executor`."""
         events: list[Event] = []
         try:
             events.append(self._events.get(timeout=timeout))
@@ -52,7 +46,6 @@ class LocalExecutor:
             return events
 
     def close(self) -> None:
-        """End all workers, see :class:`~fastfold.inference.screen.job.Executor`."""
         for tasks in self._tasks.values():
             tasks.put(None)
         for process in self._processes:
@@ -63,6 +56,5 @@ class LocalExecutor:
             process.join()
 
     def _serve(self, worker: Worker, process: WorkerProcess, tasks: queue.SimpleQueue[Task | None]) -> None:
-        """Run the jobs of a worker, until it receives None."""
         while (task := tasks.get()) is not None:
             self._events.put(Finished(worker.id, process.run(task)))

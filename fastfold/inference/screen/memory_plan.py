@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
@@ -39,13 +40,7 @@ class MemoryPlan:
         return share if self.limit is None else min(share, self.limit)
 
     def grant(self, smallest: int, total: int, workers: int) -> int:
-        """Return the bytes for a fold: its share, or its smallest memory if that is more and available.
-
-        Args:
-            smallest: Smallest sufficient number of bytes.
-            total: See :meth:`total`.
-            workers: Number of workers on the machine.
-        """
+        """Return the bytes for a fold: its share, or its smallest memory if that is more and available."""
         share = self.share(total, workers)
         most = min(x for x in (self.budget or total, self.limit) if x is not None)
         return max(share, min(smallest, most))
@@ -53,13 +48,7 @@ class MemoryPlan:
 
 @dataclass
 class TargetMemory:
-    """Memory of a target's smallest plan on the CPU.
-
-    Attributes:
-        networks: Networks of the run.
-        config: Settings of the fold.
-        templates: Number of templates; None for the networks' maximum.
-    """
+    """Memory of a target's smallest plan on the CPU, with a number of templates; None for the networks' maximum."""
 
     networks: Sequence[Network]
     config: InferConfig
@@ -67,29 +56,17 @@ class TargetMemory:
 
     def __post_init__(self) -> None:
         size = 2 if self.config.precision == "bf16" else 4
-        self._planners = {
-            network.name: Planner(
-                apply_settings(self.config, network.info.config),
-                size,
-                "cpu",
-                parameters=network.info.parameters * size,
-            )
-            for network in self.networks
-        }
-        self._known: dict[tuple[str, int], int] = {}
+        self._smallest = {}
+        for network in self.networks:
+            config = apply_settings(self.config, network.info.config)
+            planner = Planner(config, size, "cpu", parameters=network.info.parameters * size)
+            # With the network's maximum of rows, because the alignments are not known yet.
+            self._smallest[network.name] = cache(partial(planner.smallest, templates=self.templates))
 
     def smallest(self, target: Target) -> int:
         """Return the bytes without which no suitable network can fold a target."""
-        return max(
-            self._smallest_for(network.name, target.num_residues)
-            for network in suitable(self.networks, target)
-        )
-
-    def _smallest_for(self, name: str, residues: int) -> int:
-        if (name, residues) not in self._known:
-            # With the network's maximum of rows, because the alignments are not known yet.
-            self._known[name, residues] = self._planners[name].smallest(residues, templates=self.templates)
-        return self._known[name, residues]
+        networks = suitable(self.networks, target)
+        return max(self._smallest[network.name](target.num_residues) for network in networks)
 
 
 def worker_bytes(networks: Sequence[Network], precision: str | None) -> int:

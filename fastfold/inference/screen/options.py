@@ -15,14 +15,9 @@ from fastfold.utils.units import parse_bytes, parse_duration
 class TargetLists:
     """Sources of a screen's targets, which can be combined.
 
-    Attributes:
-        inputs: Files for :func:`fastfold.data.queries.read.read_targets`, and tables of partners
-            (:func:`fastfold.data.queries.pairs.read_pair_table`).
-        proteins: Proteins named by the tables of partners; None if they contain sequences.
-        all_vs_all: Proteins whose pairs are all folded.
-        homodimers: True if ``all_vs_all`` also pairs each protein with itself.
-        baits: Proteins to fold with each of the ``candidates``.
-        candidates: Partners of the baits.
+    ``inputs`` are files for :func:`fastfold.data.queries.read.read_targets`, and tables of partners
+    (:func:`fastfold.data.queries.pairs.read_pair_table`), whose names are those of ``proteins``. All pairs of
+    ``all_vs_all`` are folded, with ``homodimers`` each with itself too, and every bait with every candidate.
     """
 
     inputs: tuple[Path, ...] = ()
@@ -47,15 +42,10 @@ class TargetLists:
 
 @dataclass(frozen=True)
 class ScreenOptions:
-    """Workers and limits of a screen.
+    """Workers and limits of a screen; the help of each option explains it.
 
-    Attributes:
-        workers: Number of processes that fold; None for one per GPU, or one (on each machine of a cluster).
-        ray: Address of a Ray cluster (:func:`fastfold.inference.screen.ray_cluster.connect`); None for this machine.
-        cpus_per_worker: CPUs of each worker; None for equal parts, one if it has a GPU.
-        time_limit: Largest number of seconds of a target; None for no limit.
-        memory_limit: Largest host memory in bytes of a target's process; None for no limit.
-        shard: Part of the targets to fold; None for all.
+    Limits are in seconds, and in bytes of a target's process. The address of a Ray cluster is that of
+    :func:`fastfold.inference.screen.ray_cluster.connect`; None for this machine.
     """
 
     workers: int | None = option(

@@ -18,6 +18,7 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, first_line
 from fastfold.inference.screen.job import (
     Event,
+    Executor,
     Finished,
     Gone,
     JobResult,
@@ -41,13 +42,7 @@ _PATIENCE_S = 60.0
 
 
 class Machine(NamedTuple):
-    """Machine of an actor.
-
-    Attributes:
-        host: Name of the machine.
-        memory: Free memory in bytes.
-        version: Version of FastFold there.
-    """
+    """Name, free memory in bytes and version of FastFold of an actor's machine."""
 
     host: str
     memory: int
@@ -55,12 +50,7 @@ class Machine(NamedTuple):
 
 
 class WorkerActor:
-    """Actor on a machine of the cluster.
-
-    Args:
-        packed: Function of its process; see :class:`WorkerProcess`.
-        limits: Limits of each job.
-    """
+    """Actor on a machine of the cluster, with the arguments of its :class:`WorkerProcess`."""
 
     def __init__(self, packed: bytes, limits: Limits) -> None:
         self._process = WorkerProcess(packed, limits)
@@ -78,15 +68,7 @@ class WorkerActor:
 
 @dataclass(frozen=True)
 class Group:
-    """Group of equal workers.
-
-    Attributes:
-        kind: Kind of their jobs.
-        count: Number of workers.
-        function: Function for a job.
-        cpus: Exclusive CPUs of each worker.
-        gpus: Exclusive GPUs of each worker.
-    """
+    """Group of equal workers: kind of their jobs, function for a job, and exclusive CPUs and GPUs of each."""
 
     kind: Kind
     count: int
@@ -95,14 +77,8 @@ class Group:
     gpus: float = 0
 
 
-class RayExecutor:
-    """Runner of workers in a Ray cluster, which replaces lost ones.
-
-    Args:
-        groups: The workers.
-        limits: Limits of each job.
-        say: Called with lines for the user.
-    """
+class RayExecutor(Executor):
+    """Runner of workers in a Ray cluster, which replaces lost ones, and tells the user about waiting."""
 
     def __init__(
         self, groups: Sequence[Group], limits: Limits, say: Callable[[str], None] = lambda _: None
@@ -121,11 +97,9 @@ class RayExecutor:
                 self._add(group)
 
     def start(self, worker: str, task: Task) -> None:
-        """Start a job, see :class:`~fastfold.inference.screen.job.Executor`."""
         self._calls[self._actors[worker].run.remote(task)] = worker
 
     def wait(self, timeout: float) -> list[Event]:
-        """Wait for events, see :class:`~fastfold.inference.screen.job.Executor`."""
         ray = self._ray
         try:
             found, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
@@ -141,7 +115,6 @@ class RayExecutor:
         return [self._event(call) for call in found]
 
     def close(self) -> None:
-        """End all workers, see :class:`~fastfold.inference.screen.job.Executor`."""
         for actor in self._actors.values():
             with contextlib.suppress(Exception):  # the cluster may have ended
                 self._ray.kill(actor, no_restart=True)
@@ -177,7 +150,6 @@ class RayExecutor:
         return Ready(Worker(worker, group.kind, found.host, None if group.gpus else found.memory))
 
     def _replace(self, worker: str, error: Exception) -> None:
-        """Start another actor to replace a lost one."""
         if worker in self._starting:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
@@ -192,14 +164,7 @@ class RayExecutor:
 
 
 class Resources(NamedTuple):
-    """Resources of a cluster.
-
-    Attributes:
-        machines: Number of machines.
-        cpus: CPUs of all machines together.
-        smallest: CPUs of the machine with the fewest.
-        gpus: GPUs of all machines together.
-    """
+    """Number of a cluster's machines, its CPUs, the fewest of a machine, and its GPUs."""
 
     machines: int
     cpus: int
@@ -208,10 +173,7 @@ class Resources(NamedTuple):
 
 
 def connect(address: str) -> Resources:
-    """Connect to a Ray cluster.
-
-    Args:
-        address: ``HOST:PORT``, ``auto`` for the cluster of this machine, or ``local`` to start one here for this run.
+    """Connect to a Ray cluster: ``HOST:PORT``, ``auto`` for that of this machine, ``local`` to start one for this run.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster runs at the address.
@@ -240,17 +202,12 @@ def connect(address: str) -> Resources:
             ) from error
     sizes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     cpus = [int(size["CPU"]) for size in sizes]
-    return Resources(
-        len(cpus), sum(cpus), min(cpus, default=0), sum(int(size.get("GPU", 0)) for size in sizes)
-    )
+    gpus = sum(int(size.get("GPU", 0)) for size in sizes)
+    return Resources(len(cpus), sum(cpus), min(cpus, default=0), gpus)
 
 
 def import_ray() -> Any:
-    """Import Ray with its settings.
-
-    Raises:
-        ConfigError: Ray is not installed.
-    """
+    """Import Ray with its settings, or raise ConfigError if it is not installed."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

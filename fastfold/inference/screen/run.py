@@ -22,7 +22,7 @@ from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
-from fastfold.inference.screen.search import ChainSearch, EngineSearch
+from fastfold.inference.screen.search import EngineSearch
 from fastfold.inference.screen.setup import Setup
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
@@ -35,14 +35,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
     """Fold all targets of a request by several workers into a results folder.
 
     Existing results are not folded again. A target that fails, or that ends its worker twice, is listed in
-    ``failures.tsv``, and the others continue.
-
-    Args:
-        request: Targets to fold, and how; the folder for the results is the same on all machines.
-        where: Workers and limits.
-
-    Returns:
-        Summary of the run.
+    ``failures.tsv``, and the others continue. The results folder is the same on all machines.
 
     Raises:
         FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
@@ -51,11 +44,15 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
     if request.config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
     device = None if where.ray is not None else choose_device(request.config.device)
-    job = prepare(_for_all_machines(request), device, is_screen=True)
+    if request.options.sources.wanted:  # the paths of searches are valid on all machines
+        options = request.options
+        options = replace(options, msa_dir=request.msa_dir.resolve(), sources=options.sources.absolute())
+        request = replace(request, options=options)
+    job = prepare(request, device, is_screen=True)
     if where.shard is not None:
         mine = where.shard.of(job.targets, job.costs)
         job.targets = [job.targets[i] for i in mine]
-    chains: ChainSearch | None = None
+    chains = None
     config, options = job.request.config, job.request.options
     if options.sources.is_by_colabfold:
         job = search(job)
@@ -83,18 +80,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
     return concluded(summary, job, progress)
 
 
-def _for_all_machines(request: InferRequest) -> InferRequest:
-    """Return a request whose searches have paths that are valid on all machines."""
-    options = request.options
-    if not options.sources.wanted:
-        return request
-    options = replace(options, msa_dir=request.msa_dir.resolve(), sources=options.sources.absolute())
-    return replace(request, options=options)
-
-
 class _Screen:
-    """Targets of a run, with the folder's tables."""
-
     def __init__(
         self,
         targets: Sequence[Target],
@@ -112,19 +98,18 @@ class _Screen:
         self._predictions: dict[str, tuple[str, ...]] = {}
 
     def run(self, setup: Setup) -> Summary:
-        """Fold all targets."""
         rules = setup.rules()
         workers = setup.start()
         self._progress.line(f"{len(self._targets):,} targets, {workers.text}")
         try:
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
-            ahead = max(rules.ahead, 4 * workers.count)
             follow = self._rest if workers.are_finished else None
-            rules = replace(rules, ahead=ahead)
+            rules = replace(rules, ahead=max(rules.ahead, 4 * workers.count))
             Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
         except BaseException:
             with suppress(WriteError):  # the error that stopped the run is reported
-                self._flush()
+                self._table.flush()
+                self._failures.flush()
             raise
         finally:
             workers.executor.close()
@@ -173,10 +158,5 @@ class _Screen:
             self._progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
         self._folded.append(target.name)
-        self._progress.step(
-            label, f"{result.text}, {clock(folded.result.seconds + result.seconds)}", job.cost
-        )
-
-    def _flush(self) -> None:
-        self._table.flush()
-        self._failures.flush()
+        seconds = folded.result.seconds + result.seconds
+        self._progress.step(label, f"{result.text}, {clock(seconds)}", job.cost)

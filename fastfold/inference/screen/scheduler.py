@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastfold.inference.screen.job import (
+    MAX_LOSSES,
     Event,
     Executor,
     Gone,
@@ -22,8 +23,6 @@ from fastfold.inference.screen.job import (
 )
 from fastfold.inference.screen.memory_plan import MemoryPlan
 
-MAX_LOSSES = 2
-"""Number of lost workers after which a job is given up, because it may be the cause."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 """Seconds until a job that another process is working on is tried again: first, and at most."""
 _PATIENCE_S = 5.0
@@ -31,17 +30,10 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of a scheduler.
-
-    Attributes:
-        memory: Distribution of the machines' memory.
-        ahead: Number of searched targets that may wait for their folds before searches pause.
-        max_losses: See :data:`MAX_LOSSES`.
-    """
+    """Distribution of the machines' memory, and the searched targets that may wait before searches pause."""
 
     memory: MemoryPlan = field(default_factory=MemoryPlan)
     ahead: int = 16
-    max_losses: int = MAX_LOSSES
 
 
 class Scheduler:
@@ -96,8 +88,17 @@ class Scheduler:
         """
         while self._open:
             self._wake()
-            self._dispatch()
-            for event in self._executor.wait(self._timeout()):
+            for worker in list(self._workers.values()):
+                pauses = worker.kind == "search" and len(self._searched) >= self._rules.ahead
+                if worker.id in self._running or pauses:
+                    continue
+                task = self._choose(worker)
+                if task is not None:
+                    self._running[worker.id] = task
+                    self._searched.discard(task.job.id)
+                    self._executor.start(worker.id, task)
+            later = [max(0.0, self._later[0][0] - self._clock())] if self._later else []
+            for event in self._executor.wait(min([_PATIENCE_S, *later])):
                 self._handle(event)
 
     def _push(self, job: Job) -> None:
@@ -109,25 +110,6 @@ class Scheduler:
         """Reactivate the jobs that waited for another process."""
         while self._later and self._later[0][0] <= self._clock():
             self._push(self._open[heapq.heappop(self._later)[1]])
-
-    def _timeout(self) -> float:
-        if not self._later:
-            return _PATIENCE_S
-        return min(_PATIENCE_S, max(0.0, self._later[0][0] - self._clock()))
-
-    def _dispatch(self) -> None:
-        for worker in list(self._workers.values()):
-            if worker.id in self._running or self._pauses(worker.kind):
-                continue
-            task = self._choose(worker)
-            if task is not None:
-                self._running[worker.id] = task
-                self._searched.discard(task.job.id)
-                self._executor.start(worker.id, task)
-
-    def _pauses(self, kind: Kind) -> bool:
-        """Return True if searches are far enough ahead of the folds."""
-        return kind == "search" and len(self._searched) >= self._rules.ahead
 
     def _choose(self, worker: Worker) -> Task | None:
         """Choose the most expensive job for which the machine has memory."""
@@ -205,11 +187,10 @@ class Scheduler:
             self._finished_together(job, result)
             return
         self._losses[job.id] += 1
-        if self._losses[job.id] < self._rules.max_losses:
+        if self._losses[job.id] < MAX_LOSSES:
             self._push(job)
             return
-        times = {1: "once", 2: "twice"}.get(self._losses[job.id], f"{self._losses[job.id]} times")
-        text = f"{job.name}: its worker ended {times}, the last time: {result.text}; it is not tried again in this run"
+        text = f"{job.name}: its worker ended twice, the last time: {result.text}; it is not tried again in this run"
         self._close(job, JobResult("failed", text, result.lines, result.seconds))
 
     def _close(self, job: Job, result: JobResult) -> None:

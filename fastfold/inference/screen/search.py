@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
@@ -22,49 +22,25 @@ BATCH = 16
 
 
 class ChainQuery(NamedTuple):
-    """Chain to search for.
-
-    Attributes:
-        sequence: Given sequence, upper case.
-        paired: True if it is in a complex of different chains, whose rows are paired by species.
-    """
+    """Given sequence of a chain in upper case, and True if its rows are paired by species, as in a complex."""
 
     sequence: str
     paired: bool
 
 
-class ChainSearch(Protocol):
-    """Picklable search for chains with all requested engines, used in several processes."""
-
-    def search(self, queries: Sequence[ChainQuery]) -> None:
-        """Search for distinct chains without a result, and keep the results.
-
-        Raises:
-            FastFoldError: An engine cannot search.
-        """
-
-    def publish(self, target: Target) -> None:
-        """Put the results of a target's chains into the folder of alignments for its fold.
-
-        Raises:
-            FastFoldError: A result is missing, or a file of another origin is in its place.
-        """
-
-
 @dataclass(frozen=True)
 class EngineSearch:
-    """Search by engines into the store of a folder of alignments: a :class:`ChainSearch`.
-
-    Attributes:
-        engines: Search engines.
-        out: Folder of alignments, the same on all machines.
-    """
+    """Picklable search by engines into the store of a folder of alignments, the same on all machines."""
 
     engines: tuple[SearchEngine, ...]
     out: Path
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
-        """Search for chains, see :class:`ChainSearch`; UniProt only for paired chains."""
+        """Search for distinct chains without a result, and keep the results; UniProt only for paired chains.
+
+        Raises:
+            FastFoldError: An engine cannot search.
+        """
         store = SearchStore(prepare_output_directory(self.out) / FOLDER)
         for engine in self.engines:
             key = engine.key(store)
@@ -75,27 +51,21 @@ class EngineSearch:
                     store.add(found.sequence, key, found.files, facts=found.facts)
 
     def publish(self, target: Target) -> None:
-        """Publish results, see :class:`ChainSearch`."""
+        """Put the results of a target's chains into the folder of alignments for its fold.
+
+        Raises:
+            FastFoldError: A result is missing, or a file of another origin is in its place.
+        """
         AlignmentSearch(self.engines, self.out, quiet=True).run([target])
 
 
 @dataclass(frozen=True)
 class SearchWorker:
-    """Function of a process that searches.
+    """Function of a process that searches for the :class:`ChainQuery` of a task's payload."""
 
-    Attributes:
-        search: The search.
-    """
-
-    search: ChainSearch
+    search: EngineSearch
 
     def __call__(self, number: int, task: Task) -> JobResult:
-        """Search for the chains of a job.
-
-        Args:
-            number: Number of the job.
-            task: Task whose payload is a list of :class:`ChainQuery`.
-        """
         try:
             self.search.search(task.job.payload)
         except (ConfigError, WriteError) as error:
@@ -110,12 +80,8 @@ class SearchWorker:
 def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
     """Make jobs for all distinct chains of some targets, those of the most expensive target first.
 
-    Args:
-        targets: The targets; those with alignments are skipped.
-        costs: Costs of their folds.
-
     Returns:
-        Jobs with negative numbers; and for each target the numbers of the jobs that it needs.
+        Jobs with negative numbers, none for targets with alignments; and the jobs that each target needs.
     """
     paired = {
         sequence

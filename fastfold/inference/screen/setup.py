@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Rules
-from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
+from fastfold.inference.screen.search import EngineSearch, SearchWorker, search_jobs
 from fastfold.inference.screen.worker import FinishWorker, FoldWorker
 from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
 from fastfold.utils.device import choose_device
@@ -36,14 +37,9 @@ _FOLDERS_OF_PLOTTER = 4
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers of a run.
+    """Workers of a run: ``count`` of them fold, on CPUs that share their machine's memory or on GPUs.
 
-    Attributes:
-        executor: Runs the workers.
-        count: Number of workers that fold.
-        on_cpu: True if they fold on CPUs, which share their machine's memory.
-        text: Description in words.
-        are_finished: True if further workers draw and relax the folded targets.
+    With ``are_finished``, further workers draw and relax the folded targets.
     """
 
     executor: Executor
@@ -57,17 +53,8 @@ class Workers:
 class Setup:
     """Inputs of a run's workers.
 
-    Attributes:
-        networks: The networks.
-        shipped: True for the network that ships with the package, which has a different path on each machine.
-        output: Folder for the results.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
-        where: Workers and limits.
-        search: Search for alignments; None for no searches.
-        say: Called with lines for the user.
-        adapt: Makes the function of a worker from the one that folds a target, which then draws and relaxes as well;
-            None to send targets, whose plots and relaxation are jobs of further workers.
+    The shipped network has a different path on each machine. ``adapt`` makes the function of a worker from the one that
+    folds a target, which then draws and relaxes as well; without it, plots and relaxation are jobs of further workers.
     """
 
     networks: Sequence[Network]
@@ -76,16 +63,12 @@ class Setup:
     config: InferConfig
     options: RunOptions
     where: ScreenOptions
-    search: ChainSearch | None
+    search: EngineSearch | None
     say: Callable[[str], None]
     adapt: Callable[[FoldWorker], Function] | None = None
 
     def start(self) -> Workers:
-        """Start the workers.
-
-        Raises:
-            ConfigError: The workers cannot be started.
-        """
+        """Start the workers, or raise ConfigError."""
         limits = Limits(self.where.time_limit, self.where.memory_limit)
         return self._local(limits) if self.where.ray is None else self._on_ray(limits)
 
@@ -98,18 +81,10 @@ class Setup:
         has_templates = self.options.templates.wanted or any(target.brings_templates for target in targets)
         templates = None if has_templates else 0
         memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
-        folds = [
-            Job(
-                i,
-                target.name,
-                "fold",
-                target,
-                costs[i],
-                smallest=0 if memory is None else memory.smallest(target),
-                needs=needs[i],
-            )
-            for i, target in enumerate(targets)
-        ]
+        folds = []
+        for i, (target, cost) in enumerate(zip(targets, costs, strict=True)):
+            smallest = 0 if memory is None else memory.smallest(target)
+            folds.append(Job(i, target.name, "fold", target, cost, smallest=smallest, needs=needs[i]))
         return [*searches, *self._grouped(folds, on_cpu=on_cpu)]
 
     def _grouped(self, folds: Sequence[Job], *, on_cpu: bool) -> list[Job]:
@@ -155,42 +130,32 @@ class Setup:
     def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
         weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
-        config = replace(
-            self.config,
-            device=device,
-            initial_guess=_resolved(self.config.initial_guess),
-            restraints=_resolved(self.config.restraints),
-        )
-        templates = self.options.templates
+        given, templates = self.config, self.options.templates
+        files: dict[str, Any] = {
+            name: _resolved(getattr(given, name)) for name in ("initial_guess", "restraints")
+        }
+        several = ("structures", "alignments", "complexes", "chains")
+        paths: dict[str, Any] = {
+            name: tuple(path.resolve() for path in getattr(templates, name)) for name in several
+        }
+        paths |= {name: _resolved(getattr(templates, name)) for name in ("database", "mmcif_dir", "obsolete")}
         options = replace(
             self.options,
             sources=SearchSources(),  # their results are published before the fold
-            templates=replace(
-                templates,
-                structures=tuple(path.resolve() for path in templates.structures),
-                alignments=tuple(path.resolve() for path in templates.alignments),
-                complexes=tuple(path.resolve() for path in templates.complexes),
-                chains=tuple(path.resolve() for path in templates.chains),
-                database=_resolved(templates.database),
-                mmcif_dir=_resolved(templates.mmcif_dir),
-                obsolete=_resolved(templates.obsolete),
-            ),
+            templates=replace(templates, **paths),
             msa_dir=_resolved(self.options.msa_dir),
             reference=_resolved(self.options.reference),
         )
         return FoldWorker(
             self.output.resolve(),
             weights,
-            config,
+            replace(given, device=device, **files),
             options,
             threads=threads,
             sharers=sharers,
             search=self.search,
             leaves_rest=leaves_rest,
         )
-
-    def _adapted(self, function: FoldWorker) -> Function:
-        return function if self.adapt is None else self.adapt(function)
 
     def _local(self, limits: Limits) -> Workers:
         where = self.where
@@ -210,14 +175,14 @@ class Setup:
         finishers = self._count_finishers(count, memory)
         if memory is not None:
             memory = max(1, memory - finishers * PROCESS_BYTES)
+        sharers, leaves_rest = count if gpus else 1, finishers > 0
         functions = [
-            self._function(
-                devices[k % len(devices)], threads, count if gpus else 1, leaves_rest=finishers > 0
-            )
+            self._function(devices[k % len(devices)], threads, sharers, leaves_rest=leaves_rest)
             for k in range(count)
         ]
+        adapt: Callable[[FoldWorker], Function] = self.adapt or (lambda function: function)
         workers = [
-            (Worker(f"fold-{k}", "fold", memory=memory), self._adapted(function))
+            (Worker(f"fold-{k}", "fold", memory=memory), adapt(function))
             for k, function in enumerate(functions, 1)
         ]
         finisher = FinishWorker(functions[0], max(1, cores // max(1, finishers)))
@@ -225,15 +190,10 @@ class Setup:
         if self.search is not None:
             workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
         text = f"{_counted(count, 'worker')} on this machine, on {'GPUs' if gpus else f'CPUs ({threads} for each)'}"
-        return Workers(LocalExecutor(workers, limits), count, not gpus, text, finishers > 0)
+        return Workers(LocalExecutor(workers, limits), count, not gpus, text, leaves_rest)
 
     def _count_finishers(self, count: int, memory: int | None) -> int:
-        """Return the number of workers that draw and relax on this machine.
-
-        Args:
-            count: Number of workers that fold.
-            memory: Free host memory; None if they fold on GPUs.
-        """
+        """Return how many workers draw and relax on this machine, whose free host memory is None for GPUs."""
         if not self._has_rest:
             return 0
         if self.config.relax == "none":
@@ -262,7 +222,8 @@ class Setup:
         # A worker without a GPU could not relax on one.
         has_finishers = self._has_rest and not gpus
         function = self._function("cuda" if gpus else "cpu", cpus, sharers, leaves_rest=has_finishers)
-        groups = [Group("fold", count, self._adapted(function), cpus, 1 if gpus else 0)]
+        folder = function if self.adapt is None else self.adapt(function)
+        groups = [Group("fold", count, folder, cpus, 1 if gpus else 0)]
         if has_finishers:
             groups.append(Group("finish", count, FinishWorker(function), 0))
         if self.search is not None:

@@ -16,29 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several parts.
-
-    Attributes:
-        index: Number of the part, from 1.
-        count: Number of parts.
-    """
+    """One of several parts, by its number from 1."""
 
     index: int
     count: int
 
     def of(self, targets: Sequence[Target], costs: Sequence[float]) -> list[int]:
-        """Return the targets of this part.
+        """Return the targets of this part as indices, in the order of the input.
 
         Every target is in one part, independent of the order of the input, and the parts cost about the same. In the
         order of cost, each target is added to the part with the lowest cost so far (longest processing time first,
         Graham 1969).
-
-        Args:
-            targets: All targets.
-            costs: Cost of each target.
-
-        Returns:
-            Indices, in the order of the input.
         """
         from fastfold.utils.hashing import input_hash  # NumPy is slow to import
 
@@ -56,11 +44,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Parse a part written as ``2/8``: the second of eight.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Parse a part written as ``2/8``, the second of eight, or raise ConfigError."""
     found = re.fullmatch(r"\s*(\d{1,6})/(\d{1,6})\s*", text, re.ASCII)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from fastfold.data.queries.pairs import (
@@ -23,21 +22,15 @@ from fastfold.inference.screen.options import TargetLists
 
 
 def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
-    """Read the targets of all lists, with unique names.
+    """Read the targets of all lists, with unique names, and one error for each invalid record.
 
-    Args:
-        lists: The lists.
-        complex_: Join all records of an input to one complex, except in tables of partners.
-
-    Returns:
-        The targets, and one error for each invalid record.
+    ``complex_`` joins all records of an input to one complex, except in tables of partners.
 
     Raises:
         ConfigError: A list of proteins is not used by any table.
         InputError: Baits and candidates contradict each other.
     """
     errors: list[InputError] = []
-
     known: list[Target] | None = None
     if lists.proteins is not None:
         known, errors = read_proteins(lists.proteins)
@@ -70,9 +63,6 @@ def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[
         targets += all_against_all(partners(lists.all_vs_all), homodimers=lists.homodimers)
     if lists.baits is not None and lists.candidates is not None:
         targets += baits_against_candidates(partners(lists.baits), partners(lists.candidates))
-    return unique_targets(_found(targets), errors), errors
-
-
-def _found(targets: Sequence[Target]) -> list[FoundTarget]:
-    """Return targets as if just read, to make their names unique together."""
-    return [FoundTarget(target, target.source, 1) for target in targets]
+    # As if just read, to make their names unique together.
+    found_targets = [FoundTarget(target, target.source, 1) for target in targets]
+    return unique_targets(found_targets, errors), errors

@@ -16,7 +16,7 @@ from fastfold.inference.folding.background import lower_priority
 from fastfold.inference.folding.target_lines import conclusion, report_comparison
 from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import JobResult, Status, Task
-from fastfold.inference.screen.search import ChainSearch
+from fastfold.inference.screen.search import EngineSearch
 from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork
 
 if TYPE_CHECKING:
@@ -30,15 +30,8 @@ if TYPE_CHECKING:
 class FoldWorker:
     """Picklable function that folds targets into a results folder, opened with the first job.
 
-    Attributes:
-        output: Results folder, shared by all workers.
-        weights: Weights files.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
-        threads: Threads of PyTorch.
-        sharers: Workers of its machine, which share the host memory that folds on GPUs use.
-        search: Search for the targets' chains; None without a search.
-        leaves_rest: True to leave plots and relaxation to a :class:`FinishWorker`.
+    ``threads`` are those of PyTorch, and ``sharers`` the workers of its machine, which share the host memory that folds
+    on GPUs use. ``leaves_rest`` leaves plots and relaxation to a :class:`FinishWorker`.
     """
 
     output: Path
@@ -47,24 +40,21 @@ class FoldWorker:
     options: RunOptions
     threads: int = 1
     sharers: int = 1
-    search: ChainSearch | None = None
+    search: EngineSearch | None = None
     leaves_rest: bool = False
     _runner: TargetRunner | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
-        """Fold a target, or several in shared passes.
+        """Fold the target of a task, or those of its members in shared passes.
 
-        Args:
-            number: Number of the job.
-            task: Task whose payload, or the payload of its members, is a :class:`~fastfold.data.targets.Target`.
-
-        Returns:
-            Result, ``fatal`` if no other target could be folded or written either.
+        The result is ``fatal`` if no other target could be folded or written either.
         """
         said = io.StringIO()
         jobs = task.job.members or (task.job,)
         try:
-            runner = self._opened()
+            if self._runner is None:
+                self._runner = self.open_runner(*self.open_networks())
+            runner = self._runner
         except FastFoldError as error:
             return JobResult("fatal", str(error))
         results = self._fold(runner, [job.payload for job in jobs], task.memory, said)
@@ -77,7 +67,6 @@ class FoldWorker:
     def _fold(
         self, runner: TargetRunner, targets: Sequence[Target], memory: int | None, said: io.StringIO
     ) -> list[JobResult]:
-        """Fold targets in shared passes, and return the result of each."""
         runner.progress = replace(runner.progress, stream=said)
         config = replace(self.config, plots=False, relax="none") if self.leaves_rest else self.config
         runner.config = config if memory is None else replace(config, memory_budget=memory)
@@ -151,35 +140,19 @@ class FoldWorker:
             leaves_rest=self.leaves_rest,
         )
 
-    def _opened(self) -> TargetRunner:
-        """Return the runner with its networks, opened once."""
-        if self._runner is None:
-            self._runner = self.open_runner(*self.open_networks())
-        return self._runner
-
 
 @dataclass
 class FinishWorker:
-    """Picklable function that draws and relaxes targets which a :class:`FoldWorker` has folded.
-
-    Attributes:
-        base: The worker that folds.
-        threads: Threads of a relaxation.
-    """
+    """Picklable function that draws and relaxes targets which a :class:`FoldWorker` has folded."""
 
     base: FoldWorker
     threads: int = 1
     _runner: TargetRunner | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
-        """Finish a target.
+        """Finish a :class:`~fastfold.inference.screen.job.FoldedJob`; the result is that of fold and finish together.
 
-        Args:
-            number: Number of the job.
-            task: Task whose payload is a :class:`~fastfold.inference.screen.job.FoldedJob`.
-
-        Returns:
-            Result of fold and finish together, ``fatal`` if no other target could be written either.
+        It is ``fatal`` if no other target could be written either.
         """
         target, folded = task.job.payload
         said = io.StringIO()

@@ -24,12 +24,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a job.
-
-    Attributes:
-        seconds: Seconds from its start; None for no limit.
-        memory: Host memory of its process in bytes, including networks; None for no limit.
-    """
+    """Limits of a job: seconds from its start, and bytes that its process holds, with networks; None for none."""
 
     seconds: float | None = None
     memory: int | None = None
@@ -43,11 +38,8 @@ def pack_function(function: Function) -> bytes:
 class WorkerProcess:
     """Process that runs one function on a job at a time.
 
-    It is started with the first job, and again after it has ended. It ends when its parent ends in any way.
-
-    Args:
-        packed: Function from :func:`pack_function`, which this process does not load.
-        limits: Limits of each job.
+    It is started with the first job, and again after it has ended. It ends when its parent ends in any way. The
+    function is from :func:`pack_function`, and this process does not load it.
     """
 
     def __init__(self, packed: bytes, limits: Limits) -> None:
@@ -59,12 +51,7 @@ class WorkerProcess:
     def run(self, task: Task) -> JobResult:
         """Run a job; return a result even if its process ends.
 
-        Args:
-            task: The job.
-
-        Returns:
-            Result, ``lost`` if its process ended, ``failed`` if a limit ended it, ``fatal`` if no process can be
-            started.
+        It is ``lost`` if its process ended, ``failed`` if a limit ended it, ``fatal`` if no process can be started.
         """
         begin = time.monotonic()
         found = self._ensure_running() or self._run_task(task)
@@ -79,8 +66,13 @@ class WorkerProcess:
                 process.kill()
 
     def join(self) -> None:
-        """Wait for the end of a closed process; no other thread may run a job."""
-        self._forget()
+        """Wait for the end of the process; no other thread may run a job."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join()
+            self._process.close()
+        self._process = self._pipe = None
 
     def _ensure_running(self) -> JobResult | None:
         """Start the process if needed; return an error if it cannot start."""
@@ -88,7 +80,7 @@ class WorkerProcess:
             return None
         reason = ""
         for _ in range(_FAILED_STARTS):
-            self._forget()
+            self.join()
             reason = self._start()
             if self._closed:
                 return JobResult("lost", "the run ends")
@@ -155,16 +147,8 @@ class WorkerProcess:
 
     def _ended(self) -> JobResult:
         how = describe_end(self._process)
-        self._forget()
+        self.join()
         return JobResult("lost", how)
-
-    def _forget(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-        if self._process is not None:
-            self._process.join()
-            self._process.close()
-        self._process = self._pipe = None
 
 
 def resident_bytes(pid: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
@@ -29,17 +30,10 @@ from fastfold.inference.target_templates import takes_templates
 
 @dataclass(frozen=True)
 class Admission:
-    """Checks of a job before it is admitted.
+    """Checks of a job before it is admitted, for folds on a type of device.
 
-    Attributes:
-        networks: Networks of the server.
-        config: Settings of folds.
-        options: Options of runs.
-        device: Type of the device of folds, ``cpu`` or ``cuda``.
-        memory: Bytes of a fold; None if unknown, and then the fold checks them.
-        host_memory: Bytes of host memory for tensors offloaded from a GPU.
-        shipped: True for the network that ships with the package, which folds single chains only.
-        max_residues: Largest number of residues; None for the memory's limit alone.
+    ``memory`` are the bytes of a fold; None if unknown, and then the fold checks them. ``host_memory`` is for tensors
+    offloaded from a GPU. The shipped network folds single chains only.
     """
 
     networks: Sequence[Network]
@@ -52,12 +46,7 @@ class Admission:
     max_residues: int | None = None
 
     def check(self, request: JobRequest, target: Target, folder: Path) -> None:
-        """Check settings, templates and memory of a job.
-
-        Args:
-            request: The request.
-            target: Its target.
-            folder: Folder of the job, which has its templates.
+        """Check settings, templates and memory of a job, whose folder has the templates.
 
         Raises:
             InputError: The target does not fit, or a template is invalid.
@@ -82,39 +71,20 @@ class Admission:
         if open_templates(options.templates) is not None:  # refuses invalid structures
             shown = options.templates.max_templates
         rows = sum(len(m.sequences) for pair in target.alignments or () for group in pair for m in group)
-        for network in networks:
-            templates = shown if takes_templates(network.info.config, target) else 0
-            self._check_memory(network, config, target, rows, templates)
-
-    def _check_memory(
-        self, network: Network, config: InferConfig, target: Target, rows: int, templates: int
-    ) -> None:
         if self.memory is None:
             return
-        size = 2 if config.precision == "bf16" else 4
-        planner = Planner(
-            apply_settings(config, network.info.config),
-            size,
-            self.device,
-            host_memory=self.host_memory,
-            parameters=network.info.parameters * size,
-            cuda_graph=config.cuda_graphs,
-        )
-        check_fit(
-            planner,
-            target.num_residues,
-            config.budget,
-            self.memory,
-            name=target.record,
-            rows=rows,
-            templates=templates,
-        )
-        if config.budget is not None:
-            plan_target(
-                planner,
-                target.num_residues,
-                config.budget,
-                name=target.record,
-                rows=rows,
-                templates=templates,
+        for network in networks:
+            size = 2 if config.precision == "bf16" else 4
+            planner = Planner(
+                apply_settings(config, network.info.config),
+                size,
+                self.device,
+                host_memory=self.host_memory,
+                parameters=network.info.parameters * size,
+                cuda_graph=config.cuda_graphs,
             )
+            templates = shown if takes_templates(network.info.config, target) else 0
+            needs: dict[str, Any] = {"name": target.record, "rows": rows, "templates": templates}
+            check_fit(planner, target.num_residues, config.budget, self.memory, **needs)
+            if config.budget is not None:
+                plan_target(planner, target.num_residues, config.budget, **needs)

@@ -41,11 +41,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the application of a server.
-
-    Args:
-        service: Its state; the caller starts and stops it.
-    """
+    """Return the application of a server, whose state the caller starts and stops."""
     app = FastAPI(
         title="FastFold",
         version=__version__,
@@ -126,11 +122,9 @@ def create_app(service: Service) -> FastAPI:
     ) -> StreamingResponse:
         """Stream progress and changes of state as server-sent events, until the answer."""
         offset = int(last_event_id) if last_event_id and re.fullmatch(r"\d{1,15}", last_event_id) else 0
-        stream = _events(service, found, offset)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
-            stream,
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            _events(service, found, offset), media_type="text/event-stream", headers=headers
         )
 
     @app.get("/v1/jobs/{job}/files/{name}", tags=["results"], response_class=FileResponse)
@@ -209,11 +203,9 @@ def _describe(error: dict[str, Any]) -> tuple[int, str]:
     if error["type"] == "json_invalid":
         return 400, f"the body is not JSON: {error.get('ctx', {}).get('error', 'invalid')}"
     place = ".".join(str(one) for one in error["loc"] if one != "body") or "the body"
-    text = (
-        "expected JSON with the header Content-Type: application/json"
-        if place == "the body"
-        else error["msg"]
-    )
+    text = error["msg"]
+    if place == "the body":
+        text = "expected JSON with the header Content-Type: application/json"
     return 422, f"{place[:100]}: {text}"
 
 

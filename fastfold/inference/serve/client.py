@@ -146,9 +146,7 @@ class Client:
     def wait(self, job: str, on_line: Callable[[str], None] = lambda _: None) -> Job:
         """Wait for the answer to a job; return the job.
 
-        Args:
-            job: Its ``id``.
-            on_line: Called with each line of its progress.
+        ``on_line`` is called with each line of its progress.
 
         Raises:
             RefusedError: The user has no such job.
@@ -165,12 +163,7 @@ class Client:
     def download(
         self, job: Job, folder: str | os.PathLike[str], names: Sequence[str] | None = None
     ) -> list[Path]:
-        """Write the files of an answered job to a folder.
-
-        Args:
-            job: The job, from :meth:`wait` or :meth:`job`.
-            folder: Created if needed.
-            names: Names of files; None for all.
+        """Write files of an answered job to a folder, which is created if needed; all of them by default.
 
         Raises:
             NetworkError: The server cannot be reached, or a name could leave the folder.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.inference.screen.job import (
+    MAX_LOSSES,
     Event,
     Executor,
     Finished,
@@ -21,7 +22,7 @@ from fastfold.inference.screen.job import (
     Task,
 )
 from fastfold.inference.serve.metrics import Metrics
-from fastfold.inference.serve.queue import MAX_LOSSES, JobQueue, QueuedJob, State
+from fastfold.inference.serve.queue import JobQueue, QueuedJob, State
 from fastfold.inference.serve.request import ANSWER
 from fastfold.inference.serve.worker import JobFolder
 
@@ -32,20 +33,11 @@ _POLL_S = 0.05
 
 @dataclass
 class Dispatcher:
-    """Dispatcher of a queue's jobs.
+    """Dispatcher of a queue's jobs, each with its own folder, to workers.
 
     Jobs that were running when the server ended are answered by the files that their worker wrote, or return to their
-    places in the queue.
-
-    Attributes:
-        queue: The queue.
-        folder: Folder with a folder for each job.
-        executor: Starts the workers.
-        observer: Receives starts and answers.
-        group: Largest number of jobs of a group.
-        memory: Memory of each fold in bytes; None if the worker decides.
-        say: Called with lines for the operator.
-        problem: Reason why no job can be folded at present; empty if there is none.
+    places in the queue. ``memory`` limits the bytes of each fold; None if the worker decides. ``problem`` tells why no
+    job can be folded at present; empty if there is none.
     """
 
     queue: JobQueue

@@ -21,13 +21,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class RequestLimits:
     """ASGI middleware that refuses large bodies and gives up slow clients.
 
-    Args:
-        app: The application.
-        max_body: Largest number of bytes of a body.
-        body_seconds: Seconds in which the body must have arrived.
-        send_seconds: Seconds in which the client must take a piece of the answer.
-        may_send: Returns False for a request whose body is not read, from its headers.
-        answered: Called with the method and the status of each answer.
+    Limits are bytes of a body, seconds in which it must have arrived, and seconds for each piece of the answer. From
+    its headers, ``may_send`` tells if the body of a request is read. ``answered`` is called with method and status.
     """
 
     def __init__(
@@ -45,7 +40,6 @@ class RequestLimits:
         self._may_send, self._answered = may_send, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -59,8 +53,9 @@ class RequestLimits:
 
         try:
             body = await self._body(scope, receive)
-        except _RefusedBody as refused:
-            await _refuse(patient, refused.status, str(refused))
+        except _RefusedBody:
+            text = f"the request is larger than {self._max_body:,} bytes, the limit of this server"
+            await _refuse(patient, 413, text)
             return
         except asyncio.TimeoutError:
             text = f"the request did not arrive within {self._body_seconds:g} seconds; send it faster"
@@ -83,7 +78,7 @@ class RequestLimits:
         if not self._may_send(headers):
             return b""  # the application refuses the request without it
         if not length.isdigit() or int(length[:20]) > self._max_body:
-            raise _RefusedBody(413, self._too_large())
+            raise _RefusedBody
         return await asyncio.wait_for(self._read(receive), self._body_seconds)
 
     async def _read(self, receive: Receive) -> bytes | None:
@@ -95,20 +90,13 @@ class RequestLimits:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self._max_body:
-                raise _RefusedBody(413, self._too_large())
+                raise _RefusedBody
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    def _too_large(self) -> str:
-        return f"the request is larger than {self._max_body:,} bytes, the limit of this server"
-
 
 class _RefusedBody(Exception):
-    """Reason to refuse a body."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text)
+    """Error for a body that is too large."""
 
 
 async def _refuse(send: Send, status: int, text: str) -> None:
@@ -121,24 +109,19 @@ async def _refuse(send: Send, status: int, text: str) -> None:
 
 
 def patient_protocol(seconds: float) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a limit on the time until the head of a request has arrived.
+    """Return uvicorn's protocol with a limit on the seconds until the head of a request has arrived.
 
-    Args:
-        seconds: Seconds from the connection, or from the last answer.
+    They count from the connection, or from the last answer.
     """
 
     class PatientProtocol(H11Protocol):
-        """Protocol that closes a connection without a complete head."""
-
         _deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            """Start the time of the first head."""
             super().connection_made(transport)
             self._watch()
 
         def data_received(self, data: bytes) -> None:
-            """Take a piece of a request, and start or stop the time."""
             super().data_received(data)
             if self.conn.their_state is h11.IDLE:
                 if self._deadline is None:
@@ -147,7 +130,6 @@ def patient_protocol(seconds: float) -> type[H11Protocol]:
                 self._forget()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Stop the time."""
             self._forget()
             super().connection_lost(exc)
 

@@ -22,18 +22,14 @@ class Metrics:
         jobs = Gauge("fastfold_jobs", "Jobs in each state.", ["state"], registry=registry)
         for state in ("queued", "running"):
             jobs.labels(state).set_function(partial(_count, queue, state))
-        Gauge("fastfold_workers", "Workers that fold or wait for jobs.", registry=registry).set_function(
-            workers
-        )
+        pool = Gauge("fastfold_workers", "Workers that fold or wait for jobs.", registry=registry)
+        pool.set_function(workers)
         self._answers = Counter("fastfold_answers", "Answered jobs.", ["state"], registry=registry)
         self._submissions = Counter("fastfold_submissions", "Submissions.", ["status"], registry=registry)
         self._residues = Counter("fastfold_residues", "Residues of answered jobs.", registry=registry)
-        self._waits = Histogram(
-            "fastfold_wait_seconds", "Seconds from admission to start.", buckets=_SECONDS, registry=registry
-        )
-        self._folds = Histogram(
-            "fastfold_fold_seconds", "Seconds from start to answer.", buckets=_SECONDS, registry=registry
-        )
+        seconds = partial(Histogram, buckets=_SECONDS, registry=registry)
+        self._waits = seconds("fastfold_wait_seconds", "Seconds from admission to start.")
+        self._folds = seconds("fastfold_fold_seconds", "Seconds from start to answer.")
         self._groups = Histogram("fastfold_group_jobs", "Jobs of a group.", buckets=_JOBS, registry=registry)
 
     def started(self, group: Sequence[QueuedJob]) -> None:

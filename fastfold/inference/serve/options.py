@@ -64,11 +64,13 @@ class ServeOptions:
                 raise ConfigError(f"{option} must be from {least} to {most:,}, found {getattr(self, name):,}")
         if self.max_residues is not None and self.max_residues < 1:
             raise ConfigError(f"--max-residues must be at least 1, found {self.max_residues:,}")
-        if not _is_address(self.host):
+        try:
+            is_private = is_loopback(self.host)
+        except ValueError:
             raise ConfigError(
                 f"--host {self.host}: expected an IP address, for example 0.0.0.0 for all of IPv4"
-            )
-        if self.tokens is None and not is_loopback(self.host):
+            ) from None
+        if self.tokens is None and not is_private:
             raise ConfigError(
                 f"--host {self.host} is reachable from other machines, so requests need tokens: give a file with "
                 "--tokens, or leave out --host to serve this machine only"
@@ -76,15 +78,5 @@ class ServeOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only programs of this machine can reach an address, or the name ``localhost``."""
+    """Return True for an address of this machine alone, or ``localhost``; raise ValueError if it is neither."""
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
-
-
-def _is_address(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,31 +18,15 @@ FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
 """States after which a job does not change."""
 SIMILAR = 1.25
 """Largest ratio of the lengths of the first job of a group and of another one."""
-MAX_LOSSES = 2
-"""Number of lost workers after which a job is given up, because it may be the cause."""
 _VERSION = 1
-_COLUMNS = (
-    *("number", "id", "user", "name", "priority", "residues", "fingerprint", "state", "text", "result"),
-    *("submitted", "started", "finished", "answer", "losses"),
-)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    user TEXT NOT NULL,
-    key TEXT,
-    name TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    residues INTEGER NOT NULL,
-    fingerprint TEXT NOT NULL,
-    state TEXT NOT NULL,
-    text TEXT NOT NULL DEFAULT '',
-    result TEXT NOT NULL DEFAULT '{}',
-    submitted REAL NOT NULL,
-    started REAL,
-    finished REAL,
-    answer INTEGER UNIQUE,
-    losses INTEGER NOT NULL DEFAULT 0,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL, key TEXT, name TEXT NOT NULL,
+    priority INTEGER NOT NULL, residues INTEGER NOT NULL, fingerprint TEXT NOT NULL,
+    state TEXT NOT NULL, text TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}',
+    submitted REAL NOT NULL, started REAL, finished REAL,
+    answer INTEGER UNIQUE, losses INTEGER NOT NULL DEFAULT 0,
     UNIQUE (user, key)
 );
 CREATE INDEX IF NOT EXISTS waiting ON jobs (state, priority DESC, number);
@@ -52,24 +36,11 @@ CREATE INDEX IF NOT EXISTS owned ON jobs (user, state);
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """Job of the queue.
+    """Job of the queue, with a random ``id``, name and length of its target, and a hash of its settings.
 
-    Attributes:
-        number: Order of admission, from 1.
-        id: Random name.
-        user: User who submitted it.
-        name: Name of its target.
-        priority: Jobs of higher priority start first.
-        residues: Length of its target.
-        fingerprint: Hash of its settings.
-        state: See :data:`State`.
-        text: Result or reason in words.
-        result: Result in JSON.
-        submitted: Time of admission, in seconds since 1970; so are ``started`` and ``finished``.
-        started: Time of its last start.
-        finished: Time of its answer.
-        answer: Order of the answers, from 1; None before.
-        losses: Number of workers that ended while they folded it.
+    Numbers count admissions from 1, and answers; both times and answer are None before. Jobs of higher priority start
+    first. ``text`` is the result or the reason in words, ``result`` is JSON. Times are seconds since 1970, of the
+    admission, the last start and the answer. ``losses`` counts workers that ended while they folded it.
     """
 
     number: int
@@ -89,15 +60,15 @@ class QueuedJob:
     losses: int
 
 
+_COLUMNS = ", ".join(field.name for field in fields(QueuedJob))
+
+
 class QueueFullError(InputError):
     """Error for a job beyond the limits of its user or of the queue."""
 
 
 class JobQueue:
-    """Queue of jobs, for several threads of one process.
-
-    Args:
-        path: SQLite file; created if missing.
+    """Queue of jobs in an SQLite file, created if missing, for several threads of one process.
 
     Raises:
         InputError: The file is not a queue of this version.
@@ -138,22 +109,14 @@ class JobQueue:
     ) -> QueuedJob:
         """Add a job, or return the one that the user submitted with the same key before.
 
-        Args:
-            job: Name of the job.
-            user: User of the job.
-            name: Name of the target.
-            residues: Length of the target.
-            fingerprint: Hash of the settings.
-            priority: Jobs of higher priority start first.
-            key: Key of the submission, by which a repeated one is recognised.
-            max_jobs: Largest number of unfinished jobs of the user.
-            max_queue: Largest number of unfinished jobs.
+        The name and the residues are those of its target, and the fingerprint is a hash of its settings. Limits are
+        numbers of unfinished jobs, of the user and of all.
 
         Raises:
             QueueFullError: A limit is reached.
         """
         with self._transaction() as execute:
-            if key is not None and (known := self._keyed(user, key)) is not None:
+            if key is not None and (known := self.known(user, key)) is not None:
                 return known
             unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')"
             if execute(f"{unfinished} AND user = ?", (user,)).fetchone()[0] >= max_jobs:
@@ -174,8 +137,8 @@ class JobQueue:
 
     def known(self, user: str, key: str) -> QueuedJob | None:
         """Return the job that a user submitted with a key; None if there is none."""
-        with self._lock:
-            return self._keyed(user, key)
+        found = self._select("WHERE user = ? AND key = ?", (user, key))
+        return found[0] if found else None
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
@@ -227,14 +190,7 @@ class JobQueue:
         return [replace(job, state="running", started=now) for job in group]
 
     def finish(self, job: str, state: State, text: str, result: str = "{}") -> bool:
-        """Answer a running job; return False if it was answered before.
-
-        Args:
-            job: Name of the job.
-            state: One of :data:`FINAL`.
-            text: Result or reason in words.
-            result: Result in JSON.
-        """
+        """Answer a running job in words and in JSON; return False if it was answered before."""
         return self._close(job, "running", state, text, result)
 
     def cancel(self, job: str) -> bool:
@@ -242,12 +198,7 @@ class JobQueue:
         return self._close(job, "queued", "cancelled", "cancelled by its user", "{}")
 
     def requeue(self, jobs: Sequence[str], *, lost: bool = False) -> None:
-        """Return running jobs to their places in the queue.
-
-        Args:
-            jobs: Names of the jobs.
-            lost: True if their worker ended, which counts as a loss.
-        """
+        """Return running jobs to their places in the queue; ``lost`` counts the loss of their worker."""
         with self._transaction() as execute:
             for job in jobs:
                 execute(
@@ -274,15 +225,9 @@ class JobQueue:
             )
             return changed.rowcount == 1
 
-    def _keyed(self, user: str, key: str) -> QueuedJob | None:
-        found = self._select("WHERE user = ? AND key = ?", (user, key))
-        return found[0] if found else None
-
     def _select(self, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
         with self._lock:
-            rows = self._connection.execute(
-                f"SELECT {', '.join(_COLUMNS)} FROM jobs {condition}", tuple(values)
-            )
+            rows = self._connection.execute(f"SELECT {_COLUMNS} FROM jobs {condition}", tuple(values))
             return [QueuedJob(*row) for row in rows]
 
     @contextmanager

@@ -43,13 +43,8 @@ _REQUEST = "request.json"
 class JobRequest:
     """Request of one target's fold.
 
-    Attributes:
-        kind: Format of ``text``.
-        text: Sequence, or content of a FASTA or A3M file, with one target.
-        name: Name of the target; empty for the name in the text.
-        complex_: True if all records of a FASTA text are one complex.
-        templates: Content of each template structure by its name.
-        settings: Values by name: :data:`SETTINGS` and :data:`RUN_SETTINGS`.
+    ``text`` is a sequence, or content of a FASTA or A3M file, with one target, whose name is empty for that in the
+    text. Templates are content by name, and settings those of :data:`SETTINGS` and :data:`RUN_SETTINGS`.
     """
 
     kind: Kind
@@ -82,11 +77,7 @@ class JobRequest:
         return replace(targets[0], name=safe_stem(self.name), record=self.name)
 
     def config(self, base: InferConfig) -> InferConfig:
-        """Return the server's settings of folds with those of the request.
-
-        Raises:
-            ConfigError: A value is invalid.
-        """
+        """Return the server's settings of folds with those of the request, or raise ConfigError."""
         given = {name: value for name, value in self.settings.items() if name in SETTINGS}
         found = replace(base, **given)
         if len(found.seeds) > MAX_SEEDS:
@@ -94,14 +85,9 @@ class JobRequest:
         return found
 
     def options(self, base: RunOptions, folder: Path) -> RunOptions:
-        """Return the server's options of runs with those of the request.
+        """Return the server's options of runs with those of the request, or raise ConfigError.
 
-        Args:
-            base: Options of the server.
-            folder: Folder of the job, which has the templates.
-
-        Raises:
-            ConfigError: A value is invalid.
+        The folder of the job has the templates.
         """
         given = {name: value for name, value in self.settings.items() if name in RUN_SETTINGS}
         number = given.get("num_models")
@@ -140,12 +126,7 @@ class JobRequest:
 
 
 def template_file(name: str, text: str) -> str:
-    """Return a safe file name for a template, with the suffix of its format.
-
-    Args:
-        name: Name in the request, with or without a suffix.
-        text: Content, mmCIF or PDB.
-    """
+    """Return a safe file name for a template, with the suffix of its format, from its name and content."""
     stem = name
     for suffix in (".cif", ".mmcif", ".pdb", ".ent"):
         stem = stem.removesuffix(suffix)

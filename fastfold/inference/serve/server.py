@@ -46,18 +46,10 @@ def serve(
     where: ScreenOptions,
     say: Say,
 ) -> None:
-    """Serve until a signal ends the process.
+    """Serve until a signal ends the process, or raise FastFoldError if the server cannot start.
 
-    Args:
-        options: Options of the server.
-        weights: Weights files or names; empty for the small network that ships with the package.
-        config: Settings of folds, which requests may change in part.
-        run_options: Options of runs, which requests may change in part.
-        where: Workers; with limits of time or memory they get one job at a time.
-        say: Called with lines for the operator.
-
-    Raises:
-        FastFoldError: The server cannot start.
+    Without weights, the network is the small one that ships with the package. Requests may change some settings of
+    folds and options of runs. Workers with limits of time or memory get one job at a time.
     """
     if where.has_limits:
         options = replace(options, group=1)
@@ -129,15 +121,12 @@ def _backend(
     plan, count = setup.rules().memory, where.workers or 1
     budget = memory = config.budget
     if where.ray is None and device == "cuda":
-        memory = min(
-            torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())
-        )
+        devices = range(torch.cuda.device_count())
+        memory = min(torch.cuda.get_device_properties(i).total_memory for i in devices)
     elif where.ray is None:
-        free = host_available_bytes()
-        memory = plan.total(free, count)
+        memory = plan.total(host_available_bytes(), count)
         if count > 1:
-            budget = plan.share(memory, count)
-            memory = budget
+            budget = memory = plan.share(memory, count)
     admission = Admission(
         networks,
         config,
@@ -157,11 +146,7 @@ def _backend(
 
 @contextlib.contextmanager
 def _alone(data: Path) -> Iterator[None]:
-    """Lock the server's folder.
-
-    Raises:
-        ConfigError: Another server uses it.
-    """
+    """Lock the server's folder, or raise ConfigError if another server uses it."""
     prepare_output_directory(data)
     with contextlib.ExitStack() as stack:
         try:
@@ -173,11 +158,7 @@ def _alone(data: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(options: ServeOptions) -> Iterator[socket.socket]:
-    """Bind a socket to the server's address.
-
-    Raises:
-        ConfigError: The address is in use, or not of this machine.
-    """
+    """Bind a socket to the server's address, or raise ConfigError."""
     host = "127.0.0.1" if options.host == "localhost" else options.host
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     with socket.socket(family) as listener:

@@ -32,13 +32,7 @@ _SWEEP_S = 3600.0
 
 @dataclass(frozen=True)
 class Backend:
-    """Folding part of a server.
-
-    Attributes:
-        check: Refuses a job.
-        executor: Starts the workers.
-        memory: Memory of each fold in bytes; None if the worker decides.
-    """
+    """Folding part of a server: refuses jobs, starts the workers, and limits the bytes of each fold if it is known."""
 
     check: Check
     executor: Callable[[], Executor]
@@ -47,11 +41,6 @@ class Backend:
 
 class Service:
     """Queue, users, workers and metrics of a server.
-
-    Args:
-        options: Options of the server.
-        backend: Checks and folds jobs.
-        say: Called with lines for the operator.
 
     Raises:
         InputError: The tokens or the queue cannot be used.
@@ -91,12 +80,7 @@ class Service:
         self.queue.close()
 
     def submit(self, submission: Submission, user: str, key: str | None) -> QueuedJob:
-        """Admit a job.
-
-        Args:
-            submission: The submission.
-            user: Its user.
-            key: Key by which a repeated submission is recognised; None for none.
+        """Admit a job; a key, if there is one, recognises repetitions of a submission.
 
         Raises:
             InputError: The target is invalid or does not fit.
@@ -154,9 +138,7 @@ class Service:
     def progress(self, job: QueuedJob, offset: int) -> tuple[list[tuple[int, str]], int]:
         """Return complete lines of a job's progress, each with the offset of its end, and the last offset.
 
-        Args:
-            job: The job.
-            offset: Bytes that were read before.
+        ``offset`` counts the bytes that were read before.
         """
         data = b""
         with contextlib.suppress(OSError), (self._jobs / job.id / PROGRESS).open("rb") as file:

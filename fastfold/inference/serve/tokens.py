@@ -23,11 +23,7 @@ _HASH = "sha256:"
 
 
 class Tokens:
-    """Users by their tokens.
-
-    Args:
-        users: User by the SHA-256 of a token.
-    """
+    """Users by the SHA-256 of their tokens."""
 
     def __init__(self, users: Mapping[bytes, str]) -> None:
         self._users = dict(users)
@@ -40,7 +36,10 @@ class Tokens:
         """
         scheme, _, token = (header or "").partition(" ")
         if scheme.lower() == "basic":
-            token = _password(token)
+            try:
+                token = base64.b64decode(token, validate=True).decode().partition(":")[2]
+            except ValueError:
+                token = ""
         elif scheme.lower() != "bearer":
             return None
         digest = _digest(token.strip())
@@ -70,9 +69,10 @@ def read_tokens(path: str | os.PathLike[str]) -> Tokens:
             raise InputError("expected a user and a token, for example: ada 3f9c…", path=path, line=number)
         user, token = words
         if token.startswith(_HASH):
-            digest = _from_hex(token.removeprefix(_HASH))
-            if digest is None:
+            digits = token.removeprefix(_HASH)
+            if not re.fullmatch("[0-9a-fA-F]{64}", digits):
                 raise InputError("expected 64 hexadecimal digits after sha256:", path=path, line=number)
+            digest = bytes.fromhex(digits)
         elif len(token) < MIN_TOKEN:
             raise InputError(
                 f"the token has fewer than {MIN_TOKEN} characters; make one with: python -c 'import secrets; "
@@ -92,17 +92,5 @@ def read_tokens(path: str | os.PathLike[str]) -> Tokens:
     return Tokens(users)
 
 
-def _password(text: str) -> str:
-    """Return the password of credentials in base64; empty if they are invalid."""
-    try:
-        return base64.b64decode(text, validate=True).decode().partition(":")[2]
-    except ValueError:
-        return ""
-
-
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
-def _from_hex(text: str) -> bytes | None:
-    return bytes.fromhex(text) if re.fullmatch("[0-9a-fA-F]{64}", text) else None

@@ -34,12 +34,7 @@ _LOCK = ".lock"
 
 
 class JobFolder(NamedTuple):
-    """Job of a group, as sent to a worker.
-
-    Attributes:
-        id: Name of the job.
-        path: Its folder, with the request.
-    """
+    """Name of a job, as sent to a worker, and its folder with the request."""
 
     id: str
     path: Path
@@ -56,9 +51,6 @@ class GroupWorker:
     """Picklable function that folds groups of jobs; the networks are opened with the first group.
 
     The answer to a job is a file in its folder, so it outlives the worker and the server.
-
-    Attributes:
-        base: Networks, settings, and device of the worker.
     """
 
     base: FoldWorker
@@ -67,12 +59,8 @@ class GroupWorker:
     def __call__(self, number: int, task: Task) -> JobResult:
         """Fold a group, with short jobs of similar length in shared passes; an empty one only loads the networks.
 
-        Args:
-            number: Number of the group.
-            task: Task whose payload is a sequence of :class:`JobFolder`.
-
-        Returns:
-            Result, ``fatal`` if no other job could be folded or written either.
+        The payload of the task is a sequence of :class:`JobFolder`. The result is ``fatal`` if no other job could be
+        folded or written either.
         """
         group: Sequence[JobFolder] = task.job.payload
         try:
@@ -91,11 +79,7 @@ class GroupWorker:
         return JobResult("done")
 
     def _fold(self, group: Sequence[JobFolder], memory: int | None) -> None:
-        """Fold jobs and write their answers.
-
-        Raises:
-            WriteError, WeightsError: Other jobs would fail too.
-        """
+        """Fold jobs and write their answers; errors are those of :func:`_answering`."""
         from fastfold.inference.folding.batch import group_by_length
 
         assert self._opened is not None
@@ -130,7 +114,6 @@ class GroupWorker:
     def _start(
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
-        """Open the results and the progress of a job."""
         from fastfold.data.templates.source import open_templates
         from fastfold.inference.models import limit_networks, target_cost
         from fastfold.inference.output.results_folder import ResultsFolder
@@ -157,11 +140,7 @@ class GroupWorker:
 
 @contextlib.contextmanager
 def _answering(folder: Path, target: Target | None) -> Iterator[None]:
-    """Write the error of a job as its answer.
-
-    Raises:
-        WriteError, WeightsError: Other jobs would fail too.
-    """
+    """Write the error of a job as its answer, but raise one by which other jobs would fail too."""
     try:
         yield
     except PlaceError as error:
@@ -178,7 +157,6 @@ def _answering(folder: Path, target: Target | None) -> Iterator[None]:
 
 
 def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
-    """Return the answer to a job that was folded."""
     from fastfold.inference.folding.target_lines import conclusion
 
     records = runner.folder.target(job.target).records()
@@ -192,22 +170,16 @@ def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str
 
 
 def write_answer(folder: Path, answer: dict[str, Any]) -> None:
-    """Write the answer to a job: its ``state``, a ``text``, and ``scores`` and ``files`` of a folded one.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write the answer to a job: its ``state``, a ``text``, and ``scores`` and ``files`` of a folded one."""
     write_atomic(folder / ANSWER, json.dumps(answer))
 
 
 def result_files(folder: Path) -> list[str]:
     """Return the names of the regular files in a job's folder of results, which clients may fetch."""
-    try:
-        with os.scandir(folder / RESULTS) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if not entry.name.startswith(".") and stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)
-            )
-    except OSError:
-        return []
+    with contextlib.suppress(OSError), os.scandir(folder / RESULTS) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)
+        )
+    return []

@@ -31,19 +31,12 @@ _PAIRED_ROWS = "debug/paired_rows"
 
 
 def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Compute the features of a record, one array after the other.
+    """Compute the features of a record, one array after the other, in the order of the record.
 
-    For a complex recorded with templates, hits are searched in ``template_db``, next to the folder above. Template
-    arrays are skipped for a record of one chain, whose single empty template FastFold leaves out. ``domain_name``, a
-    copy of the header, is skipped too.
-
-    Args:
-        directory: Folder with ``query.fasta`` and alignments with AlphaFold's names; for a complex in a folder ``A``,
-            ``B``, … for each chain.
-        expected: Recorded arrays.
-
-    Yields:
-        The arrays in the order of the record.
+    The folder has ``query.fasta`` and alignments with AlphaFold's names; for a complex in a folder ``A``, ``B``, … for
+    each chain. For a complex recorded with templates, hits are searched in ``template_db``, next to the folder above.
+    Template arrays are skipped for a record of one chain, whose single empty template FastFold leaves out.
+    ``domain_name``, a copy of the header, is skipped too.
 
     Raises:
         MissingInputError: A file is missing.
@@ -106,12 +99,10 @@ def _templates(
         unpack_entries(database / "mmcif.tar.gz", Path(folder))
         entries = MmcifFolder(folder, obsolete=database / "obsolete.dat", official_errors=True)
         found = {}
+        date_limit = date.fromisoformat(TEMPLATE_DATE)
         for chain, (unpaired, _) in zip(chains, msas, strict=True):
-            text = hmmsearch(unpaired[0], database / "pdb_seqres.txt")
-            hits = parse_hmmsearch(text, chain.sequence)
-            chosen = choose_templates(
-                hits, chain.sequence, entries, max_date=date.fromisoformat(TEMPLATE_DATE)
-            )
+            hits = parse_hmmsearch(hmmsearch(unpaired[0], database / "pdb_seqres.txt"), chain.sequence)
+            chosen = choose_templates(hits, chain.sequence, entries, max_date=date_limit)
             found[chain.sequence] = chosen.features()
     return [found[chain.sequence] for chain in chains]
 

@@ -17,11 +17,7 @@ class MissingInputError(InputError):
 class RecordedArray(NamedTuple):
     """Array of FastFold and its recorded counterpart.
 
-    Attributes:
-        name: Name in the record.
-        ours: FastFold's array, of any shape.
-        theirs: Recorded array. If it depends on an unstable sort, the result of a stable sort unless ``ours`` equals
-            the recorded one.
+    If the latter depends on an unstable sort, it is the result of a stable one unless ``ours`` equals the recorded one.
     """
 
     name: str
@@ -30,15 +26,7 @@ class RecordedArray(NamedTuple):
 
 
 def check_present(*paths: Path, message: str = "no such file") -> None:
-    """Check that a record has its files.
-
-    Args:
-        *paths: The files.
-        message: Text of the error.
-
-    Raises:
-        MissingInputError: A file is missing; names the first one.
-    """
+    """Raise MissingInputError for the first file that a record lacks."""
     for path in paths:
         if not path.is_file():
             raise MissingInputError(message, path=path)

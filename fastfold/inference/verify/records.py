@@ -43,13 +43,10 @@ DATA_TOLERANCES = {"deletion_mean": 1e-6, "position_sum": 1e-6}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one output with the recorded one.
+    """Comparison of one output with the recorded one, by its key of the official result tree, or ``confidence/...``.
 
-    Attributes:
-        name: Key of the official result tree, or ``confidence/...``.
-        relative_error: Norm of the difference over the norm of the recorded array.
-        largest_error: Largest absolute difference; for positions the largest distance in Å.
-        passed: True if both are within their tolerances.
+    The relative error is the norm of the difference over that of the recorded array. The largest one of positions is a
+    distance in Å.
     """
 
     name: str
@@ -104,8 +101,7 @@ def verify(
     config = _config(directory)
     features = _arrays(directory, "features.npz")
     outputs = _arrays(directory, "outputs.npz")
-    recorded = {f"confidence/{k}": v for k, v in _arrays(directory, "confidence.npz").items()}
-    recorded = outputs | recorded
+    recorded = outputs | {f"confidence/{k}": v for k, v in _arrays(directory, "confidence.npz").items()}
     cycles = config.model.num_recycle + 1
     if is_multimer(config):
         features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
@@ -127,9 +123,8 @@ def verify(
             raise InputError(f"the network lacks the output {name!r}", path=directory / "outputs.npz")
         if precision == "fp32" or _JUMPING not in name:
             value = ours[name].detach().cpu()
-            yield _compare(
-                name, np.asarray(value.float() if value.dtype == torch.bfloat16 else value), theirs, precision
-            )
+            value = value.float() if value.dtype == torch.bfloat16 else value
+            yield _compare(name, np.asarray(value), theirs, precision)
 
 
 def recorded_runs(directory: Path) -> list[Path]:
@@ -141,24 +136,17 @@ def recorded_runs(directory: Path) -> list[Path]:
     return inside or [directory]
 
 
-def _computed(tree: dict[str, Any]) -> dict[str, Any]:
+def _computed(value: Any) -> Any:
     """Return the result tree with all deferred outputs computed."""
-    return {
-        key: _computed(value)
-        if isinstance(value, dict)
-        else value.whole()
-        if isinstance(value, LazyRows)
-        else value
-        for key, value in tree.items()
-    }
+    if isinstance(value, dict):
+        return {key: _computed(inner) for key, inner in value.items()}
+    return value.whole() if isinstance(value, LazyRows) else value
 
 
 def _compare(name: str, ours: np.ndarray, theirs: np.ndarray, precision: str) -> Comparison:
     if ours.shape != theirs.shape:
         return Comparison(name, float("inf"), float("inf"), False)
-    difference = ours.astype(np.float64) - theirs
-    norm = float(np.linalg.norm(theirs))
-    relative = float(np.linalg.norm(difference)) / norm if norm else float(np.linalg.norm(difference))
+    difference, relative = _difference(ours, theirs)
     is_positions = name.endswith("final_atom_positions")
     errors = np.linalg.norm(difference, axis=-1) if is_positions else np.abs(difference)
     largest = float(errors.max(initial=0.0))
@@ -168,6 +156,12 @@ def _compare(name: str, ours: np.ndarray, theirs: np.ndarray, precision: str) ->
     return Comparison(name, relative, largest, passed)
 
 
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the difference of two arrays, and its norm relative to that of the recorded one, if that is not 0."""
+    difference = ours.astype(np.float64) - theirs
+    return difference, float(np.linalg.norm(difference)) / (float(np.linalg.norm(theirs)) or 1.0)
+
+
 def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
     """Compare an array of numbers or text of the data pipeline."""
     if ours.shape != theirs.shape:
@@ -175,9 +169,7 @@ def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison
     if theirs.dtype.kind == "S":
         wrong = float((ours != theirs).sum())
         return Comparison(name, wrong, wrong, not wrong)
-    difference = ours.astype(np.float64) - theirs
-    norm = float(np.linalg.norm(theirs))
-    relative = float(np.linalg.norm(difference)) / (norm or 1.0)
+    difference, relative = _difference(ours, theirs)
     largest = float(np.abs(difference).max(initial=0.0))
     return Comparison(name, relative, largest, relative <= DATA_TOLERANCES.get(name.rpartition("/")[2], 0.0))
 

@@ -22,11 +22,7 @@ SEQUENCE = "EDFKAVFGMTRSAFANLPLWKQQNLKKEKGLF"
 
 
 def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.ndarray]:
-    """Fold the record's sequence by ``mini``.
-
-    Args:
-        device: Device of the fold.
-        precision: Precision of the trunk.
+    """Fold the record's sequence by ``mini``, with a precision of the trunk.
 
     Returns:
         By name: positions in Å ``[N, 37, 3]``, pLDDT ``[N]``, aligned errors in Å ``[N, N]``, pTM, and the single

@@ -55,10 +55,8 @@ _VARIANTS = {"default": (False, True), "release": (True, True), "noobsolete_max3
 def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
     """Search for templates, parse the recorded hits, and compute the features of a record.
 
-    Args:
-        directory: Folder with the query, its UniRef90 alignment, the recorded hits and decisions. The database is next
-            to the folder above, as ``template_db``, or ``template_db_errors`` for a record named ``errors_…``.
-        expected: Recorded arrays.
+    The folder has the query, its UniRef90 alignment, the recorded hits and decisions. The database is next to the
+    folder above, as ``template_db``, or ``template_db_errors`` for a record named ``errors_…``.
 
     Yields:
         Output of hmmsearch, the hits, the decisions, and the features of each recorded setting.
@@ -78,9 +76,8 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
         raise MissingInputError(f"has none of {', '.join(_HITS)}", path=directory)
     if path.suffix == ".sto":
         check_present(directory / "uniref90_hits.sto", database / "pdb_seqres.txt")
-        found = hmmsearch(
-            read_alignment(directory / "uniref90_hits.sto", query=query), database / "pdb_seqres.txt"
-        )
+        alignment = read_alignment(directory / "uniref90_hits.sto", query=query)
+        found = hmmsearch(alignment, database / "pdb_seqres.txt")
         yield _text("search", _without_program(found), _without_program(path.read_text()))
     hits = read_hits(path, query)
     yield from _hits(hits, expected)
@@ -89,32 +86,25 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
         unpack_entries(database / "mmcif.tar.gz", Path(folder))
         for variant, (with_dates, with_obsolete) in _VARIANTS.items():
             recorded = decisions[variant]
+            entries = MmcifFolder(
+                folder,
+                obsolete=database / "obsolete.dat" if with_obsolete else None,
+                release_dates=database / "release_dates.txt" if with_dates else None,
+                official_errors=True,
+            )
+            limit = date.fromisoformat(recorded["max_template_date"])
             chosen = choose_templates(
-                hits,
-                query,
-                MmcifFolder(
-                    folder,
-                    obsolete=database / "obsolete.dat" if with_obsolete else None,
-                    release_dates=database / "release_dates.txt" if with_dates else None,
-                    official_errors=True,
-                ),
-                max_templates=recorded["max_hits"],
-                max_date=date.fromisoformat(recorded["max_template_date"]),
+                hits, query, entries, max_templates=recorded["max_hits"], max_date=limit
             )
             yield from _decisions(variant, chosen, recorded["decisions"], ranked=is_ranked(hits))
             if "crash" not in recorded:
-                yield from _features(
-                    "" if variant == "default" else f"{variant}/", chosen, len(query), expected
-                )
+                yield from _features("" if variant == "default" else f"{variant}/", chosen, expected)
 
 
 def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
     """Read every mmCIF file of a record: sequences, dates, and atoms of each chain.
 
-    Args:
-        directory: Folder with ``expected.json``; the files are in ``template_db`` next to it. Missing files are
-            skipped.
-        expected: Recorded arrays.
+    The folder has ``expected.json``; the files are in ``template_db`` next to it. Missing files are skipped.
 
     Yields:
         For each file its sequences and date, or that it is invalid; for each chain the recorded data of its atoms.
@@ -133,9 +123,8 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
             (Path(folder) / path.name).write_bytes(path.read_bytes())
         database = MmcifFolder(folder, official_errors=True)
         for pdb_id, theirs in recorded.items():
-            if not (Path(folder) / f"{pdb_id}.cif").is_file():
-                continue
-            yield from _entry(database, pdb_id, theirs, expected)
+            if (Path(folder) / f"{pdb_id}.cif").is_file():
+                yield from _entry(database, pdb_id, theirs, expected)
 
 
 def unpack_entries(archive: Path, folder: Path) -> None:
@@ -179,7 +168,6 @@ def _without_program(text: str) -> str:
 
 
 def _hits(hits: Sequence[TemplateHit], expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Yield the parsed hits, under the names of the record."""
     ours: dict[str, np.ndarray] = {
         "index": np.array([hit.index for hit in hits]),
         "name": _bytes([hit.name for hit in hits]),
@@ -213,9 +201,8 @@ def _decisions(
         if row["repeated_template_sequence"] and not ranked:
             allowed = ("repeated",)
         words.append(mine if mine in allowed else row["outcome"])
-    yield RecordedArray(
-        f"{variant}/hit", np.array([o.index for o in ours]), np.array([r["index"] for r in recorded])
-    )
+    indices = np.array([one.index for one in ours]), np.array([row["index"] for row in recorded])
+    yield RecordedArray(f"{variant}/hit", *indices)
     yield RecordedArray(f"{variant}/outcome", _bytes([o.reason for o in ours]), _bytes(words))
     used = {template.name: template for template in chosen.templates}
     for row in recorded:
@@ -225,15 +212,12 @@ def _decisions(
         pairs = row.get("realigned_mapping") or [[a, b + row["mapping_offset"]] for a, b in row["mapping"]]
         last = max(template.mapping.values())
         theirs = {mine: place if place >= 0 else last for mine, place in pairs}
-        yield RecordedArray(
-            f"{variant}/mapping of {row['index']}",
-            np.array(sorted(template.mapping.items())),
-            np.array(sorted(theirs.items())),
-        )
+        places = (np.array(sorted(mapping.items())) for mapping in (template.mapping, theirs))
+        yield RecordedArray(f"{variant}/mapping of {row['index']}", *places)
 
 
 def _features(
-    prefix: str, chosen: ChainTemplates, length: int, expected: Mapping[str, np.ndarray]
+    prefix: str, chosen: ChainTemplates, expected: Mapping[str, np.ndarray]
 ) -> Iterator[RecordedArray]:
     """Yield the template features; a record without templates has an empty one, or empty arrays."""
     ours = chosen.features()

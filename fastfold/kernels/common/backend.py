@@ -16,8 +16,7 @@ from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_ROW_LENGTH
 
 Backend = Literal["auto", "triton", "torch", "cueq"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch", "cueq")
-VARIABLE = "FASTFOLD_KERNELS"
-"""Environment variable with the default backend."""
+VARIABLE = "FASTFOLD_KERNELS"  #: Environment variable with the default backend
 
 _OLDEST_16_BITS = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,32 +14,22 @@ from typing import Any
 
 from torch import Tensor
 
-Arguments = Mapping[str, Any]
-"""Arguments of a call by their names in the operator's schema."""
+Arguments = Mapping[str, Any]  #: Arguments of a call by their names in the operator's schema
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Cost of one call beyond reading its inputs and writing its results.
+    """Cost of one call beyond reading its inputs and writing its results."""
 
-    Attributes:
-        flops: Floating-point operations of its matrix products.
-        traffic: Bytes of intermediate results that are written and read.
-        workspace: Bytes held in addition to inputs and results.
-        launches: Number of kernels launched.
-        exponentials: Number of exponentials of its softmax.
-    """
-
-    flops: float
-    traffic: float = 0.0
-    workspace: float = 0.0
-    launches: int = 1
-    exponentials: float = 0.0
+    flops: float  #: Floating-point operations of its matrix products
+    traffic: float = 0.0  #: Bytes of intermediate results that are written and read
+    workspace: float = 0.0  #: Bytes held in addition to inputs and results
+    launches: int = 1  #: Number of kernels launched
+    exponentials: float = 0.0  #: Number of exponentials of its softmax
 
 
 CostOf = Callable[[Arguments], OperatorCost]
-OPERATOR_COSTS: dict[str, CostOf] = {}
-"""Cost functions by the operator's name in the namespace ``fastfold``."""
+OPERATOR_COSTS: dict[str, CostOf] = {}  #: Cost functions by the operator's name in the namespace ``fastfold``
 
 
 def no_products(call: Arguments) -> OperatorCost:

@@ -34,20 +34,15 @@ NewTensor = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """Kernel with the arguments of a launch, which decide its machine code.
+    """Kernel with the arguments of a launch, which decide its machine code."""
 
-    Attributes:
-        name: Name in the table of results, with the variant's properties: ``attention_forward bf16 D=32 any``.
-        kernel: The ``triton.jit`` function.
-        arguments: Positional arguments of the launch; its tensors are without memory.
-        options: Keyword arguments: ``tl.constexpr`` ones, block sizes, ``num_warps``, ``num_stages``.
-        chip: Class of chips of the configuration, a key of :data:`~fastfold.kernels.common.tuning.CHIPS`.
-    """
-
+    #: Name in the table of results, with the variant's properties: ``attention_forward bf16 D=32 any``
     name: str
-    kernel: Any
-    arguments: tuple[Any, ...] = ()
+    kernel: Any  #: The ``triton.jit`` function
+    arguments: tuple[Any, ...] = ()  #: Positional arguments of the launch; its tensors are without memory
+    #: Keyword arguments: ``tl.constexpr`` ones, block sizes, ``num_warps``, ``num_stages``
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Class of chips of the configuration, a key of :data:`~fastfold.kernels.common.tuning.CHIPS`
     chip: str = FALLBACK
 
     @property

@@ -12,8 +12,7 @@ from torch import Tensor
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
-MAX_ROW_LENGTH = 4096
-"""Maximum row length of the Triton kernels whose programs hold whole rows, in elements."""
+MAX_ROW_LENGTH = 4096  #: Maximum row length of the Triton kernels whose programs hold whole rows, in elements
 
 MAX_CHANNELS = 256
 """Maximum row width of the Triton kernels that multiply whole rows by a matrix, in channels."""
@@ -25,8 +24,7 @@ returns the mean of their values."""
 MAX_HEADS = 16
 """Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 
-ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Lengths to which these rows are padded."""
+ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  #: Lengths to which these rows are padded
 
 
 _ALIGNMENT = 8
@@ -74,26 +72,18 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-MAX_AXES = 3
-"""Leading axes that a kernel can walk without a copy; neighbours that merge count as one."""
+MAX_AXES = 3  #: Leading axes that a kernel can walk without a copy; neighbours that merge count as one
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of several tensors with equal leading axes and adjacent channels.
+    """Rows of several tensors with equal leading axes and adjacent channels."""
 
-    Attributes:
-        tensors: The tensors, copied if their rows could not be walked in place.
-        count: Number of rows.
-        axes: Number of axes that the rows have in memory, 1 to 3.
-        sizes: Sizes of the last two axes, which split up a row's number.
-        strides: Strides ``(outer, middle, inner)`` of the three axes for each tensor.
-    """
-
-    tensors: list[Tensor]
-    count: int
-    axes: int
-    sizes: tuple[int, int]
+    tensors: list[Tensor]  #: The tensors, copied if their rows could not be walked in place
+    count: int  #: Number of rows
+    axes: int  #: Number of axes that the rows have in memory, 1 to 3
+    sizes: tuple[int, int]  #: Sizes of the last two axes, which split up a row's number
+    #: Strides ``(outer, middle, inner)`` of the three axes for each tensor
     strides: list[tuple[int, int, int]]
 
 

@@ -17,28 +17,21 @@ from fastfold.kernels.common.parameters import empty_grads, grads_or_none
 
 @dataclass(frozen=True)
 class Backward:
-    """Backward pass of an operator, which is registered as an operator too.
+    """Backward pass of an operator, which is registered as an operator too."""
 
-    Attributes:
-        compute: Takes the gradient of the result, inputs of the forward pass by their names, the result as ``out``,
-            and ``needs``: a flag for each tensor of ``gradients``. It returns their gradients, empty if not needed.
-            Only the tensors that it takes are saved. Autograd casts gradients to the dtypes of their inputs.
-        gradients: Names of inputs with gradients, tensors or lists of tensors.
-        fake: Returns uninitialised gradients from the arguments of ``compute``; None for tensors like the inputs.
-        cost: Cost of a call.
-        residual: Name of an input that is added to the result, or None.
-        constants: Further arguments of ``compute``.
-        saved_result: Returns what ``compute`` takes as ``out``, from the result and the forward pass' inputs.
-        arrange: Returns the gradients, from the results and arguments of ``compute``: for gradients that are views.
-    """
-
+    #: Takes the gradient of the result, inputs of the forward pass by their names, the result as ``out``, and
+    #: ``needs``: a flag for each tensor of ``gradients``. It returns their gradients, empty if not needed. Only the
+    #: tensors that it takes are saved. Autograd casts gradients to the dtypes of their inputs.
     compute: Callable[..., list[Tensor]]
-    gradients: Sequence[str]
+    gradients: Sequence[str]  #: Names of inputs with gradients, tensors or lists of tensors
+    #: Returns uninitialised gradients from the arguments of ``compute``; None for tensors like the inputs
     fake: Callable[[Arguments], list[Tensor]] | None = None
-    cost: CostOf = no_products
-    residual: str | None = None
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    cost: CostOf = no_products  #: Cost of a call
+    residual: str | None = None  #: Name of an input that is added to the result, or None
+    constants: Mapping[str, Any] = field(default_factory=dict)  #: Further arguments of ``compute``
+    #: Returns what ``compute`` takes as ``out``, from the result and the forward pass' inputs
     saved_result: Callable[[Any, Arguments], Any] = lambda result, call: result
+    #: Returns the gradients, from the results and arguments of ``compute``: for gradients that are views
     arrange: Callable[[list[Tensor], Arguments], Sequence[Tensor | None]] = lambda found, call: found
 
 

@@ -172,10 +172,9 @@ def at_positions(x: Tensor, block: slice) -> Tensor:
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply layer normalisation to one block; ``x`` and the parameters have an exact dtype.
+    """Apply layer normalisation to one block; return mean and reciprocal standard deviation, too.
 
-    Returns:
-        The result, then the mean and reciprocal standard deviation that :func:`normalise_backward` needs.
+    ``x`` and the parameters have an exact dtype.
     """
     return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 

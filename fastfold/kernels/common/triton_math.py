@@ -17,8 +17,7 @@ from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_product
 
 INTERPRETED = tl.constexpr(interpreted())
 
-LOG2E = tl.constexpr(1.4426950408889634)
-"""Factor that turns an exponent of e into an exponent of 2."""
+LOG2E = tl.constexpr(1.4426950408889634)  #: Factor that turns an exponent of e into an exponent of 2
 
 
 @triton.jit

@@ -31,20 +31,15 @@ FLOAT32_VARIABLE = "FASTFOLD_FLOAT32_PRODUCTS"
 TF32X3 = "tf32x3"
 """Arithmetic with three products of TF32 on tensor cores; each factor is a sum of two numbers of TF32."""
 
-FALLBACK = "any"
-"""Class of all chips without entries of their own."""
+FALLBACK = "any"  #: Class of all chips without entries of their own
 
 
 @dataclass(frozen=True)
 class ChipClass:
-    """GPUs that share their entries in the table.
+    """GPUs that share their entries in the table."""
 
-    Attributes:
-        architectures: Compute capabilities that the entries are built for.
-        shared: Bytes of shared memory that a program may use (CUDA programming guide, table of compute capabilities).
-    """
-
-    architectures: tuple[int, ...]
+    architectures: tuple[int, ...]  #: Compute capabilities that the entries are built for
+    #: Bytes of shared memory that a program may use (CUDA programming guide, table of compute capabilities)
     shared: int
 
 
@@ -60,20 +55,14 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Launch configuration of a kernel.
+    """Launch configuration of a kernel."""
 
-    Attributes:
-        blocks: Block sizes (``tl.constexpr`` arguments) by name.
-        num_warps: Number of warps of a program.
-        num_stages: Number of stages of software pipelining.
-        float32: Arithmetic of exact float32 products: ``ieee``, or :data:`TF32X3`, whose entries have their own keys.
-        timed_on: GPU on which this configuration was the fastest, or None if it was not timed.
-    """
-
-    blocks: dict[str, int]
-    num_warps: int = 4
-    num_stages: int = 2
+    blocks: dict[str, int]  #: Block sizes (``tl.constexpr`` arguments) by name
+    num_warps: int = 4  #: Number of warps of a program
+    num_stages: int = 2  #: Number of stages of software pipelining
+    #: Arithmetic of exact float32 products: ``ieee``, or :data:`TF32X3`, whose entries have their own keys
     float32: str = "ieee"
+    #: GPU on which this configuration was the fastest, or None if it was not timed
     timed_on: str | None = field(default=None, compare=False)
 
     @property

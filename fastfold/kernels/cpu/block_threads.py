@@ -6,14 +6,17 @@ read data from another core's cache. One block per thread avoids both (``benchma
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions
@@ -49,9 +52,7 @@ def for_blocks(
     kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
     No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
-    threads = torch.get_num_threads()
-    alone = scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False)
-    lanes = 1 if alone else min(lanes, threads)
+    lanes = _lanes(scratch, lanes)
     blocks = iter(blocks)
     first = list(itertools.islice(blocks, lanes))
     blocks = itertools.chain(first, blocks)
@@ -59,27 +60,73 @@ def for_blocks(
         for block in blocks:
             work(scratch, *block)
         return
-    queue = _Queue(blocks)
+    # The choice of the product library is a setting of the process, which concurrent blocks would change.
+    with small_products():
+        _run([functools.partial(work, scratch.lane(i)) for i in range(lanes)], [_Queue(blocks)] * lanes)
+
+
+def sum_blocks(
+    work: Callable[..., None],
+    blocks: Iterable[tuple[Any, ...]],
+    scratch: Scratch,
+    totals: Any,
+    *,
+    lanes: int = MAX_LANES,
+) -> None:
+    """Call ``work(scratch, totals, *block)`` for each block, as :func:`for_blocks` does, to add to ``totals``.
+
+    Totals are tensors in lists and tuples of any depth. Each thread adds to its own, which are summed at the end. The
+    number of threads alone decides which thread computes a block, so sums are the same bits every time. Products are
+    made by the library of the caller's setting, which ``work`` must not change.
+    """
+    lanes = _lanes(scratch, lanes)
+    blocks = list(blocks)
+    if lanes == 1 or len(blocks) < lanes:
+        for block in blocks:
+            work(scratch, totals, *block)
+        return
+    own = [totals, *(tree_map_only(Tensor, torch.zeros_like, totals) for _ in range(1, lanes))]
+    _run(
+        [functools.partial(work, scratch.lane(i), own[i]) for i in range(lanes)],
+        [_Queue(iter(blocks[i::lanes])) for i in range(lanes)],
+    )
+    for total, *parts in zip(*map(tree_leaves, own), strict=True):
+        for part in parts:
+            if isinstance(total, Tensor):
+                total += part
+
+
+def _lanes(scratch: Scratch, most: int) -> int:
+    """Return the number of blocks to compute at once."""
+    alone = scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False)
+    return 1 if alone else min(most, torch.get_num_threads())
+
+
+def _run(works: Sequence[Callable[..., None]], queues: Sequence[_Queue]) -> None:
+    """Call each function on a thread of its own for the blocks of its queue."""
     inference = torch.is_inference_mode_enabled()
 
-    def lane(own: Scratch) -> None:
+    def lane(work: Callable[..., None], queue: _Queue) -> None:
         with torch.inference_mode(inference), torch.no_grad():
             try:
                 for block in queue:
-                    work(own, *block)
-            finally:
-                queue.close()
+                    work(*block)
+            except BaseException:
+                close()
+                raise
 
-    # The choice of the product library is a setting of the process, which concurrent blocks would change.
-    with small_products():
-        pool = _pools.get(lanes, threads)
-        running = [pool.submit(lane, scratch.lane(i)) for i in range(lanes)]
-        try:
-            for one in running:
-                one.result()
-        finally:
+    def close() -> None:
+        for queue in queues:
             queue.close()
-            wait(running)
+
+    pool = _pools.get(len(works), torch.get_num_threads())
+    running = [pool.submit(lane, *both) for both in zip(works, queues, strict=True)]
+    try:
+        for one in running:
+            one.result()
+    finally:
+        close()
+        wait(running)
 
 
 class _Queue:

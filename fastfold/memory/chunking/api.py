@@ -48,9 +48,6 @@ def autochunk(
         decompositions: Operators to decompose, with functions of the same arguments, as for
             ``ExportedProgram.run_decompositions``. Custom operators are chunked only if they are decomposed.
 
-    Returns:
-        The chunked module. Its ``plan`` can be printed.
-
     Raises:
         BudgetError: No chunks stay under the budget. Names the smallest budget that works.
         ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or

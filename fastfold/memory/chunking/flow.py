@@ -17,15 +17,11 @@ from fastfold.memory.chunking.graph import Graph, Operation, Path, Ref
 
 @dataclass(frozen=True)
 class Cut:
-    """Parts of arguments from which a part of a result is computed.
+    """Parts of arguments from which a part of a result is computed."""
 
-    Attributes:
-        dims: Chunked dimension of each tensor, by its place among the arguments; other tensors are used whole.
-        sizes: Places of numbers among the arguments that equal the length of the part.
-    """
-
+    #: Chunked dimension of each tensor, by its place among the arguments; other tensors are used whole
     dims: Mapping[Path, int] = field(default_factory=dict)
-    sizes: tuple[Path, ...] = ()
+    sizes: tuple[Path, ...] = ()  #: Places of numbers among the arguments that equal the length of the part
 
 
 class Call:

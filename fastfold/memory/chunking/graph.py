@@ -20,8 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from fastfold.errors import ConfigError
 
-Path = tuple[str | int, ...]
-"""Place of an argument: its name, and the index in a list."""
+Path = tuple[str | int, ...]  #: Place of an argument: its name, and the index in a list
 
 # The same operators where the strides of a part do not allow a view.
 _REARRANGED = {
@@ -119,27 +118,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations of a module.
+    """Operations of a module."""
 
-    Attributes:
-        sources: First values.
-        operations: Operations that compute the other values, in order.
-        layouts: Layout of each value; a tuple if an operation has several results.
-        outputs: Flat results: :class:`Ref`, or a constant.
-        in_spec: Structure of the inputs ``(args, kwargs)``.
-        out_spec: Structure of the outputs.
-        inputs: Flat inputs of the example: layouts, or constants.
-        constants: Tensors that the module creates, by name.
-    """
-
-    sources: tuple[Source, ...]
-    operations: tuple[Operation, ...]
+    sources: tuple[Source, ...]  #: First values
+    operations: tuple[Operation, ...]  #: Operations that compute the other values, in order
+    #: Layout of each value; a tuple if an operation has several results
     layouts: tuple[Layout | tuple[Layout, ...], ...]
-    outputs: tuple[Any, ...]
-    in_spec: TreeSpec
-    out_spec: TreeSpec
-    inputs: tuple[Any, ...]
-    constants: Mapping[str, Tensor]
+    outputs: tuple[Any, ...]  #: Flat results: :class:`Ref`, or a constant
+    in_spec: TreeSpec  #: Structure of the inputs ``(args, kwargs)``
+    out_spec: TreeSpec  #: Structure of the outputs
+    inputs: tuple[Any, ...]  #: Flat inputs of the example: layouts, or constants
+    constants: Mapping[str, Tensor]  #: Tensors that the module creates, by name
 
     def operation(self, index: int) -> Operation:
         """Return the operation that computes a value."""

@@ -11,27 +11,16 @@ from fastfold.memory.chunking.steps import Loop, Step
 
 @dataclass(frozen=True)
 class Region:
-    """Part of a module that runs in chunks.
+    """Part of a module that runs in chunks."""
 
-    Attributes:
-        first: Operator of its first operation.
-        last: Operator of its last operation.
-        operations: Number of operations.
-        shape: Shape of its last result.
-        dim: Chunked dimension of that result.
-        chunks: Number of chunks.
-        size: Length of a chunk along the dimension; the last one may be shorter.
-        in_place: True if results overwrite values that are not used again.
-    """
-
-    first: str
-    last: str
-    operations: int
-    shape: tuple[int, ...]
-    dim: int
-    chunks: int
-    size: int
-    in_place: bool
+    first: str  #: Operator of its first operation
+    last: str  #: Operator of its last operation
+    operations: int  #: Number of operations
+    shape: tuple[int, ...]  #: Shape of its last result
+    dim: int  #: Chunked dimension of that result
+    chunks: int  #: Number of chunks
+    size: int  #: Length of a chunk along the dimension; the last one may be shorter
+    in_place: bool  #: True if results overwrite values that are not used again
 
     def __str__(self) -> str:
         place = ", in place" if self.in_place else ""
@@ -46,22 +35,14 @@ class ChunkPlan:
     """Chunked regions of a module, and its peak memory.
 
     Bytes count inputs, results and intermediate values; parameters and buffers come on top.
-
-    Attributes:
-        budget: Budget in bytes.
-        regions: Regions that run in chunks.
-        peak_before: Peak in bytes without chunks, measured on the simulated device.
-        peak: Peak in bytes with chunks, measured on the simulated device.
-        estimated: Estimate of ``peak`` by the search.
-        parameters: Bytes of parameters, buffers and constants.
     """
 
-    budget: int
-    regions: tuple[Region, ...]
-    peak_before: int
-    peak: int
-    estimated: int
-    parameters: int
+    budget: int  #: Budget in bytes
+    regions: tuple[Region, ...]  #: Regions that run in chunks
+    peak_before: int  #: Peak in bytes without chunks, measured on the simulated device
+    peak: int  #: Peak in bytes with chunks, measured on the simulated device
+    estimated: int  #: Estimate of ``peak`` by the search
+    parameters: int  #: Bytes of parameters, buffers and constants
 
     def __str__(self) -> str:
         lines = [

@@ -25,8 +25,7 @@ from fastfold.memory.chunking.steps import (
     used_values,
 )
 
-WINDOW = 64
-"""Largest number of steps that a region extends before and after a peak."""
+WINDOW = 64  #: Largest number of steps that a region extends before and after a peak
 _BEGINNINGS = 8
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 

@@ -23,21 +23,14 @@ _ENOUGH = 1 << 62
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a graph's values.
+    """Memory of a graph's values."""
 
-    Attributes:
-        graph: Graph of the module.
-        alias: By value, the value whose memory it is a view of; None if it has its own memory.
-        nbytes: By value, size of that memory.
-        workspace: By value, bytes that its operation allocates temporarily.
-        known: Cached memory of loops.
-    """
-
-    graph: Graph
+    graph: Graph  #: Graph of the module
+    #: By value, the value whose memory it is a view of; None if it has its own memory
     alias: tuple[int | None, ...]
-    nbytes: tuple[int, ...]
-    workspace: tuple[int, ...]
-    known: dict[Any, int] = field(default_factory=dict, repr=False)
+    nbytes: tuple[int, ...]  #: By value, size of that memory
+    workspace: tuple[int, ...]  #: By value, bytes that its operation allocates temporarily
+    known: dict[Any, int] = field(default_factory=dict, repr=False)  #: Cached memory of loops
 
 
 def without_contents(layout: Layout) -> Tensor:
@@ -91,26 +84,17 @@ def _storages(value: Any) -> set[int]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Operations that run in chunks along one dimension of each of their values.
+    """Operations that run in chunks along one dimension of each of their values."""
 
-    Attributes:
-        members: Numbers of their values, in order.
-        dims: Chunked dimension of each value.
-        cuts: Parts of arguments for a chunk of each value.
-        outputs: Values that other steps use, which are assembled from their chunks.
-        length: Length of the dimension.
-        read: Dimensions along which each earlier value is read; None for as a whole.
-        chunks: Number of chunks.
-        reuse: Outputs that are written into the memory of a value that is not used again.
-    """
-
-    members: tuple[int, ...]
-    dims: Mapping[int, int]
-    cuts: Mapping[int, Cut]
-    outputs: tuple[int, ...]
-    length: int
+    members: tuple[int, ...]  #: Numbers of their values, in order
+    dims: Mapping[int, int]  #: Chunked dimension of each value
+    cuts: Mapping[int, Cut]  #: Parts of arguments for a chunk of each value
+    outputs: tuple[int, ...]  #: Values that other steps use, which are assembled from their chunks
+    length: int  #: Length of the dimension
+    #: Dimensions along which each earlier value is read; None for as a whole
     read: Mapping[int, frozenset[int | None]]
-    chunks: int = 1
+    chunks: int = 1  #: Number of chunks
+    #: Outputs that are written into the memory of a value that is not used again
     reuse: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -124,8 +108,7 @@ class Loop:
         return frozenset(self.members)
 
 
-Step = int | Loop
-"""Number of a value whose operation runs unchunked, or a loop."""
+Step = int | Loop  #: Number of a value whose operation runs unchunked, or a loop
 
 
 def computed_values(step: Step) -> tuple[int, ...]:
@@ -175,16 +158,11 @@ def _inner_bytes(memory: Memory, loop: Loop) -> int:
 
 @dataclass(frozen=True)
 class State:
-    """Live memory between two steps.
+    """Live memory between two steps."""
 
-    Attributes:
-        live: Bytes.
-        root: By value, the value that owns its memory.
-        bytes_of: By owner, bytes that are released with it; none for inputs, which the caller owns.
-    """
-
-    live: int
-    root: Mapping[int, int]
+    live: int  #: Bytes
+    root: Mapping[int, int]  #: By value, the value that owns its memory
+    #: By owner, bytes that are released with it; none for inputs, which the caller owns
     bytes_of: Mapping[int, int]
 
     @staticmethod
@@ -197,19 +175,12 @@ class State:
 
 @dataclass(frozen=True)
 class Profile:
-    """Live memory of each step.
+    """Live memory of each step."""
 
-    Attributes:
-        peaks: Peak in bytes of each step.
-        steps: The steps, loops with the memory that they may reuse.
-        outside: By step, bytes that do not depend on the number of chunks.
-        states: State before each step, if requested.
-    """
-
-    peaks: tuple[int, ...]
-    steps: tuple[Step, ...]
-    outside: tuple[int, ...]
-    states: tuple[State, ...]
+    peaks: tuple[int, ...]  #: Peak in bytes of each step
+    steps: tuple[Step, ...]  #: The steps, loops with the memory that they may reuse
+    outside: tuple[int, ...]  #: By step, bytes that do not depend on the number of chunks
+    states: tuple[State, ...]  #: State before each step, if requested
 
     @property
     def peak(self) -> int:

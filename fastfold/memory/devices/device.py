@@ -28,12 +28,7 @@ class DeviceFull(RuntimeError):
 class EarlyCopy:
     """Tensor that is being copied to a device before it is used.
 
-    Args:
-        tensor: Destination of the copy.
-        event: On a GPU, the event at the end of the copy.
-
-    Attributes:
-        tensor: The destination; None after it was taken or cancelled.
+    ``tensor`` is None after it was taken or cancelled. On a GPU, ``event`` is at the end of the copy.
     """
 
     def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
@@ -168,10 +163,7 @@ class Device(Tier):
         raise NotImplementedError
 
     def enforce(self) -> Callable[[], None]:
-        """Apply the budget to operators too, on devices that do not always do.
-
-        Returns:
-            Function that undoes it.
+        """Apply the budget to operators too, on devices that do not always do; return a function that undoes it.
 
         Raises:
             BudgetError: More memory is in use already.

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError, OutputError
 
-PAGE = 4096
-"""Alignment of parts in bytes, so that a write does not read pages of other parts."""
+PAGE = 4096  #: Alignment of parts in bytes, so that a write does not read pages of other parts
 
 _THREADS = 4
 # The kernel limits each read-ahead to its device's maximum, which is at least 128 KiB.
@@ -31,10 +30,7 @@ _PIECE = 1 << 22
 def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap, int]:
     """Create an anonymous file of zeros, map it into memory, and reserve its blocks on the disk.
 
-    ``keep`` keeps the file open.
-
-    Returns:
-        The map, and the file's descriptor; -1 if the file was closed.
+    The result has the file's descriptor, which ``keep`` keeps open; else it is -1.
 
     Raises:
         ConfigError: The system does not support it (Windows).

@@ -23,22 +23,15 @@ SpanKey = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class PassKey:
-    """Identity of a pass.
+    """Identity of a pass."""
 
-    Args:
-        module: Name of the outermost module called; empty for the model.
-        training: True in training mode.
-        grad: True if gradients are recorded.
-        shapes: Shapes of all input tensors, each dimension rounded up to a power of two.
-        options: Numbers, strings and truth values among the inputs.
-        opaque: True if functions are among the inputs; such passes are never equal, because a function can do anything.
-    """
-
-    module: str
-    training: bool
-    grad: bool
+    module: str  #: Name of the outermost module called; empty for the model
+    training: bool  #: True in training mode
+    grad: bool  #: True if gradients are recorded
+    #: Shapes of all input tensors, each dimension rounded up to a power of two
     shapes: tuple[tuple[int, ...], ...]
-    options: tuple[object, ...]
+    options: tuple[object, ...]  #: Numbers, strings and truth values among the inputs
+    #: True if functions are among the inputs; such passes are never equal, because a function can do anything
     opaque: bool = False
 
     @property

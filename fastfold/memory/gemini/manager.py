@@ -118,12 +118,10 @@ class Gemini:
     # The optimizer
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients down to a norm before :meth:`step`, as ``torch.nn.utils.clip_grad_norm_``.
+        """Scale all gradients down to a norm before :meth:`step`, and return the norm before, ``[]``.
 
-        With a group, the mean gradient is clipped, and all ranks call this together.
-
-        Returns:
-            Norm before scaling, ``[]``.
+        This is ``torch.nn.utils.clip_grad_norm_``. With a group, the mean gradient is clipped, and all ranks call this
+        together.
 
         Raises:
             ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works.

@@ -31,12 +31,8 @@ def reserve(
 ) -> int:
     """Return the bytes to leave free so that an offloaded tensor can return before its use.
 
-    Offloading one more tensor costs less than waiting for all of them.
-
-    The accesses include the tensors that stay; sizes and budget are in bytes.
-
-    Returns:
-        Size in bytes of the largest offloaded tensor for which every operator has room.
+    That is the size of the largest offloaded tensor for which every operator has room: offloading one more tensor costs
+    less than waiting for all of them. The accesses include the tensors that stay; sizes and budget are in bytes.
     """
     room = budget - smallest_budget(accesses, sizes)
     away = [span.size for key, span in trace.spans.items() if key[0] == "saved" and key not in kept]

@@ -38,34 +38,22 @@ class Access:
 
 @dataclass(frozen=True)
 class Span:
-    """Tensor that can be kept or offloaded between two accesses.
+    """Tensor that can be kept or offloaded between two accesses."""
 
-    Args:
-        size: Bytes.
-        first: Access that creates it.
-        last: Access that uses it; later it counts as a part of ``Access.other``, whether it was kept or not.
-    """
-
-    size: int
-    first: int
+    size: int  #: Bytes
+    first: int  #: Access that creates it
+    #: Access that uses it; later it counts as a part of ``Access.other``, whether it was kept or not
     last: int
 
 
 @dataclass(frozen=True)
 class Step:
-    """Actions at one access, in this order.
+    """Actions at one access, in this order."""
 
-    Args:
-        evict: Chunks that leave the device before the operator runs.
-        load: Chunks copied to the device before the operator runs.
-        prefetch: Chunks whose copy starts while the operator runs, for a later one.
-        resident: Chunks on the device, or being copied to it, while the operator runs.
-    """
-
-    evict: tuple[Chunk, ...]
-    load: tuple[Chunk, ...]
-    prefetch: tuple[Chunk, ...]
-    resident: frozenset[Chunk]
+    evict: tuple[Chunk, ...]  #: Chunks that leave the device before the operator runs
+    load: tuple[Chunk, ...]  #: Chunks copied to the device before the operator runs
+    prefetch: tuple[Chunk, ...]  #: Chunks whose copy starts while the operator runs, for a later one
+    resident: frozenset[Chunk]  #: Chunks on the device, or being copied to it, while the operator runs
 
 
 @dataclass(frozen=True)

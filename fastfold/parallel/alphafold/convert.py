@@ -15,9 +15,6 @@ def convert_modules(model: M, variants: Mapping[type[nn.Module], type[nn.Module]
 
     Each variant gets the other arguments as attributes.
 
-    Returns:
-        The model, or its variant.
-
     Raises:
         ConfigError: A module is parallel already, its ``forward`` was wrapped before, or no module can be converted.
     """

@@ -30,18 +30,14 @@ ATTENTIONS = ("auto", "ring", "reshard")
 
 @dataclass(frozen=True)
 class GridLayout:
-    """Grid of ranks and its methods.
+    """Grid of ranks and its methods."""
 
-    Attributes:
-        grid: The ranks.
-        contraction: Method of triangle sums; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
-        attention: ``ring`` sends keys and values round a row or column of ranks and fetches the bias block by block.
-            ``reshard`` cuts the rows again within a row of ranks, so that each is whole, and gathers the bias.
-            ``auto`` takes the method that sends less.
-    """
-
-    grid: Grid
+    grid: Grid  #: The ranks
+    #: Method of triangle sums; see :func:`fastfold.parallel.axial.grid_matmul.contract`
     contraction: str = "auto"
+    #: ``ring`` sends keys and values round a row or column of ranks and fetches the bias block by block. ``reshard``
+    #: cuts the rows again within a row of ranks, so that each is whole, and gathers the bias. ``auto`` takes the
+    #: method that sends less.
     attention: str = "auto"
 
     def rings(self, shape: tuple[int, int, int], heads: int, *, turned: bool) -> bool:

@@ -28,8 +28,7 @@ from fastfold.parallel.comm.differentiable import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
-Regather = Callable[[], Tensor]
-"""Function that gathers a tensor of the forward pass again."""
+Regather = Callable[[], Tensor]  #: Function that gathers a tensor of the forward pass again
 
 
 class Regathered:
@@ -81,15 +80,11 @@ class _Starting(Function):
 
 
 class RegatheringLayer(nn.Module):
-    """A layer that gathers a tensor from all ranks.
+    """A layer that gathers a tensor from all ranks."""
 
-    Attributes:
-        shards: The cut.
-        keeps_gathered: True if the layer keeps gathered tensors for its backward pass. In recomputed blocks the
-            recomputation gathers them again anyway.
-    """
-
-    shards: AxialShards
+    shards: AxialShards  #: The cut
+    #: True if the layer keeps gathered tensors for its backward pass. In recomputed blocks the recomputation gathers
+    #: them again anyway.
     keeps_gathered: bool = False
 
     def regathers(self, pair: Tensor) -> bool:

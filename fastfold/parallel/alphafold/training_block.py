@@ -47,8 +47,7 @@ TensorMove = tuple[Tensor, Move]
 Begin = Callable[[], None]
 WaitForTensors = Callable[[], tuple[Tensor, ...]]
 
-SMALL_MESSAGE = 2**22
-"""Size in bytes below which a tensor is sent and waited for together with another one."""
+SMALL_MESSAGE = 2**22  #: Size in bytes below which a tensor is sent and waited for together with another one
 
 MAX_EXTRA_BYTES = 24 * 2**20
 """Number of additional bytes a rank may send to save a message.
@@ -57,8 +56,7 @@ A link of 360 GB/s sends as much while a message starts and the five kernels aro
 constants of ``planner/calibration.json``).
 """
 
-MAX_SUMMING_RANKS = 8
-"""Number of ranks that such a link joins: the GPUs of a machine."""
+MAX_SUMMING_RANKS = 8  #: Number of ranks that such a link joins: the GPUs of a machine
 
 
 class TrainingBlock:

@@ -28,19 +28,14 @@ from fastfold.parallel.comm.moves import Move, Shards
 
 @dataclass(frozen=True)
 class SummedTerms:
-    """Options of one multiplication.
+    """Options of one multiplication."""
 
-    Attributes:
-        shards: The cut.
-        length: Residues N.
-        outgoing: True for outgoing edges: the pair is then cut along its columns, otherwise along its rows. The result
-            is cut along its rows.
-        meanwhile: First work of the backward pass while the product's gradient is sent.
-    """
-
-    shards: AxialShards
-    length: int
+    shards: AxialShards  #: The cut
+    length: int  #: Residues N
+    #: True for outgoing edges: the pair is then cut along its columns, otherwise along its rows. The result is cut
+    #: along its rows.
     outgoing: bool
+    #: First work of the backward pass while the product's gradient is sent
     meanwhile: Callable[[], None] | None = None
 
     def product(self, factors: Tensor) -> Tensor:
@@ -144,13 +139,10 @@ class _Multiplication(Function):
 def multiplication_of_terms(
     pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
 ) -> Tensor:
-    """Return ``pair`` plus its update by :func:`fastfold.kernels.triangle_multiplication`, cut along its rows.
+    """Return ``pair [*, n, N, c_z]``, updated by :func:`fastfold.kernels.triangle_multiplication`, cut by rows.
 
     The pair and its mask are ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones; the factors
     of the dropout are for the rows ``[*, 1, N, c_z]``.
-
-    Returns:
-        ``[*, n, N, c_z]``.
     """
     out: Tensor = _Multiplication.apply(pair, mask, dropout, how, *parameters)
     return out

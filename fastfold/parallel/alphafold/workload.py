@@ -19,8 +19,7 @@ from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
-_LEAVES = ("target_feat", "msa_feat")
-"""Features that get a gradient."""
+_LEAVES = ("target_feat", "msa_feat")  #: Features that get a gradient
 
 # Number of bytes per parameter in addition to Adam's: the average of the weights, in float32.
 _AVERAGE = 4

@@ -21,19 +21,12 @@ from fastfold.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Grid:
-    """Ranks in rows and columns.
+    """Ranks in rows and columns."""
 
-    Attributes:
-        row: The ranks of this rank's row, one for each column.
-        column: The ranks of its column.
-        whole: All of them, row by row (column by column if the grid is transposed).
-        is_transposed: True if rows and columns are exchanged.
-    """
-
-    row: Group
-    column: Group
-    whole: Group
-    is_transposed: bool = False
+    row: Group  #: The ranks of this rank's row, one for each column
+    column: Group  #: The ranks of its column
+    whole: Group  #: All of them, row by row (column by column if the grid is transposed)
+    is_transposed: bool = False  #: True if rows and columns are exchanged
 
     @classmethod
     def of(cls, mesh: ParallelMesh) -> Grid:

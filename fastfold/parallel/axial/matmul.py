@@ -37,21 +37,14 @@ _BLOCK, _TRAINING_BLOCK = 2**18, 2**25
 
 @dataclass(frozen=True)
 class ContractionSpec:
-    """Layout of the contracted axis and of the result.
+    """Layout of the contracted axis and of the result."""
 
-    Attributes:
-        group: The ranks.
-        contracted: Lengths of their shards of the contracted axis.
-        dim: The axis of the result that is cut, counted from the front.
-        sizes: Lengths of its shards.
-        free: True if the factors are cut along their other axis; ``contracted`` are then its shards. Such products
-            have to be resharded to whole channels.
-    """
-
-    group: Group
-    contracted: Sequence[int]
-    dim: int
-    sizes: Sequence[int]
+    group: Group  #: The ranks
+    contracted: Sequence[int]  #: Lengths of their shards of the contracted axis
+    dim: int  #: The axis of the result that is cut, counted from the front
+    sizes: Sequence[int]  #: Lengths of its shards
+    #: True if the factors are cut along their other axis; ``contracted`` are then its shards. Such products have to be
+    #: resharded to whole channels.
     free: bool = False
 
 

@@ -31,23 +31,16 @@ T = TypeVar("T")
 
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 
-Box = tuple[slice, ...]
-"""Part of each dimension, with explicit start and stop."""
+Box = tuple[slice, ...]  #: Part of each dimension, with explicit start and stop
 
 
 @dataclass
 class AsyncResult(Generic[T]):
-    """Result of a running collective, a tensor or several.
+    """Result of a running collective, a tensor or several."""
 
-    Attributes:
-        finish: Makes the result from the filled buffers.
-        work: Handle to wait for; None if nothing is running.
-        sent: Memory that is sent, kept while the collective runs.
-    """
-
-    finish: Callable[[], T]
-    work: dist.Work | None = None
-    sent: Tensor | None = None
+    finish: Callable[[], T]  #: Makes the result from the filled buffers
+    work: dist.Work | None = None  #: Handle to wait for; None if nothing is running
+    sent: Tensor | None = None  #: Memory that is sent, kept while the collective runs
 
     def wait(self) -> T:
         """Return the result after every rank has sent its part; on a GPU the stream waits, not the host.
@@ -141,12 +134,9 @@ _ALIGNMENT = 16
 
 
 def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
-    """Carry out several moves with one message to each rank.
+    """Carry out several moves with one message to each rank; waiting for one result waits for all.
 
     Tensors may have any dtypes; at least one is moved.
-
-    Returns:
-        One result for each move; waiting for one waits for all.
     """
     if len(moves) == 1:
         ((x, move),) = moves

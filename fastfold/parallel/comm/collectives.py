@@ -124,12 +124,10 @@ def gather(
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
-    """Sum over the ranks, and keep this rank's shard along ``dim``; the gradient is gathered.
+    """Sum over the ranks, and keep this rank's shard ``[..., sizes[rank], ...]`` along ``dim``.
 
-    The term of each rank is ``[..., L, ...]``; without ``sizes`` shards are :func:`shard_sizes` of L.
-
-    Returns:
-        ``[..., sizes[rank], ...]``
+    The gradient is gathered. The term of each rank is ``[..., L, ...]``; without ``sizes`` shards are
+    :func:`shard_sizes` of L.
     """
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)

@@ -47,20 +47,14 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Shared:
-    """State shared by the two ends of a message.
+    """State shared by the two ends of a message."""
 
-    Attributes:
-        forward: Starts the message.
-        backward: Starts the message of the gradients; a gradient is None if its input needs none.
-        needed: True for each input that needs a gradient.
-        pending: The running message.
-        meanwhile: Work of the backward pass before it waits for the gradients.
-    """
-
-    forward: StartMany
+    forward: StartMany  #: Starts the message
+    #: Starts the message of the gradients; a gradient is None if its input needs none
     backward: StartGradients
-    needed: Sequence[bool] = ()
-    pending: Sequence[AsyncResult[Tensor]] = ()
+    needed: Sequence[bool] = ()  #: True for each input that needs a gradient
+    pending: Sequence[AsyncResult[Tensor]] = ()  #: The running message
+    #: Work of the backward pass before it waits for the gradients
     meanwhile: Callable[[], None] | None = None
 
     def take(self) -> list[Tensor]:

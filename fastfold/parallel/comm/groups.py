@@ -32,19 +32,14 @@ def shard_slices(length: int, parts: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Communication:
-    """One collective as one rank saw it.
+    """One collective as one rank saw it."""
 
-    Attributes:
-        op: ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_reduce``, ``broadcast``, ``reduce`` or ``shift``.
-        group: Name of the group.
-        size: Ranks in the group.
-        sent: Bytes that this rank sends. Broadcast, reduce and all-reduce (2 (P - 1) / P of the tensor) count their
-            mean over the group, because the sending rank depends on the algorithm.
-    """
-
+    #: ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_reduce``, ``broadcast``, ``reduce`` or ``shift``
     op: str
-    group: str
-    size: int
+    group: str  #: Name of the group
+    size: int  #: Ranks in the group
+    #: Bytes that this rank sends. Broadcast, reduce and all-reduce (2 (P - 1) / P of the tensor) count their mean over
+    #: the group, because the sending rank depends on the algorithm.
     sent: float
 
 

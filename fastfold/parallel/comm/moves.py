@@ -32,18 +32,13 @@ class Shards(NamedTuple):
 
 @dataclass(frozen=True)
 class Move:
-    """Change of a tensor's cut over ranks.
+    """Change of a tensor's cut over ranks."""
 
-    Attributes:
-        before: Cut of the tensor. None if each rank holds a term of it; the terms are summed. Every rank adds the
-            terms of its shard itself, in one sum, because backends round half precision after every addition.
-        after: Cut of the result; None if every rank holds the whole.
-        filled: Rows and columns of the result, if it is padded with zeros.
-    """
-
+    #: Cut of the tensor. None if each rank holds a term of it; the terms are summed. Every rank adds the terms of its
+    #: shard itself, in one sum, because backends round half precision after every addition.
     before: Shards | None
-    after: Shards | None
-    filled: tuple[int, int] | None = None
+    after: Shards | None  #: Cut of the result; None if every rank holds the whole
+    filled: tuple[int, int] | None = None  #: Rows and columns of the result, if it is padded with zeros
 
     @property
     def op(self) -> str:

@@ -13,12 +13,9 @@ from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer
 
 Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
 
-_SIDE = 4
-"""Length of each dimension of a small parameter in a trial."""
-_LARGEST = 256
-"""Longest side of a matrix in a trial; the usual optimizers factor moments from 128 on."""
-_STEPS = 12
-"""Number of steps of a trial."""
+_SIDE = 4  #: Length of each dimension of a small parameter in a trial
+_LARGEST = 256  #: Longest side of a matrix in a trial; the usual optimizers factor moments from 128 on
+_STEPS = 12  #: Number of steps of a trial
 
 
 def on_pieces(

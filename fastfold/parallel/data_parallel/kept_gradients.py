@@ -11,8 +11,7 @@ from torch.utils.weak import TensorWeakRef
 from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local
 
-Kept = dict[str, tuple[TensorWeakRef, int]]
-"""A gradient and its version, by name."""
+Kept = dict[str, tuple[TensorWeakRef, int]]  #: A gradient and its version, by name
 
 BEFORE_REDUCTION = (
     "optimizer.step() before the gradients were summed over the ranks: call reduce_gradients() after backward() "

@@ -19,15 +19,13 @@ from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
 
-OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()
-"""Optimizers that step a share of a parallel model."""
+OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()  #: Optimizers that step a share of a parallel model
 
 
 class ParallelOptimizer(Optimizer):
     """Optimizer from :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules accept it.
 
-    Attributes:
-        inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
+    ``inner`` is the optimizer of this rank's share; its ``param_groups`` hold learning rates.
     """
 
     def __init__(
@@ -230,14 +228,9 @@ def _fill(wanted: Mapping[str, Tensor], own: Mapping[str, Tensor], key: str) -> 
 def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:
     """Step the optimizer, and restore parameters and states bit by bit where ``ok`` is false.
 
-    PyTorch's optimizers keep their step counters on the host. These count the step whether or not it is cancelled.
-
-    Args:
-        optimizer: Its states exist already, and it changes them in place.
-        ok: A boolean scalar on the parameters' device.
-
-    Returns:
-        A function that restores the counters. Call it before the next step if the step was cancelled.
+    PyTorch's optimizers keep their step counters on the host. These count the step whether or not it is cancelled. The
+    result is a function that restores them, to call before the next step if the step was cancelled. The states exist
+    already and are changed in place; ``ok`` is a boolean scalar on the parameters' device.
 
     Raises:
         ConfigError: The optimizer made new states, whose earlier values are unknown.

@@ -33,8 +33,7 @@ _ASSUMED_GPU = "h100"
 
 _NO_CUTS = "tp was not tried: layers= says which layers may be cut"
 
-_ALIKE = 1.03
-"""Times of a step within this factor count as equal."""
+_ALIKE = 1.03  #: Times of a step within this factor count as equal
 
 
 @dataclass(frozen=True)

@@ -19,73 +19,48 @@ PublishedKind = Literal["block_forward", "block_backward", "step", "flops_per_se
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Constants that data sheets lack. Shares apply to tabulated rates; measured rates are used unchanged.
+    """Constants that data sheets lack. Shares apply to tabulated rates; measured rates are used unchanged."""
 
-    Attributes:
-        matrix_share: Share of the matrix rate in the products of a network.
-        attention_share: Share of the matrix rate in the products of a fused attention.
-        bandwidth_share: Share of the memory's bandwidth.
-        link_share: Share of links and network.
-        launch_seconds: Seconds in which the host launches a kernel or a whole graph: the minimum time of either.
-        kernel_seconds: Seconds of a kernel on the device in addition to its work.
-        latency_seconds: Seconds until a message arrives, in addition to its bytes.
-        memory_share: Share of a GPU's memory that a plan may fill; the rest is for fragmentation and libraries.
-        hidden_share: Share of the communication inside the model that overlaps with computation.
-        imbalance: Time of the slowest rank divided by the mean; 1 for none.
-        additive: Share of the shorter of an operator's products and memory traffic that adds to the longer one.
-        score_instructions: Instructions of a softmax for each score.
-        hidden_synchronisation: Share of the computation that overlaps with messages of gradients and parameters.
-        sources: Source of each constant, by its name.
-        graphed: True if each block's kernels are launched as one CUDA graph.
-    """
-
-    matrix_share: float
-    attention_share: float
-    bandwidth_share: float
-    link_share: float
+    matrix_share: float  #: Share of the matrix rate in the products of a network
+    attention_share: float  #: Share of the matrix rate in the products of a fused attention
+    bandwidth_share: float  #: Share of the memory's bandwidth
+    link_share: float  #: Share of links and network
+    #: Seconds in which the host launches a kernel or a whole graph: the minimum time of either
     launch_seconds: float
-    kernel_seconds: float
-    latency_seconds: float
+    kernel_seconds: float  #: Seconds of a kernel on the device in addition to its work
+    latency_seconds: float  #: Seconds until a message arrives, in addition to its bytes
+    #: Share of a GPU's memory that a plan may fill; the rest is for fragmentation and libraries
     memory_share: float
-    hidden_share: float
-    imbalance: float
+    hidden_share: float  #: Share of the communication inside the model that overlaps with computation
+    imbalance: float  #: Time of the slowest rank divided by the mean; 1 for none
+    #: Share of the shorter of an operator's products and memory traffic that adds to the longer one
     additive: float
-    score_instructions: float
+    score_instructions: float  #: Instructions of a softmax for each score
+    #: Share of the computation that overlaps with messages of gradients and parameters
     hidden_synchronisation: float
-    sources: Mapping[str, str] = field(compare=False, repr=False)
-    graphed: bool = False
+    sources: Mapping[str, str] = field(compare=False, repr=False)  #: Source of each constant, by its name
+    graphed: bool = False  #: True if each block's kernels are launched as one CUDA graph
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published time or rate.
+    """A published time or rate."""
 
-    Attributes:
-        name: Name of the run.
-        what: Kind of :attr:`value`: seconds of a block's pass, of a step, or of a whole training of ``samples``
-            samples; or FLOP/s of all GPUs together.
-        value: The time or rate.
-        gpu: Name of the accelerator.
-        source: Publication, and settings that it leaves open.
-        plan: Plan of the run, with one sample for each rank of ``dp``.
-        sizes: ``residues``, ``msa`` and ``extra_msa``.
-        checkpointing: True if blocks were recomputed in the backward pass.
-        graphed: True if kernels were launched as CUDA graphs.
-        per_machine: GPUs of a machine, if they differ from the table.
-        samples: Samples of a whole training.
-    """
-
-    name: str
+    name: str  #: Name of the run
+    #: Kind of :attr:`value`: seconds of a block's pass, of a step, or of a whole training of ``samples`` samples; or
+    #: FLOP/s of all GPUs together
     what: PublishedKind
-    value: float
-    gpu: str
-    source: str
+    value: float  #: The time or rate
+    gpu: str  #: Name of the accelerator
+    source: str  #: Publication, and settings that it leaves open
+    #: Plan of the run, with one sample for each rank of ``dp``
     plan: ParallelPlan = field(default_factory=ParallelPlan)
+    #: ``residues``, ``msa`` and ``extra_msa``
     sizes: Mapping[str, int] = field(default_factory=lambda: {"residues": 256, "msa": 128, "extra_msa": 1024})
-    checkpointing: bool = False
-    graphed: bool = False
-    per_machine: int | None = None
-    samples: int | None = None
+    checkpointing: bool = False  #: True if blocks were recomputed in the backward pass
+    graphed: bool = False  #: True if kernels were launched as CUDA graphs
+    per_machine: int | None = None  #: GPUs of a machine, if they differ from the table
+    samples: int | None = None  #: Samples of a whole training
 
 
 def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
@@ -96,17 +71,14 @@ def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
 _FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
 _TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
 
-TRAINING = _constants(_TABLE["training"])
-"""Constants of training steps, fitted to :data:`PUBLISHED`."""
+TRAINING = _constants(_TABLE["training"])  #: Constants of training steps, fitted to :data:`PUBLISHED`
 GENERAL = _constants(_TABLE["general"])
 """Constants of training steps of general models; ``benchmarks/published_models.py`` checks them."""
-FOLDING = _constants(_TABLE["folding"])
-"""Constants of long folds; assumed."""
+FOLDING = _constants(_TABLE["folding"])  #: Constants of long folds; assumed
 PUBLISHED = tuple(
     Published(**(row | {"plan": ParallelPlan(**row.get("plan", {}))})) for row in _TABLE["published"]
 )
 """Published values that check the training's constants."""
 LEFT_OUT: tuple[tuple[str, str], ...] = tuple((row["what"], row["why"]) for row in _TABLE["left_out"])
 """Published values that nothing is checked against, each with the reason."""
-WITHIN: float = _TABLE["within"]
-"""Factor within which the model predicts every value of :data:`PUBLISHED`."""
+WITHIN: float = _TABLE["within"]  #: Factor within which the model predicts every value of :data:`PUBLISHED`

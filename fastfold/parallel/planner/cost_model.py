@@ -32,36 +32,21 @@ from fastfold.parallel.planner.workload import Workload
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one step under one plan.
+    """Cost of one step under one plan."""
 
-    Attributes:
-        plan: The plan.
-        checkpointing: True if the blocks' activations are recomputed in the backward pass.
-        compute: Seconds of computation in the slowest stage.
-        communication: Seconds of waiting for collectives inside the model.
-        waiting: Seconds in which a pipeline stage is idle, or waits for copies from the host.
-        imbalance: Seconds in which ranks wait for the slowest one.
-        synchronisation: Seconds for gradients and ZeRO's shards.
-        memory: Bytes per GPU by their use.
-        flops: Floating-point operations of this step on all GPUs together, recomputation included.
-        model_flops: Operations without recomputation: those of the forward passes, and twice those of the one with
-            gradients.
-        calibrated: True if all rates were measured on this GPU.
-        host: Bytes per GPU of block inputs that wait in the host's memory for the backward pass.
-    """
-
-    plan: ParallelPlan
-    checkpointing: bool
-    compute: float
-    communication: float
-    waiting: float
-    imbalance: float
-    synchronisation: float
-    memory: Mapping[str, float]
-    flops: float
+    plan: ParallelPlan  #: The plan
+    checkpointing: bool  #: True if the blocks' activations are recomputed in the backward pass
+    compute: float  #: Seconds of computation in the slowest stage
+    communication: float  #: Seconds of waiting for collectives inside the model
+    waiting: float  #: Seconds in which a pipeline stage is idle, or waits for copies from the host
+    imbalance: float  #: Seconds in which ranks wait for the slowest one
+    synchronisation: float  #: Seconds for gradients and ZeRO's shards
+    memory: Mapping[str, float]  #: Bytes per GPU by their use
+    flops: float  #: Floating-point operations of this step on all GPUs together, recomputation included
+    #: Operations without recomputation: those of the forward passes, and twice those of the one with gradients
     model_flops: float
-    calibrated: bool
-    host: float = 0.0
+    calibrated: bool  #: True if all rates were measured on this GPU
+    host: float = 0.0  #: Bytes per GPU of block inputs that wait in the host's memory for the backward pass
 
     @property
     def seconds(self) -> float:

@@ -19,8 +19,7 @@ from typing import Any
 from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 
-LINKS = ("bandwidth", "link", "network", "host_link")
-"""Rates in bytes/s."""
+LINKS = ("bandwidth", "link", "network", "host_link")  #: Rates in bytes/s
 
 _DTYPES = ("bfloat16", "float32")
 
@@ -100,31 +99,19 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One GPU, its machine and its network.
+    """One GPU, its machine and its network."""
 
-    Attributes:
-        name: Name in the table.
-        memory: Bytes.
-        matrix_rates: FLOP/s of dense matrix products by dtype, ``bfloat16`` and ``float32``.
-        bandwidth: Bytes/s of its memory.
-        link: Bytes/s that it sends to the others in its machine.
-        per_machine: GPUs in one machine.
-        network: Bytes/s that it sends to other machines.
-        host_link: Bytes/s between it and the host's memory, in each direction.
-        exponentials: Exponentials/s of its special function units.
-        sources: Source of each figure, by its name in the table.
-    """
-
-    name: str
-    memory: float
+    name: str  #: Name in the table
+    memory: float  #: Bytes
+    #: FLOP/s of dense matrix products by dtype, ``bfloat16`` and ``float32``
     matrix_rates: Mapping[str, float]
-    bandwidth: float
-    link: float
-    per_machine: int
-    network: float
-    host_link: float
-    exponentials: float
-    sources: Mapping[str, str]
+    bandwidth: float  #: Bytes/s of its memory
+    link: float  #: Bytes/s that it sends to the others in its machine
+    per_machine: int  #: GPUs in one machine
+    network: float  #: Bytes/s that it sends to other machines
+    host_link: float  #: Bytes/s between it and the host's memory, in each direction
+    exponentials: float  #: Exponentials/s of its special function units
+    sources: Mapping[str, str]  #: Source of each figure, by its name in the table
 
 
 def _read_table() -> dict[str, Accelerator]:
@@ -147,8 +134,7 @@ def _read_table() -> dict[str, Accelerator]:
     }
 
 
-ACCELERATORS: dict[str, Accelerator] = _read_table()
-"""Data sheets by name."""
+ACCELERATORS: dict[str, Accelerator] = _read_table()  #: Data sheets by name
 
 
 def accelerator(name: str) -> Accelerator:
@@ -166,27 +152,16 @@ def accelerator(name: str) -> Accelerator:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates for the cost model.
+    """Rates for the cost model."""
 
-    Attributes:
-        matrix: Achieved FLOP/s by dtype.
-        bandwidth: Achieved bytes/s of the memory.
-        link: Achieved bytes/s within a machine.
-        network: Achieved bytes/s between machines.
-        host_link: Achieved bytes/s between a GPU and the host's memory, in each direction.
-        sheet: The accelerator.
-        assumptions: Constants that data sheets lack.
-        origin: Source of each number, by its name in the sheet.
-    """
-
-    matrix: Mapping[str, float]
-    bandwidth: float
-    link: float
-    network: float
-    host_link: float
-    sheet: Accelerator
-    assumptions: Assumptions
-    origin: Mapping[str, str]
+    matrix: Mapping[str, float]  #: Achieved FLOP/s by dtype
+    bandwidth: float  #: Achieved bytes/s of the memory
+    link: float  #: Achieved bytes/s within a machine
+    network: float  #: Achieved bytes/s between machines
+    host_link: float  #: Achieved bytes/s between a GPU and the host's memory, in each direction
+    sheet: Accelerator  #: The accelerator
+    assumptions: Assumptions  #: Constants that data sheets lack
+    origin: Mapping[str, str]  #: Source of each number, by its name in the sheet
 
     @property
     def scores(self) -> float:

@@ -66,15 +66,10 @@ class Region:
 
 @dataclass
 class Trace:
-    """One training step of one rank.
+    """One training step of one rank."""
 
-    Attributes:
-        regions: By name; ``""`` is the model outside of all named ones.
-        peak: Maximum number of bytes that exist at a time in addition to the parameters.
-    """
-
-    regions: dict[str, Region]
-    peak: float
+    regions: dict[str, Region]  #: By name; ``""`` is the model outside of all named ones
+    peak: float  #: Maximum number of bytes that exist at a time in addition to the parameters
 
 
 class Listened(list[Communication]):

@@ -19,63 +19,44 @@ Layouts = Callable[[int], Iterator[ParallelPlan]]
 
 @dataclass(frozen=True)
 class Repeat:
-    """Number of repetitions of a traced module in the real model.
+    """Number of repetitions of a traced module in the real model."""
 
-    Attributes:
-        count: Number of repetitions.
-        layers: True for layers with their own parameters, which activation checkpointing recomputes and pipeline
-            stages share. False for one layer that is called ``count`` times.
-    """
-
-    count: int
+    count: int  #: Number of repetitions
+    #: True for layers with their own parameters, which activation checkpointing recomputes and pipeline stages share.
+    #: False for one layer that is called ``count`` times.
     layers: bool = True
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step to be planned.
+    """One training step to be planned."""
 
-    Attributes:
-        name: Shown in tables.
-        build: Makes this rank's model with one block in each of ``stacks``, on parameters without data.
-        loss: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and returns a scalar.
-        samples: Samples of a step, over all ranks.
-        stacks: Names of modules (as in ``named_modules`` of the built model) that the real model repeats. Pipeline
-            stages pass on the result of the first.
-        layouts: See :data:`Layouts`.
-        rows: Number of samples that ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
-        stages: Maximum number of pipeline stages; 1 if the model cannot be cut.
-        zero: ZeRO stages that may be used.
-        passes: Mean number of forward passes without gradients before the one with gradients (recycling).
-        sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
-        copied_bytes: Bytes per parameter that every replica keeps in addition to the parameter and its gradient
-            (averages).
-        parameter_bytes: Bytes of a parameter.
-        frozen: True if parameters have neither gradients nor an optimizer, because only inputs get gradients.
-        recomputed: True if the model of ``build`` recomputes its blocks in the backward pass.
-        small: See :func:`fastfold.parallel.planner.fake_run.trace`.
-        description: Description of the inputs for a reader.
-        settings: Further Hydra overrides of this workload.
-    """
-
-    name: str
+    name: str  #: Shown in tables
+    #: Makes this rank's model with one block in each of ``stacks``, on parameters without data
     build: Callable[[ParallelMesh], nn.Module]
+    #: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and returns a scalar
     loss: Callable[[nn.Module], Tensor]
-    samples: int
+    samples: int  #: Samples of a step, over all ranks
+    #: Names of modules (as in ``named_modules`` of the built model) that the real model repeats. Pipeline stages pass
+    #: on the result of the first.
     stacks: Mapping[str, Repeat]
-    layouts: Layouts
+    layouts: Layouts  #: See :data:`Layouts`
+    #: Number of samples that ``loss`` runs at once under a layout: one, unless ranks of the layout split them
     rows: Callable[[ParallelPlan], int] = lambda _: 1
-    stages: int = 1
-    zero: Sequence[int] = (0, 1, 2, 3)
+    stages: int = 1  #: Maximum number of pipeline stages; 1 if the model cannot be cut
+    zero: Sequence[int] = (0, 1, 2, 3)  #: ZeRO stages that may be used
+    #: Mean number of forward passes without gradients before the one with gradients (recycling)
     passes: float = 0.0
-    sharded_bytes: int = 8
+    sharded_bytes: int = 8  #: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8)
+    #: Bytes per parameter that every replica keeps in addition to the parameter and its gradient (averages)
     copied_bytes: int = 0
-    parameter_bytes: int = 4
+    parameter_bytes: int = 4  #: Bytes of a parameter
+    #: True if parameters have neither gradients nor an optimizer, because only inputs get gradients
     frozen: bool = False
-    recomputed: bool = False
-    small: bool = False
-    description: str = ""
-    settings: Sequence[str] = ()
+    recomputed: bool = False  #: True if the model of ``build`` recomputes its blocks in the backward pass
+    small: bool = False  #: See :func:`fastfold.parallel.planner.fake_run.trace`
+    description: str = ""  #: Description of the inputs for a reader
+    settings: Sequence[str] = ()  #: Further Hydra overrides of this workload
     _traces: dict[ParallelPlan, Trace] = field(default_factory=dict, repr=False, compare=False)
 
     def repeat(self, region: str) -> Repeat:

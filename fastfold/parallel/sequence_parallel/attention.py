@@ -127,11 +127,9 @@ def ulysses_attention(
     """Compute attention over a sharded sequence by resharding to whole sequences of some heads, and back.
 
     A rank sends (P - 1) / P of its own queries, keys, values and results, each way. If the ranks do not divide the
-    number of heads, heads are split unevenly. Arguments are those of :func:`ring_attention`, with own queries, keys
-    and values ``[*, R, sizes[rank], H, D]`` and a bias of own queries ``[*, H, sizes[rank], N]``.
-
-    Returns:
-        ``[*, R, sizes[rank], H, D]`` in the dtype of ``q``.
+    number of heads, heads are split unevenly. Arguments are those of :func:`ring_attention`, with own queries, keys and
+    values ``[*, R, sizes[rank], H, D]`` and a bias of own queries ``[*, H, sizes[rank], N]``. The result is as the
+    queries.
 
     Raises:
         InputError: Shapes do not match.

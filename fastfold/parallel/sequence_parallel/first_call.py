@@ -23,8 +23,7 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
 from fastfold.utils.module_structure import tensors_in
 
-LONGEST = 16
-"""Number of positions of each rank in a comparison."""
+LONGEST = 16  #: Number of positions of each rank in a comparison
 
 _REMEDY = (
     "count positions from first of SequenceParallel (or pass them as an input that shard() has cut), name every class "

@@ -35,22 +35,15 @@ _MAX_SCORES = 2**24
 
 @dataclass(frozen=True)
 class Ring:
-    """Ring of ranks and its options.
+    """Ring of ranks and its options."""
 
-    Attributes:
-        group: The ranks over which the keys are sharded, in ring order.
-        sizes: Number of keys of each rank.
-        scale: Factor of the scores.
-        first_query: Position of the first own query if a query sees only its own and earlier keys; None if it sees
-            all.
-        bias_group: Ranks with the same queries; rank k of it holds the bias for the keys of shard k. None if the own
-            bias is for all keys.
-    """
-
-    group: Group
-    sizes: Sequence[int]
-    scale: float
+    group: Group  #: The ranks over which the keys are sharded, in ring order
+    sizes: Sequence[int]  #: Number of keys of each rank
+    scale: float  #: Factor of the scores
+    #: Position of the first own query if a query sees only its own and earlier keys; None if it sees all
     first_query: int | None
+    #: Ranks with the same queries; rank k of it holds the bias for the keys of shard k. None if the own bias is for
+    #: all keys.
     bias_group: Group | None
 
     @property

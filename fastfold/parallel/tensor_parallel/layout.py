@@ -32,15 +32,10 @@ from fastfold.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Layout:
-    """Groups over which activations are split.
+    """Groups over which activations are split."""
 
-    Attributes:
-        rows: Groups over which the batch, dimension 0, is split, the outermost first.
-        features: Group over which the last dimension is split.
-    """
-
-    rows: tuple[Group, ...]
-    features: Group
+    rows: tuple[Group, ...]  #: Groups over which the batch, dimension 0, is split, the outermost first
+    features: Group  #: Group over which the last dimension is split
 
     def take(self, x: Tensor, features: Partition | None = None) -> Tensor:
         """Return this rank's block of a whole tensor ``[batch, ..., features]``, cut evenly; not differentiable.
@@ -92,13 +87,9 @@ def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition of features over ranks.
+    """Partition of features over ranks."""
 
-    Attributes:
-        parts: For each rank the indices of its features, in its order.
-    """
-
-    parts: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, ...], ...]  #: For each rank the indices of its features, in its order
 
     @classmethod
     def even(cls, length: int, ranks: int) -> Partition:

@@ -24,20 +24,13 @@ for _slots in _SLOTS.values():
 
 @dataclass
 class Conformer:
-    """Residue with one location per atom.
+    """Residue with one location per atom."""
 
-    Attributes:
-        name: Residue name in the file.
-        letter: One of the twenty, or X.
-        known: True if its name is that of an amino acid (an unknown name may be that of a ligand).
-        record: Record of the residue.
-        atoms: Atoms by atom37 slot; the selenium of selenomethionine is in the slot of SD.
-    """
-
-    name: str
-    letter: str
-    known: bool
-    record: ResidueRecord
+    name: str  #: Residue name in the file
+    letter: str  #: One of the twenty, or X
+    known: bool  #: True if its name is that of an amino acid (an unknown name may be that of a ligand)
+    record: ResidueRecord  #: Record of the residue
+    #: Atoms by atom37 slot; the selenium of selenomethionine is in the slot of SD
     atoms: dict[int, AtomRecord]
 
     def position(self, name: str) -> np.ndarray | None:
@@ -51,10 +44,8 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
 
     The choice is for the whole residue, so that a side chain is never combined from two locations. Only missing atoms
     are taken from the next best location of the same amino acid. A residue of unknown name and atoms counts as an amino
-    acid (X) if it has N, CA and C.
-
-    Returns:
-        The conformer, or None if the residue is not an amino acid or lacks all atoms of its type.
+    acid (X) if it has N, CA and C. The result is None if the residue is not an amino acid or lacks all atoms of its
+    type.
     """
     groups: dict[tuple[str, str], list[AtomRecord]] = {}
     shared: list[AtomRecord] = []

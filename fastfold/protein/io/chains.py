@@ -15,8 +15,7 @@ from fastfold.protein.io.residue_names import UNKNOWN, amino_acid
 from fastfold.protein.structure import ChainStructure
 
 _SHOWN = 10
-_FAR_APART = 8.0
-"""Distance in Å from C to the next N above that of any strained peptide bond."""
+_FAR_APART = 8.0  #: Distance in Å from C to the next N above that of any strained peptide bond
 _MAX_STEP = 20_000
 """Limit of a step between residue numbers, larger than in any PDB file; keeps sums within 32 bits."""
 

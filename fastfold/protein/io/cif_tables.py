@@ -23,19 +23,13 @@ _END = re.compile(r"\s*(_|loop_|data_|save_|stop_|global_)", re.IGNORECASE)
 
 @dataclass
 class CifTable:
-    """Category of a CIF file.
+    """Category of a CIF file."""
 
-    Attributes:
-        columns: Values as text by item name in lower case, empty if unknown or not applicable.
-        size: Number of rows.
-        first_line: Line of its ``loop_`` or its first item, counted from 1.
-        lines: Lines of the file.
-    """
-
+    #: Values as text by item name in lower case, empty if unknown or not applicable
     columns: dict[str, list[str]] = field(default_factory=dict)
-    size: int = 0
-    first_line: int = 0
-    lines: Sequence[str] = ()
+    size: int = 0  #: Number of rows
+    first_line: int = 0  #: Line of its ``loop_`` or its first item, counted from 1
+    lines: Sequence[str] = ()  #: Lines of the file
 
     def column(self, name: str) -> list[str]:
         """Return all values of an item, empty texts if it is absent."""

@@ -22,18 +22,9 @@ from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
     (
-        "_atom_site",
-        "_chem_comp",
-        "_database_pdb_rev",
-        "_em_3d_reconstruction",
-        "_entity_poly",
-        "_entity_poly_seq",
-        "_exptl",
-        "_pdbx_audit_revision_history",
-        "_pdbx_poly_seq_scheme",
-        "_pdbx_struct_mod_residue",
-        "_refine",
-        "_reflns",
+        *("_atom_site", "_chem_comp", "_database_pdb_rev", "_em_3d_reconstruction", "_entity_poly"),
+        *("_entity_poly_seq", "_exptl", "_pdbx_audit_revision_history", "_pdbx_poly_seq_scheme"),
+        *("_pdbx_struct_mod_residue", "_refine", "_reflns"),
     )
 )
 _RESOLUTIONS = (
@@ -48,23 +39,18 @@ _ATOM_ITEMS = (
     *("label_seq_id", "auth_seq_id", "pdbx_pdb_ins_code", "auth_asym_id", "pdbx_pdb_model_num"),
     *("cartn_x", "cartn_y", "cartn_z", "occupancy", "b_iso_or_equiv"),
 )
-_DEFAULTS = ("nan", "nan", "nan", "1", "0")
-"""Defaults of missing values; a position must be given."""
+_DEFAULTS = ("nan", "nan", "nan", "1", "0")  #: Defaults of missing values; a position must be given
 _NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
 
 
 @dataclass
 class _Polymers:
-    """Polymers of a file.
+    """Polymers of a file."""
 
-    Attributes:
-        protein: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open.
-        sequences: Residue names by entity.
-        by_asym: Residue names by chain (label), if not by entity.
-    """
-
+    #: Polymer entities with True for a protein, False for another polymer, None if the type leaves it open
     protein: dict[str, bool | None] = field(default_factory=dict)
-    sequences: dict[str, list[str]] = field(default_factory=dict)
+    sequences: dict[str, list[str]] = field(default_factory=dict)  #: Residue names by entity
+    #: Residue names by chain (label), if not by entity
     by_asym: dict[str, list[str]] = field(default_factory=dict)
 
 

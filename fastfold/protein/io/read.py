@@ -48,9 +48,6 @@ def read_structure(source: Any, *, chain_ids: Iterable[str] | None = None) -> St
             :class:`Protein <fastfold.protein.protein.Protein>`, or an object with one as ``protein``.
         chain_ids: Chains to read, by the author's names; None for all.
 
-    Returns:
-        The structure, with its chains in the order of the file.
-
     Raises:
         ConfigError: ``source`` is of another type.
         InputError: The file is missing, unreadable, truncated, malformed, or in another format; or it lacks a protein

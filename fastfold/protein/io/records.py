@@ -15,8 +15,7 @@ _NUCLEOTIDES: Final = frozenset(
 _RIBOSE: Final = frozenset(("C1'", "C1*"))
 ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE", *TERMINAL_OXYGENS))
 """Names of the atoms that are kept, without hydrogens; SE is the selenium of selenomethionine."""
-MAX_VALUE: Final = 1e8
-"""Limit of coordinates, occupancies and B-factors; larger values are not measurements."""
+MAX_VALUE: Final = 1e8  #: Limit of coordinates, occupancies and B-factors; larger values are not measurements
 MAX_NUMBER: Final = 10_000_000
 
 
@@ -40,22 +39,14 @@ class AtomRecord(NamedTuple):
 
 @dataclass
 class ResidueRecord:
-    """Residue with all alternate locations.
+    """Residue with all alternate locations."""
 
-    Attributes:
-        number: The author's residue number.
-        insertion: Insertion code or an empty string.
-        hetero: True if it is in HETATM records.
-        position: Place in the polymer's sequence counted from 0, if the file states it.
-        atoms: Its atoms in the order of the file.
-        other_atoms: Residue name and name of each heavy atom that is not kept.
-    """
-
-    number: int
-    insertion: str
-    hetero: bool
-    position: int | None = None
-    atoms: list[AtomRecord] = field(default_factory=list)
+    number: int  #: The author's residue number
+    insertion: str  #: Insertion code or an empty string
+    hetero: bool  #: True if it is in HETATM records
+    position: int | None = None  #: Place in the polymer's sequence counted from 0, if the file states it
+    atoms: list[AtomRecord] = field(default_factory=list)  #: Its atoms in the order of the file
+    #: Residue name and name of each heavy atom that is not kept
     other_atoms: dict[tuple[str, str], None] = field(default_factory=dict)
 
     @property
@@ -72,35 +63,27 @@ class ResidueRecord:
 
 @dataclass
 class ChainRecord:
-    """Chain of a structure file.
+    """Chain of a structure file."""
 
-    Attributes:
-        chain_id: The author's chain name.
-        residues: Residues by number and insertion code (or by another key that distinguishes residues).
-        sequence: Residue names of the whole polymer, None if the file does not list them.
-        missing: Numbers of the residues that the file lists as missing.
-        protein: True if the file states that the polymer is a protein; None without a statement.
-        segment: CHARMM's segment name, which may distinguish chains of one name.
-    """
-
-    chain_id: str
+    chain_id: str  #: The author's chain name
+    #: Residues by number and insertion code (or by another key that distinguishes residues)
     residues: dict[tuple[int, str], ResidueRecord] = field(default_factory=dict)
+    #: Residue names of the whole polymer, None if the file does not list them
     sequence: list[str] | None = None
+    #: Numbers of the residues that the file lists as missing
     missing: list[int] = field(default_factory=list)
+    #: True if the file states that the polymer is a protein; None without a statement
     protein: bool | None = None
-    segment: str = ""
+    segment: str = ""  #: CHARMM's segment name, which may distinguish chains of one name
 
     def add_atom(
         self, atom: AtomRecord, number: int, insertion: str, *, hetero: bool, position: int | None = None
     ) -> str:
-        """Add an atom to its residue, which is created with its first atom.
+        """Add an atom to its residue, created with its first atom; return a problem with a remedy, or no text.
 
         A HETATM atom (``hetero``) that contradicts earlier atoms belongs to a ligand with the number of a residue, and
         is left out. Of an atom outside the atom37 table, only the name is kept. A residue is identified by the author's
         number and its insertion code, or by its position in the sequence, counted from 0, if the file states it.
-
-        Returns:
-            Description of a problem with the atom, with a remedy; empty if there is none.
         """
         key = (number, insertion) if position is None else (position, "")
         residue = self.residues.get(key)
@@ -134,25 +117,16 @@ class ChainRecord:
 
 @dataclass
 class FileRecords:
-    """Records of one file.
+    """Records of one file."""
 
-    Attributes:
-        chains: Chains by name in the order of the file.
-        parents: Names of modified residues, with their standard residues.
-        resolution: Resolution of the experiment, in Å.
-        method: Experimental method in lower case.
-        release_date: ``YYYY-MM-DD``.
-        waters: Number of atoms of water, which are not in ``chains``.
-        warnings: Decisions made while reading.
-    """
-
-    chains: dict[str, ChainRecord] = field(default_factory=dict)
+    chains: dict[str, ChainRecord] = field(default_factory=dict)  #: Chains by name in the order of the file
+    #: Names of modified residues, with their standard residues
     parents: dict[str, str] = field(default_factory=dict)
-    resolution: float | None = None
-    method: str = ""
-    release_date: str = ""
-    waters: int = 0
-    warnings: list[str] = field(default_factory=list)
+    resolution: float | None = None  #: Resolution of the experiment, in Å
+    method: str = ""  #: Experimental method in lower case
+    release_date: str = ""  #: ``YYYY-MM-DD``
+    waters: int = 0  #: Number of atoms of water, which are not in ``chains``
+    warnings: list[str] = field(default_factory=list)  #: Decisions made while reading
 
     def chain(self, chain_id: str) -> ChainRecord:
         """Return the chain of this name, created at the first call."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 
 _THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
-_BLOCK = 1 << 22
-"""Atom pairs of a block, which limits memory."""
+_BLOCK = 1 << 22  #: Atom pairs of a block, which limits memory
 
 _SYMMETRIC_ATOMS = {
     "R": [("NH1", "NH2")],

@@ -50,17 +50,11 @@ class StructureScores:
 
 
 def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
-    """Return corresponding residues of two sequences, by their best alignment.
+    """Return corresponding residues of two sequences, ``[K, 2]`` int64, by their best alignment.
 
-    BLOSUM62; gaps cost 11 to open and 1 to extend, and nothing at the ends, so that constructs with tags and
-    structures with missing loops and termini are aligned.
-
-    Args:
-        sequence_a: One-letter code; unknown letters count as ``X``.
-        sequence_b: One-letter code, as ``sequence_a``.
-
-    Returns:
-        ``[K, 2]`` int64 index pairs, increasing in both columns; empty if the sequences share nothing.
+    BLOSUM62; gaps cost 11 to open and 1 to extend, and nothing at the ends, so that constructs with tags and structures
+    with missing loops and termini are aligned. Both columns increase; the result is empty if the sequences share
+    nothing.
     """
     if sequence_a == sequence_b:
         return np.stack([np.arange(len(sequence_a))] * 2, -1)

@@ -18,11 +18,9 @@ import numpy as np
 BANDS = {"3_6": (3, 6), "6_12": (6, 12), "12_24": (12, 24), "24_up": (24, math.inf)}
 """Half-open bands of separation by name: helices, turns and hairpins, and two bands of tertiary structure."""
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if they are under this distance, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if they are under this distance, in Å
 
-CONTACT_SEPARATION, LONG_RANGE = 12, 24
-"""Minimum separations of scored contacts, and of long-range contacts."""
+CONTACT_SEPARATION, LONG_RANGE = 12, 24  #: Minimum separations of scored contacts, and of long-range contacts
 
 MIN_CONTACTS = 5
 """Structures with fewer contacts get no precision, which would describe them rather than the scores."""
@@ -32,31 +30,22 @@ _MAX_SEPARATION = 255
 
 @dataclass(frozen=True)
 class ContactPrecision:
-    """Share of contacts among the pairs with the highest scores, 0 to 1.
+    """Share of contacts among the pairs with the highest scores, 0 to 1."""
 
-    Attributes:
-        l5: Share among the best L/5 pairs, where L is the number of resolved residues.
-        l2: Share among the best L/2.
-        base_rate: Share among all pairs: the precision of a random choice.
-    """
-
-    l5: float
-    l2: float
-    base_rate: float
+    l5: float  #: Share among the best L/5 pairs, where L is the number of resolved residues
+    l2: float  #: Share among the best L/2
+    base_rate: float  #: Share among all pairs: the precision of a random choice
 
 
 @dataclass(frozen=True)
 class DistogramScore:
-    """Scores of a distogram against a structure.
+    """Scores of a distogram against a structure."""
 
-    Attributes:
-        cross_entropy: Cross-entropy in nats per pair, by the names of :data:`BANDS`; bands without pairs are left out.
-        contacts: Precision from :data:`CONTACT_SEPARATION` residues on; None for a structure with few contacts.
-        long_range: Precision from :data:`LONG_RANGE` residues on; None for a structure with few such contacts.
-    """
-
+    #: Cross-entropy in nats per pair, by the names of :data:`BANDS`; bands without pairs are left out
     cross_entropy: dict[str, float]
+    #: Precision from :data:`CONTACT_SEPARATION` residues on; None for a structure with few contacts
     contacts: ContactPrecision | None
+    #: Precision from :data:`LONG_RANGE` residues on; None for a structure with few such contacts
     long_range: ContactPrecision | None
 
 
@@ -120,12 +109,10 @@ def sum_contact_bins(
 def contact_precision(
     scores: np.ndarray, beta: np.ndarray, mask: np.ndarray, min_separation: int = CONTACT_SEPARATION
 ) -> ContactPrecision | None:
-    """Return the share of contacts among the pairs with the highest ``scores [N, N]``.
+    """Return the share of contacts among the pairs with the highest ``scores [N, N]``, or None.
 
-    Structure and mask are those of :func:`score_distogram`.
-
-    Returns:
-        None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation.
+    The share is None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation. Structure and
+    mask are those of :func:`score_distogram`.
     """
     i, j = _resolved_pairs(mask, min_separation)
     contact = _distances(beta, i, j) < CONTACT_DISTANCE
@@ -139,15 +126,10 @@ def contact_precision(
 
 @dataclass(frozen=True, eq=False)
 class SeparationPrior:
-    """Distogram that depends on the separation only: the baseline of a network without other knowledge.
+    """Distogram that depends on the separation only: the baseline of a network without other knowledge."""
 
-    Attributes:
-        log_probabilities: ``[256, bins]`` by separation; the last row is for 255 and more.
-        edges: ``[bins - 1]`` in Å.
-    """
-
-    log_probabilities: np.ndarray
-    edges: np.ndarray
+    log_probabilities: np.ndarray  #: ``[256, bins]`` by separation; the last row is for 255 and more
+    edges: np.ndarray  #: ``[bins - 1]`` in Å
 
     @classmethod
     def from_structures(

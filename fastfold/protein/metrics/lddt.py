@@ -47,10 +47,8 @@ def drmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 
     dRMSD ignores handedness, because a mirror image has the same distances.
 
-    Args:
-        predicted: ``[*, N, 3]`` in Å, for dRMSD-CA the alpha carbons.
-        reference: ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 for the points that count. With fewer than two the result is 0.
+    Both are ``[*, N, 3]`` in Å, for dRMSD-CA the alpha carbons, and ``mask [*, N]`` is 1 for the points that count.
+    With fewer than two the result is 0.
     """
     pairs = (mask[..., :, None] * mask[..., None, :]).triu(1)
     squared = (_distances(predicted) - _distances(reference)).square()

@@ -9,15 +9,11 @@ from fastfold.protein.rigid import Rigid
 
 
 def superpose(moving: Tensor, fixed: Tensor, weights: Tensor) -> Rigid:
-    """Compute the rigid motion of points onto their partners with the least weighted squared error.
+    """Compute the rigid motion of points ``[*, N, 3]`` onto their partners with the least weighted squared error.
 
-    Kabsch 1976 (doi:10.1107/S0567739476001873), without reflections. If the best motion is not unique (fewer than
-    three points, or all on a line) one of the best is returned; without any weight the identity.
-
-    Args:
-        moving: ``[*, N, 3]`` in Å.
-        fixed: ``[*, N, 3]`` in Å.
-        weights: ``[*, N]``, not negative; points of weight 0 may have any finite value.
+    Kabsch 1976 (doi:10.1107/S0567739476001873), without reflections. If the best motion is not unique (fewer than three
+    points, or all on a line) one of the best is returned; without any weight the identity. Lengths are in Å, ``weights
+    [*, N]`` not negative; points of weight 0 may have any finite value.
 
     Returns:
         Motions ``[*]``: ``motion[..., None].apply(moving)`` is superposed on ``fixed``. Float64 inputs give float64,
@@ -44,10 +40,7 @@ def best_rotation(covariance: Tensor) -> Tensor:
 def rmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """Compute the root mean square deviation ``[*]`` in Å after the best superposition, in float64.
 
-    Args:
-        predicted: ``[*, N, 3]`` in Å.
-        reference: ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 for the points that count. Without any the result is 0.
+    Both are ``[*, N, 3]`` in Å, and ``mask [*, N]`` is 1 for the points that count. Without any the result is 0.
     """
     predicted, reference = predicted.double(), reference.double()
     moved = superpose(predicted, reference, mask)[..., None].apply(predicted)

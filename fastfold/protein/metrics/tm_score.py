@@ -12,11 +12,9 @@ from fastfold.protein.metrics.superposition import best_rotation
 
 GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
 GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)
-_ROUNDS = 20
-"""Maximum number of refinements of a superposition after its first selection of residues."""
+_ROUNDS = 20  #: Maximum number of refinements of a superposition after its first selection of residues
 _SEEDS_PER_LENGTH = 512
-_BLOCK = 1 << 17
-"""Distances of a block, which fit a core's cache."""
+_BLOCK = 1 << 17  #: Distances of a block, which fit a core's cache
 
 
 def tm_score(
@@ -41,9 +39,6 @@ def tm_score(
         reference_length: Number of residues of the whole reference, which normalises the score; None for the number in
             the mask.
         quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
-
-    Returns:
-        A score in (0, 1]; 0 without a common residue.
     """
     points = _Points.of(predicted, reference, mask)
     length = points.count if reference_length is None else reference_length
@@ -106,16 +101,12 @@ def _search_radii(length: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Points:
-    """Corresponding points, with the per-point terms of all sums and distances.
+    """Corresponding points, with the per-point terms of all sums and distances."""
 
-    Attributes:
-        moments: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1.
-            Their sums over a selection are its covariance and centers. Squared distances are linear in them.
-        squares: ``[n]``, sum of the squared lengths of both vectors, in Å².
-    """
-
+    #: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1. Their sums
+    #: over a selection are its covariance and centers. Squared distances are linear in them.
     moments: Tensor
-    squares: Tensor
+    squares: Tensor  #: ``[n]``, sum of the squared lengths of both vectors, in Å²
 
     @staticmethod
     def of(predicted: Tensor, reference: Tensor, mask: Tensor) -> _Points:

@@ -179,8 +179,7 @@ class Checkpoints:
     def find(self, resume: str) -> str | None:
         """Find the checkpoint to resume from, and verify the hashes of its files.
 
-        Args:
-            resume: ``auto`` for the newest complete checkpoint, or None without one; ``never``; or a folder or URL.
+        ``auto`` is the newest complete checkpoint, or None without one; otherwise ``never``, a folder or a URL.
 
         Raises:
             ConfigError: The named folder is not a complete checkpoint; the message names the missing part. Or

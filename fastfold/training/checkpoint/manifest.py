@@ -10,11 +10,9 @@ from typing import Any
 
 from fastfold.utils.hashing import input_hash
 
-MANIFEST = "state.json"
-"""Name of the manifest's file, which is written last."""
+MANIFEST = "state.json"  #: Name of the manifest's file, which is written last
 
-_FORMATS = (1, 2)
-"""Format 1 has lengths, but no hashes."""
+_FORMATS = (1, 2)  #: Format 1 has lengths, but no hashes
 
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
 """Valid names of files: without separators, so that they stay in the checkpoint's folder."""

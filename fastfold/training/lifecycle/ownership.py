@@ -17,8 +17,7 @@ from fastfold.parallel import DistributedContext
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.locks import held
 
-LOCK, OWNER = ".lock", "owner.json"
-"""Names of the lock file and of the file that describes its latest owner."""
+LOCK, OWNER = ".lock", "owner.json"  #: Names of the lock file and of the file that describes its latest owner
 
 
 @contextmanager

@@ -19,8 +19,7 @@ from fastfold.utils.atomic_files import write_atomic
 CURRENT, FOLDER = "config.yaml", "configs"
 """File with the settings of the last start, and folder with a numbered file for each start with changes."""
 
-_DECISIVE = ("trainer.seed", "data.", "model.")
-"""Prefixes of settings whose change makes it another run."""
+_DECISIVE = ("trainer.seed", "data.", "model.")  #: Prefixes of settings whose change makes it another run
 _HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.index", "data.order", "model.name")
 """Exceptions: samples and network do not depend on these settings."""
 _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")

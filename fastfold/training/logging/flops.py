@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.parallel.planner.trace import operator_cost
 
-_BETWEEN_COUNTS = 50
-"""Minimum number of samples between two counts, because counting slows a sample down."""
+_BETWEEN_COUNTS = 50  #: Minimum number of samples between two counts, because counting slows a sample down
 
 
 class _Counting(TorchDispatchMode):

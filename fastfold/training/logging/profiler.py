@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, supported_activi
 from fastfold.errors import OutputError
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
-_BEFORE = 2
-"""Steps to skip before profiling, because the first ones load libraries."""
+_BEFORE = 2  #: Steps to skip before profiling, because the first ones load libraries
 
 
 class StepProfiler:

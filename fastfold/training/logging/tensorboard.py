@@ -9,8 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 
-Event = bytes
-"""Serialised ``tensorboard.Event``."""
+Event = bytes  #: Serialised ``tensorboard.Event``
 
 
 def version_event(time: float) -> Event:

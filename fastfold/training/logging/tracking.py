@@ -25,11 +25,6 @@ class WandbLogger(Logger):
     Configured by its usual variables: ``WANDB_MODE=offline`` writes to the folder; ``WANDB_API_KEY``, ``WANDB_ENTITY``
     and ``WANDB_NAME`` are read too.
 
-    Args:
-        directory: Folder of the run.
-        project: Name of the project.
-        settings: The run's settings, shown next to its curves.
-
     Raises:
         ConfigError: The package is not installed, or refuses to start a run.
     """

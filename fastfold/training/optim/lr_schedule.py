@@ -18,25 +18,18 @@ class AlphaFoldSchedule:
 
     The schedule is stateless, so a resumed run has the rates of an uninterrupted one.
 
-    Args:
-        base_lr: Rate after warm-up.
-        warmup_steps: Step at which the base rate is reached; 0 for none.
-        decay_after: Last step before the decay, or None for no decay.
-        decay_factor: Factor of all later rates.
-        total_steps: Step at which a half cosine from the end of warm-up ends; None for no cosine. Not in the
-            supplement, for small runs.
-        final_fraction: Share of the base rate at which the cosine ends.
-
     Raises:
         ConfigError: A value is out of range.
     """
 
-    base_lr: float = 1e-3
-    warmup_steps: int = 1000
-    decay_after: int | None = 50_000
-    decay_factor: float = 0.95
+    base_lr: float = 1e-3  #: Rate after warm-up
+    warmup_steps: int = 1000  #: Step at which the base rate is reached; 0 for none
+    decay_after: int | None = 50_000  #: Last step before the decay, or None for no decay
+    decay_factor: float = 0.95  #: Factor of all later rates
+    #: Step at which a half cosine from the end of warm-up ends; None for no cosine. Not in the supplement, for small
+    #: runs.
     total_steps: int | None = None
-    final_fraction: float = 0.0
+    final_fraction: float = 0.0  #: Share of the base rate at which the cosine ends
 
     def __post_init__(self) -> None:
         if not (self.base_lr > 0 and math.isfinite(self.base_lr)):

@@ -11,29 +11,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Calibration:
-    """Comparison of predicted with true lDDT-CA, all from 0 to 1.
+    """Comparison of predicted with true lDDT-CA, all from 0 to 1."""
 
-    Attributes:
-        residues: Number of residues.
-        pearson: Correlation over residues; NaN if one of the two is constant.
-        bias: Mean predicted minus mean true lDDT: above 0 for an overconfident network.
-        error: Mean absolute calibration error: the distance between mean predicted and mean true lDDT of a bin,
-            averaged over bins weighted by residues. 0 for a network whose predictions are right on average in each
-            bin.
-        edges: ``[bins + 1]``, edges of the bins of predicted lDDT.
-        counts: ``[bins]``, residues of each bin.
-        predicted: ``[bins]``, mean predicted lDDT; NaN in an empty bin.
-        true: ``[bins]``, mean true lDDT; NaN in an empty bin.
-    """
-
-    residues: int
-    pearson: float
-    bias: float
+    residues: int  #: Number of residues
+    pearson: float  #: Correlation over residues; NaN if one of the two is constant
+    bias: float  #: Mean predicted minus mean true lDDT: above 0 for an overconfident network
+    #: Mean absolute calibration error: the distance between mean predicted and mean true lDDT of a bin, averaged over
+    #: bins weighted by residues. 0 for a network whose predictions are right on average in each bin.
     error: float
-    edges: np.ndarray
-    counts: np.ndarray
-    predicted: np.ndarray
-    true: np.ndarray
+    edges: np.ndarray  #: ``[bins + 1]``, edges of the bins of predicted lDDT
+    counts: np.ndarray  #: ``[bins]``, residues of each bin
+    predicted: np.ndarray  #: ``[bins]``, mean predicted lDDT; NaN in an empty bin
+    true: np.ndarray  #: ``[bins]``, mean true lDDT; NaN in an empty bin
 
 
 def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Calibration:

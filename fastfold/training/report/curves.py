@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Curve = tuple[np.ndarray, np.ndarray]
-"""Steps ``[n]`` and values ``[n]``."""
+Curve = tuple[np.ndarray, np.ndarray]  #: Steps ``[n]`` and values ``[n]``
 
 _MANY = 60  # number of points from which a curve is drawn as a smooth line over thin points
 
@@ -31,13 +30,11 @@ def curves_png(
     panels: bool = False,
     marks: Sequence[int] = (),
 ) -> bytes:
-    """Draw curves over the step, by their names in the legend; smooth those with many points.
+    """Draw curves over the step as a PNG file, by their names in the legend; smooth those with many points.
 
-    A logarithmic axis needs values above 0. With ``panels`` each curve has its own panel and vertical axis, with its
-    name above. ``marks`` are steps of events, drawn as vertical lines.
-
-    Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+    The same input and matplotlib version give the same bytes. A logarithmic axis needs values above 0. With ``panels``
+    each curve has its own panel and vertical axis, with its name above. ``marks`` are steps of events, drawn as
+    vertical lines.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

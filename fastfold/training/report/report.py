@@ -22,66 +22,37 @@ from fastfold.training.validation import DEEP_ROWS, DEPTHS
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _PARTS = (
-    "structure_module",
-    "fape",
-    "sidechain_fape",
-    "chain_center_of_mass",
-    "smooth_lddt",
-    "ca_trace",
-    "distogram",
-    "masked_msa",
-    "predicted_lddt",
-    "predicted_aligned_error",
-    "experimentally_resolved",
+    *("structure_module", "fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt", "ca_trace"),
+    *("distogram", "masked_msa", "predicted_lddt", "predicted_aligned_error", "experimentally_resolved"),
 )
 _LISTED = 20  # maximum number of quarantined samples and worst chains to list
 
+_SCORES = {
+    "lddt_ca": "lDDT-CA in training",
+    "valid_lddt_ca": "lDDT-CA in validation",
+    "valid_tm_score": "TM-score in validation",
+    "valid_plddt": "predicted lDDT in validation",
+}
+_CROSS_ENTROPIES = {
+    "valid_distogram_ce_3_6": "3 to 5 residues apart",
+    "valid_distogram_ce_6_12": "6 to 11",
+    "valid_distogram_ce_12_24": "12 to 23",
+    "valid_distogram_ce_24_up": "24 and more",
+}
+_PRECISIONS = {
+    "valid_precision_l5": "best L/5",
+    "valid_precision_l2": "best L/2",
+    "valid_precision_l5_deep": f"best L/5, alignments of {DEEP_ROWS} rows and more",
+}
+_NORMS = {"gradient_norm": "of a sample, before clipping", "mean_gradient_norm": "of a step, after clipping"}
 # File, heading, vertical axis, True for a logarithmic one, and the curves' metrics with their names in the legend.
 _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
     ("loss.png", "Loss", "loss of a step", True, {"loss": "loss"}),
     ("parts.png", "Parts of the loss", "unweighted loss", True, {name: name for name in _PARTS}),
-    (
-        "lddt.png",
-        "lDDT-CA and TM-score",
-        "score, 0 to 1",
-        False,
-        {
-            "lddt_ca": "lDDT-CA in training",
-            "valid_lddt_ca": "lDDT-CA in validation",
-            "valid_tm_score": "TM-score in validation",
-            "valid_plddt": "predicted lDDT in validation",
-        },
-    ),
-    (
-        "distogram.png",
-        "Distogram in validation",
-        "cross-entropy in nats",
-        False,
-        {
-            "valid_distogram_ce_3_6": "3 to 5 residues apart",
-            "valid_distogram_ce_6_12": "6 to 11",
-            "valid_distogram_ce_12_24": "12 to 23",
-            "valid_distogram_ce_24_up": "24 and more",
-        },
-    ),
-    (
-        "contacts.png",
-        "Contacts in validation",
-        "precision",
-        False,
-        {
-            "valid_precision_l5": "best L/5",
-            "valid_precision_l2": "best L/2",
-            "valid_precision_l5_deep": f"best L/5, alignments of {DEEP_ROWS} rows and more",
-        },
-    ),
-    (
-        "gradient.png",
-        "Gradient norm",
-        "norm",
-        True,
-        {"gradient_norm": "of a sample, before clipping", "mean_gradient_norm": "of a step, after clipping"},
-    ),
+    ("lddt.png", "lDDT-CA and TM-score", "score, 0 to 1", False, _SCORES),
+    ("distogram.png", "Distogram in validation", "cross-entropy in nats", False, _CROSS_ENTROPIES),
+    ("contacts.png", "Contacts in validation", "precision", False, _PRECISIONS),
+    ("gradient.png", "Gradient norm", "norm", True, _NORMS),
     ("lr.png", "Learning rate", "learning rate", False, {"lr": "lr"}),
 )
 

@@ -42,19 +42,12 @@ _NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetc
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Chains of a run, or complexes for a multimer network.
+    """Chains of a run, or complexes for a multimer network."""
 
-    Attributes:
-        train: Training entries after filters.
-        distillation: Predicted structures to mix in, or None.
-        valid: Validation entries; may be empty.
-        unreadable: Names of structures that cannot be used, and reasons.
-    """
-
-    train: Filtered
-    distillation: Filtered | None
-    valid: Sequence[Entry]
-    unreadable: tuple[tuple[str, str], ...]
+    train: Filtered  #: Training entries after filters
+    distillation: Filtered | None  #: Predicted structures to mix in, or None
+    valid: Sequence[Entry]  #: Validation entries; may be empty
+    unreadable: tuple[tuple[str, str], ...]  #: Names of structures that cannot be used, and reasons
 
     def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
         """Return the endless order of draws."""

@@ -3,7 +3,8 @@
 A task that raises gives a failure instead of a value. A worker that dies is replaced, and its task is tried once more.
 If the parent dies, the workers end. Each worker has a separate pipe, so that a process killed within a message does not
 affect others. A thread of the parent receives values while the main thread computes, assigns new tasks at once, and is
-the only one that accesses workers.
+the only one that accesses workers. The two threads share queues whose operations are atomic: Ctrl-C in the main thread
+may interrupt any line, and would leave a ``threading.Condition`` in the wrong state.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from fastfold.errors import ConfigError
@@ -40,31 +42,19 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """Result of a task.
+    """Result of a task."""
 
-    Attributes:
-        key: Number of the task.
-        value: Result of the function; None if it failed.
-        failure: Reason of a failure in one line; None for success.
-    """
-
-    key: int
-    value: Any
-    failure: str | None
+    key: int  #: Number of the task
+    value: Any  #: Result of the function; None if it failed
+    failure: str | None  #: Reason of a failure in one line; None for success
 
 
 class WorkerDeath(NamedTuple):
-    """Worker process that ended unexpectedly.
+    """Worker process that ended unexpectedly."""
 
-    Attributes:
-        pid: Process id.
-        cause: Cause of the end, for example ``killed by SIGKILL``.
-        key: Task that it worked on, or None.
-    """
-
-    pid: int | None
-    cause: str
-    key: int | None
+    pid: int | None  #: Process id
+    cause: str  #: Cause of the end, for example ``killed by SIGKILL``
+    key: int | None  #: Task that it worked on, or None
 
 
 @dataclass
@@ -117,9 +107,6 @@ class WorkerPool:
         workers: Number of processes, at least 1.
         timeout_s: Limit in seconds for a task, after which its worker is killed; None for no limit.
 
-    Attributes:
-        deaths: Workers that ended unexpectedly, in the order of detection.
-
     Raises:
         ConfigError: The function cannot be pickled.
     """
@@ -135,10 +122,8 @@ class WorkerPool:
         self.deaths: list[WorkerDeath] = []
         self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("spawn")
-        self._condition = threading.Condition()
         self._waiting: deque[_Task] = deque()
-        self._finished: deque[Outcome] = deque()
-        self._error: BaseException | None = None
+        self._finished: SimpleQueue[Outcome | BaseException] = SimpleQueue()
         self._closing = False
         self._failed_starts = 0
         self._workers: list[_Worker] = []
@@ -150,8 +135,7 @@ class WorkerPool:
 
     def submit(self, key: int, argument: Any) -> None:
         """Add a task; tasks begin in the order of submission."""
-        with self._condition:
-            self._waiting.append(_Task(key, argument))
+        self._waiting.append(_Task(key, argument))
         self._wake()
 
     def next_outcome(self) -> Outcome:
@@ -160,20 +144,16 @@ class WorkerPool:
         Raises:
             ConfigError: The workers cannot start.
         """
-        with self._condition:
-            while not self._finished:
-                if self._error is not None:
-                    raise self._error
-                if self._closing:
-                    raise RuntimeError("the pool is closed")
-                self._condition.wait()
-            return self._finished.popleft()
+        outcome = self._finished.get()
+        if isinstance(outcome, Outcome):
+            return outcome
+        self._finished.put(outcome)  # for every later call
+        raise outcome
 
     def close(self) -> None:
         """End the workers, killing busy ones; idempotent and thread-safe."""
-        with self._condition:
-            self._closing = True
-            self._condition.notify_all()
+        self._closing = True
+        self._finished.put(RuntimeError("the pool is closed"))
         self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -193,9 +173,7 @@ class WorkerPool:
                 self._assign()
                 self._receive()
         except BaseException as error:  # kept for the consumer, which would wait forever otherwise
-            with self._condition:
-                self._error = error
-                self._condition.notify_all()
+            self._finished.put(error)
         finally:
             self._end_workers()
 
@@ -214,17 +192,16 @@ class WorkerPool:
         for worker in self._workers:
             if worker.task is not None or not worker.ready:
                 continue
-            with self._condition:
-                if not self._waiting:
-                    return
-                worker.task = task = self._waiting.popleft()
+            if not self._waiting:
+                return
+            worker.task = task = self._waiting.popleft()
             if self._timeout_s is not None:
                 worker.deadline = time.monotonic() + self._timeout_s
             try:
                 message = pack((task.key, task.argument))
             except Exception as error:
                 worker.task = None
-                self._finish(Outcome(task.key, None, describe_failure(error)))
+                self._finished.put(Outcome(task.key, None, describe_failure(error)))
                 continue
             with contextlib.suppress(OSError):  # the worker just died, which is handled below
                 send_packed(worker.pipe, message)
@@ -258,7 +235,7 @@ class WorkerPool:
             return
         if key is not None:
             worker.task, worker.deadline = None, None
-            self._finish(Outcome(key, value, failure))
+            self._finished.put(Outcome(key, value, failure))
         elif failure is not None:
             raise ConfigError(f"a worker process cannot load the function that prepares samples: {failure}")
         else:
@@ -288,17 +265,12 @@ class WorkerPool:
         if task is not None:
             task.deaths += 1
             if task.deaths < _ATTEMPTS:
-                with self._condition:
-                    self._waiting.appendleft(task)
+                self._waiting.appendleft(task)
             else:
-                self._finish(Outcome(task.key, None, f"its worker process ended {_ATTEMPTS} times: {cause}"))
+                failure = f"its worker process ended {_ATTEMPTS} times: {cause}"
+                self._finished.put(Outcome(task.key, None, failure))
         worker.pipe.close()
         self._start()
-
-    def _finish(self, outcome: Outcome) -> None:
-        with self._condition:
-            self._finished.append(outcome)
-            self._condition.notify_all()
 
     def _end_workers(self) -> None:
         for worker in self._workers:

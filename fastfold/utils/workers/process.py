@@ -28,15 +28,10 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Packed(NamedTuple):
-    """Message ready to be sent.
+    """Message ready to be sent."""
 
-    Attributes:
-        head: Pickled message without its arrays, and their sizes.
-        buffers: Memory of the arrays.
-    """
-
-    head: bytes
-    buffers: list[memoryview]
+    head: bytes  #: Pickled message without its arrays, and their sizes
+    buffers: list[memoryview]  #: Memory of the arrays
 
 
 def pack(message: Any) -> Packed:
@@ -91,12 +86,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def describe_end(process: Any, grace_s: float = 1.0) -> str:
-    """Describe how a process ended.
-
-    Args:
-        process: Process that has closed its pipe or ended.
-        grace_s: Seconds after which it is killed if it still runs.
-    """
+    """Describe how a process ended."""
     process.join(grace_s)
     code = process.exitcode
     if code is None:

@@ -17,8 +17,7 @@ def start_server(modules: Sequence[str]) -> None:
     Only a program's main process calls this, before it imports PyTorch. It has no effect outside of Linux, where forks
     of a process with system libraries are not safe, or do not exist.
 
-    Args:
-        modules: Modules that start no threads when they are imported; those that do not exist are skipped.
+    Modules that do not exist are skipped; none may start threads when it is imported.
     """
     global _started
     if _started or sys.platform != "linux":

@@ -12,8 +12,8 @@ from pyhmmer.easel import Alphabet, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits
 
 from fastfold.data.search.database import SequenceDatabase
+from fastfold.data.search.protein_records import MAX_RESIDUES
 from fastfold.data.search.shard_pool import ShardPool, smallest_memory
-from fastfold.data.search.shards import MAX_TARGET_RESIDUES
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.sequence_databases import queries, write_database
 
@@ -114,7 +114,7 @@ def test_bad_records_and_nucleic_acids_are_left_out_with_a_count(
         expected = [table(hits) for hits in one.search(profiles())]
     relative = database.path.read_text().splitlines()[1]
     other = f">1abc_A mol:na length:9\n{relative}\n>7ooo_A mol:na length:8\nGG00CCAU\n"
-    bad = f">bad\nMK-V\n>\nMKV\n>long\n{'A' * (MAX_TARGET_RESIDUES + 1)}\n"
+    bad = f">bad\nMK-V\n>\nMKV\n>long\n{'A' * (MAX_RESIDUES + 1)}\n"
     database.path.write_text(other + database.path.read_text() + bad)
     with pool(database, 2, chunk_bytes=500, memory_bytes=memory) as several:
         for _ in range(2):

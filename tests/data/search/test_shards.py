@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.search.chunks import Part
-from fastfold.data.search.shards import MAX_TARGET_RESIDUES, ShardSearcher, ShardTask, digitize
+from fastfold.data.search.protein_records import MAX_RESIDUES
+from fastfold.data.search.shards import ShardSearcher, ShardTask, digitize
 from fastfold.errors import InputError
 
 PART = Part(0, Path("db.fasta"), (), b"", 0)
@@ -23,7 +24,7 @@ PART = Part(0, Path("db.fasta"), (), b"", 0)
         ),
         (b">a\nMK1V\n", r"record 'a'.*illegal character 1"),
         (b">a\nMKV\n>\nMKV\n", "no FASTA name found"),
-        (b">a\nMKV\n>big\n" + b"A" * (MAX_TARGET_RESIDUES + 1), "record 'big'.*has 100,001 residues"),
+        (b">a\nMKV\n>big\n" + b"A" * (MAX_RESIDUES + 1), "record 'big'.*has 100,001 residues"),
     ],
 )
 def test_a_record_that_cannot_be_searched_is_named(text: bytes, message: str) -> None:

@@ -16,7 +16,7 @@ from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import hallucination
 from fastfold.inference.folding.gradients import GradientPolicy
-from fastfold.inference.planning.gradient_plan import GradientPlan
+from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 
 
 def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> None:
@@ -44,7 +44,7 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
     plan = GradientPlan(
         GradientPolicy(True, host=100), peak=1, parts={}, seconds=1.0, forward_seconds=1.0, offload_from=30
     )
-    run = plan.run_on(torch.device("cpu"))
+    run = gradient_run(plan, 40, torch.device("cpu"))
     assert run.saved is not None
     assert run.saved.stays(("saved", -1, 0), 14)
     assert not run.saved.stays(("saved", -1, 1), 130)

@@ -151,9 +151,9 @@ def test_mini_obeys_restraints() -> None:
             1,
         )
     after = ca_distances(PAIRS, result["structure_module"]["final_atom_positions"].numpy())
-    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.before.distances - 8.0, 0).sum()
-    assert found.left_out is None
-    np.testing.assert_allclose(found.fitted.distances, after, atol=1e-2)
+    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.fit.before.distances - 8.0, 0).sum()
+    assert found.fit.left_out is None
+    np.testing.assert_allclose(found.fit.fitted.distances, after, atol=1e-2)
     assert model.structure_module.stop_rotation_gradient
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -166,11 +166,11 @@ def test_mini_tells_contradictions() -> None:
     sampler = featurize(target.chains, [([], [])], model.config)
     near, far, other = Restraint(2, 26, 0.0, 8.0), Restraint(2, 26, 20.0, np.inf), Restraint(4, 10, 0.0, 30.0)
     found = fit_restraints(model, sampler, [near, far, other], steps=40, leave_one_out=True)
-    assert found.left_out is not None
-    by_group = {trial.group: trial.contradicts for trial in found.left_out}
+    assert found.fit.left_out is not None
+    by_group = {trial.group: trial.contradicts for trial in found.fit.left_out}
     assert by_group[(0,)] == (1,) or by_group[(1,)] == (0,)
     assert by_group[(2,)] == ()
-    assert fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).left_out == ()
+    assert fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).fit.left_out == ()
 
 
 def test_the_command_writes_the_report(cli: CommandLine) -> None:

@@ -141,9 +141,8 @@ def test_a_worker_of_the_second_gpu_makes_it_current_first(
     chosen: list[torch.device] = []
     monkeypatch.setattr("fastfold.utils.device.choose_device", lambda name: torch.device(name))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    found = worker(cli, config=replace(CONFIG, device="cuda:1"))._opened()
-    assert chosen == [torch.device("cuda:1")]
-    assert found.device == torch.device("cuda:1")
+    _, device = worker(cli, config=replace(CONFIG, device="cuda:1")).open_networks()
+    assert chosen == [device] == [torch.device("cuda:1")]
 
 
 def test_targets_of_a_group_share_passes_and_one_fails_alone(

@@ -19,7 +19,7 @@ from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.linear import reduced_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
 from fastfold.kernels.ops.outer_product_mean.eager import DEEP
@@ -195,6 +195,57 @@ def test_the_library_does_not_change_while_blocks_are_made(
     assert found == [("highest", False)] * 9
 
 
+def _sum(count: int) -> tuple[list[Any], list[str]]:
+    """Sums of numbers that depend on the order of addition, and the names of the threads that added."""
+    totals: list[Any] = [torch.zeros(()), (None, torch.zeros(2))]
+    names, together = [""] * count, threading.Barrier(torch.get_num_threads())
+
+    def work(scratch: Scratch, totals: list[Any], index: int) -> None:
+        if index < together.parties <= count:
+            together.wait(10)
+        totals[0] += 1 / (index + 3)
+        totals[1][1].add_(torch.tensor([1.0, index]))
+        names[index] = threading.current_thread().name
+
+    sum_blocks(work, ((i,) for i in range(count)), Scratch(), totals)
+    return totals, names
+
+
+def test_sums_of_threads_hold_every_block_once_with_the_same_bits(threads: int) -> None:
+    totals, names = _sum(100)
+    assert totals[1][0] is None
+    assert totals[1][1].tolist() == [100, 99 * 50]
+    assert float(totals[0]) == pytest.approx(sum(1 / (i + 3) for i in range(100)), rel=1e-6)
+    for first in range(threads):
+        assert len(set(names[first::threads])) == 1
+    assert len(set(names)) == threads
+    for _ in range(20):
+        assert torch.equal(_sum(100)[0][0], totals[0])
+
+
+def test_too_few_blocks_are_summed_in_the_caller_s_thread(threads: int) -> None:
+    totals, names = _sum(threads - 1)
+    assert set(names) == {threading.current_thread().name}
+    assert totals[1][1][0] == threads - 1
+
+
+def test_an_error_ends_the_sums_of_all_threads(threads: int) -> None:
+    begun: list[int] = []
+
+    def work(scratch: Scratch, totals: list[Tensor], index: int) -> None:
+        begun.append(index)
+        if index == 20:
+            raise KeyError("block 20")
+        time.sleep(1e-3)
+
+    with pytest.raises(KeyError, match="block 20"):
+        sum_blocks(work, ((i,) for i in range(1000)), Scratch(), [torch.zeros(2)])
+    count = len(begun)
+    assert count < 200
+    time.sleep(0.05)
+    assert len(begun) == count
+
+
 LARGE = {
     "gated_attention": 600,
     "layer_norm": 2500,
@@ -246,6 +297,30 @@ def test_an_operator_gives_the_same_bits_in_threads(
     with reduced_products(products) if products else contextlib.nullcontext():
         operator = partial(case.operator, **inputs, backend="torch")
         assert torch.equal(on_threads(2, operator), on_threads(1, operator))
+
+
+@pytest.mark.parametrize("name", sorted((LARGE | {"outer_product_mean": 300}).items()))
+def test_threads_sum_the_gradients_of_one(
+    name: tuple[str, int], on_threads: Callable[[int, Callable[[], Tensor]], Tensor]
+) -> None:
+    """In float64, with a gradient of the result that differs at each position."""
+    case = case_of(*name)
+    leaves = {
+        k: x.double().requires_grad_(k not in case.constants)
+        for k, x in case.inputs.items()
+        if isinstance(x, Tensor)
+    }
+    with torch.enable_grad():
+        out = case.operator(**case.inputs | leaves, backend="torch")
+    grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+    wanted = [x for x in leaves.values() if x.requires_grad]
+
+    def gradients() -> Tensor:
+        found = torch.autograd.grad(out, wanted, grad, retain_graph=True)
+        return torch.cat([x.flatten() / x.norm() for x in found])
+
+    both, alone = on_threads(2, gradients), on_threads(1, gradients)
+    assert float((both - alone).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("products", [None, "bf16", "int8"])

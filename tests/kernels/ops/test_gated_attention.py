@@ -251,12 +251,11 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     ones = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
     )
-    for first, totals, had in ((True, None, 0.0), (False, ones, 1.0)):
-        grad_bias = torch.ones_like(small["bias"])
-        found, totals = passes.backward_block(
-            *(grad.float().to(DEVICE), rows, grad_bias, first, weights, totals),
-            heads=2,
-            scratch=Scratch(DEVICE),
+    zeros = eager.zeros_like(weights, torch.float32)
+    for totals, had in ((None if passes is triton_launch else zeros, 0.0), (ones, 1.0)):
+        grad_bias = torch.full_like(small["bias"], had)
+        found, totals = passes.Backward(weights, 2)(
+            grad.float().to(DEVICE), rows, grad_bias, totals, Scratch(DEVICE)
         )
         assert relative_error(found, expected["x"]) < 2e-6
         assert relative_error(grad_bias - had, expected["bias"]) < 2e-6

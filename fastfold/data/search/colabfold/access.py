@@ -31,14 +31,7 @@ def _credential(name: str, metavar: str, help: str, *, is_secret: bool = False) 
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """Credentials for an MSA server: a user with a password, or an API key.
-
-    Attributes:
-        username: User of a private server.
-        password: The user's password; None for that of the environment.
-        api_key: API key of a private server; None for that of the environment.
-        api_key_header: Header of requests that holds the key; None for the usual one.
-    """
+    """Credentials for an MSA server: a user with a password, or an API key."""
 
     username: str | None = _credential("msa-server-username", "NAME", "user of a private MSA server")
     password: str | None = _credential(
@@ -60,8 +53,7 @@ class ServerAccess:
     def headers(self, server: str) -> dict[str, str]:
         """Return the headers that name the user to a server; empty without credentials.
 
-        Args:
-            server: Address of the server. The public one gets no key of the environment.
+        The public server gets no key of the environment.
 
         Raises:
             ConfigError: A part of the credentials is missing or invalid, or there are two kinds.

@@ -13,8 +13,7 @@ from fastfold.data.msa.msa import a3m_records, check_query, parse_a3m
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 
-FIRST_QUERY = 101
-"""Name of the first query in ColabFold's numbering."""
+FIRST_QUERY = 101  #: Name of the first query in ColabFold's numbering
 
 
 def fasta_of(sequences: Sequence[str]) -> str:
@@ -23,15 +22,12 @@ def fasta_of(sequences: Sequence[str]) -> str:
 
 
 def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> list[str]:
-    """Split a file of several alignments.
+    """Split a file of several alignments into A3M texts; only the query's row if nothing was found.
 
     Args:
         content: A3M text with a NUL byte after each query's rows, the query first, named by its number.
         sequences: Queries in the order of their numbers, from 101 on.
         origin: Source of the content in errors.
-
-    Returns:
-        A3M text of each query; only its own row if nothing was found.
 
     Raises:
         InputError: A block is not the alignment of one of these queries.

@@ -19,13 +19,12 @@ from typing import Any
 from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
 from fastfold.data.search.colabfold.modes import ColabFoldModes, MsaMode
-from fastfold.data.search.colabfold.source import FILE, Chains, Files
+from fastfold.data.search.colabfold.source import FILE, Chains, ColabFoldSource, Files
 from fastfold.errors import ConfigError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.machine import available_cores
 
-UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"
-"""Names of ColabFold's databases."""
+UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"  #: Names of ColabFold's databases
 
 _FILTER = "--filter-msa 1 --filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0 --max-seq-id 0.95"
 _SEARCH = "--num-iterations 3 -a -e 0.1 --max-seqs 10000"
@@ -46,11 +45,7 @@ class _Database:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> _Database:
-        """Open an existing database, with its index if available.
-
-        Raises:
-            ConfigError: A file is missing.
-        """
+        """Open an existing database, with its index if available."""
         main = folder / name
         indexed = any((folder / f"{name}{end}").is_file() for end in (".idx", ".idx.index"))
         wanted = ("",) if indexed else ("", "_seq", "_aln")
@@ -77,7 +72,7 @@ def all_of_folder(folder: Path) -> MsaMode:
     return "mmseqs2_uniref_env" if has_environment else "mmseqs2_uniref"
 
 
-class MmseqsSource:
+class MmseqsSource(ColabFoldSource):
     """MMseqs2 as a source of alignments.
 
     Args:
@@ -113,7 +108,8 @@ class MmseqsSource:
         self._environment = _Database.open(folder, ENVIRONMENT) if modes.has_environment else None
         self._work = Path(tempfile.gettempdir() if temporary is None else temporary)
         self._threads = threads or available_cores()
-        self._batch, self._gpu, self._folder = batch, gpu, folder
+        self._batch, self._folder = batch, folder
+        self._gpu, self._prefilter = gpu, _ON_GPU if gpu else _ON_CPU
         self._path = find_mmseqs()
         with tempfile.TemporaryDirectory(dir=self._work) as place:
             program = Mmseqs(self._path, threads=1, log=Path(place) / "log")
@@ -126,22 +122,12 @@ class MmseqsSource:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Version of the program, settings and databases."""
-        databases = [
-            database.identity for database in (self._uniref, self._environment) if database is not None
-        ]
+        databases = [one.identity for one in (self._uniref, self._environment) if one is not None]
         return {
             "engine": "mmseqs",
             "version": self._version,
             "gpu": self._gpu,
-            "steps": [
-                _SEARCH,
-                _ON_GPU if self._gpu else _ON_CPU,
-                _EXPAND,
-                _DISTINCT,
-                _ALIGN,
-                _CHOOSE,
-                _FILTER,
-            ],
+            "steps": [_SEARCH, self._prefilter, _EXPAND, _DISTINCT, _ALIGN, _CHOOSE, _FILTER],
             "databases": input_hash(databases),
             **({} if self.modes.pair_strategy == "greedy" else {"pairing": self.modes.pair_strategy}),
         }
@@ -149,19 +135,12 @@ class MmseqsSource:
     def announce(
         self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
     ) -> None:
-        """Announce the searches."""
         names = UNIREF if self._environment is None else f"{UNIREF} and {ENVIRONMENT}"
         say(
             f"mmseqs {self._version}: {len(sequences)} sequences in {names}, {len(complexes)} complexes to pair"
         )
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files]]:
-        """Search for sequences, batch by batch.
-
-        Raises:
-            ConfigError: A step fails.
-            InputError: The result is not an alignment of the sequences.
-        """
         for start in range(0, len(sequences), self._batch):
             batch = sequences[start : start + self._batch]
             with tempfile.TemporaryDirectory(prefix="fastfold-mmseqs-", dir=self._work) as place:
@@ -169,12 +148,6 @@ class MmseqsSource:
                     yield sequence, {FILE: text.encode("ascii")}
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
-        """Pair the chains of complexes by species, batch by batch.
-
-        Raises:
-            ConfigError: A step fails, or the database lacks species.
-            InputError: The result is not an alignment of the chains.
-        """
         main = self._uniref.main
         species = [Path(f"{main}{end}").is_file() for end in ("_mapping", "_taxonomy", "_nodes.dmp")]
         if complexes and not (species[0] and (species[1] or species[2])):
@@ -193,20 +166,12 @@ class MmseqsSource:
         """Return the program with the queries in ``place/query``."""
         program = Mmseqs(self._path, threads=self._threads, log=place / "log")
         (place / "query.fasta").write_text(fasta_of(sequences), "ascii")
-        program.run(
-            "createdb",
-            place / "query.fasta",
-            place / "query",
-            "--shuffle",
-            "0",
-            "--dbtype",
-            "1",
-            threaded=False,
-        )
+        flags = ("--shuffle", "0", "--dbtype", "1")
+        program.run("createdb", place / "query.fasta", place / "query", *flags, threaded=False)
         return program
 
     def _find(self, program: Mmseqs, query: Path, database: _Database, found: Path, temporary: Path) -> None:
-        search = f"{_SEARCH} {_ON_GPU if self._gpu else _ON_CPU} --db-load-mode {database.load}"
+        search = f"{_SEARCH} {self._prefilter} --db-load-mode {database.load}"
         program.run("search", query, database.main, found, temporary, *search.split())
 
     def _search(self, place: Path, sequences: Sequence[str]) -> list[str]:
@@ -274,7 +239,6 @@ class MmseqsSource:
         return self._unpack(program, msa, sequences)
 
     def _unpack(self, program: Mmseqs, msa: Path, sequences: Sequence[str]) -> list[str]:
-        """Read the alignments of a database, in the order of the queries."""
         folder = msa.parent / "texts"
         program.run("unpackdb", msa, folder, "--unpack-name-mode", "0", "--unpack-suffix", ".a3m")
         content = b"\0".join(path.read_bytes() for path in sorted(folder.glob("*.a3m")))

@@ -39,14 +39,7 @@ def find_mmseqs() -> Path:
 
 
 def run_session(line: Sequence[str], log: IO[bytes]) -> int:
-    """Run a program with all processes that it starts, which end with this one's wait.
-
-    Args:
-        line: Program and arguments.
-        log: File for its output.
-
-    Returns:
-        Its exit code.
+    """Run a program with all processes that it starts, which end with this one's wait; return its exit code.
 
     Raises:
         OSError: The program cannot be started.
@@ -66,13 +59,7 @@ def run_session(line: Sequence[str], log: IO[bytes]) -> int:
 
 
 class Mmseqs:
-    """The program, run step by step.
-
-    Args:
-        path: Path of the program.
-        threads: Number of threads of each step.
-        log: File to which output is appended.
-    """
+    """The program, run step by step."""
 
     def __init__(self, path: Path, *, threads: int, log: Path) -> None:
         self.path, self._threads, self._log = path, threads, log
@@ -92,12 +79,7 @@ class Mmseqs:
         return "--gpu " in self._output("search", "--help")
 
     def run(self, command: str, *arguments: str | Path, threaded: bool = True) -> None:
-        """Run one step.
-
-        Args:
-            command: Command of the step, for example ``search``.
-            arguments: Arguments of the command.
-            threaded: True if the command takes a number of threads.
+        """Run one step, such as ``search``, with a number of threads where the command takes one.
 
         Raises:
             ConfigError: The step fails; has the end of its output.
@@ -109,9 +91,8 @@ class Mmseqs:
             log.flush()
             code = run_session(line, log)
         if code:
-            raise ConfigError(
-                f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{self._tail()}"
-            )
+            end = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:])
+            raise ConfigError(f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{end}")
 
     def _output(self, *arguments: str) -> str:
         try:
@@ -134,7 +115,3 @@ class Mmseqs:
         if code == -signal.SIGILL:
             return " (it was built for a newer processor; install a build of MMseqs2 for this one)"
         return f" (signal {-code})" if code < 0 else ""
-
-    def _tail(self) -> str:
-        lines: Sequence[str] = self._log.read_text("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])

@@ -23,19 +23,15 @@ PUBLIC_SERVER_TERMS = (
 
 @dataclass(frozen=True)
 class ColabFoldModes:
-    """Databases that are searched, and rows that a complex gets.
+    """Databases that are searched, and rows that a complex gets."""
 
-    Attributes:
-        msa_mode: UniRef30 with or without environmental sequences; ``envpair`` pairs chains in both.
-        pair_mode: Rows of a complex: each chain's own, those that pair chains, or both.
-        pair_strategy: ``greedy`` pairs rows of a species in two chains or more, ``complete`` in all chains.
-        templates: Fetch the structures of the server's template hits.
-    """
-
+    #: UniRef30 with or without environmental sequences; ``envpair`` pairs chains in both
     msa_mode: MsaMode = "mmseqs2_uniref_env"
+    #: Rows of a complex: each chain's own, those that pair chains, or both
     pair_mode: PairMode = "unpaired_paired"
+    #: ``greedy`` pairs rows of a species in two chains or more, ``complete`` in all chains
     pair_strategy: PairStrategy = "greedy"
-    templates: bool = False
+    templates: bool = False  #: Fetch the structures of the server's template hits
 
     @property
     def has_environment(self) -> bool:

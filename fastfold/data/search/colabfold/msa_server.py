@@ -14,7 +14,7 @@ from typing import Any
 from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.modes import ColabFoldModes
 from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates
-from fastfold.data.search.colabfold.source import FILE, TEMPLATES, Chains, Files
+from fastfold.data.search.colabfold.source import FILE, TEMPLATES, Chains, ColabFoldSource, Files
 from fastfold.data.search.colabfold.tickets import QueryFailedError, TicketServer
 from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.errors import InputError
@@ -24,14 +24,8 @@ _HITS = "pdb70.m8"
 _HIT_NAME = re.compile(r"[0-9][0-9A-Za-z]{3}_[0-9A-Za-z]{1,4}", re.ASCII)
 
 
-class MsaServer:
-    """Source of alignments by an MSA server.
-
-    Args:
-        server: The server.
-        modes: Databases, pairs and templates.
-        say: Called with a line about unused parts of results.
-    """
+class MsaServer(ColabFoldSource):
+    """Source of alignments by an MSA server."""
 
     def __init__(
         self,
@@ -70,12 +64,6 @@ class MsaServer:
         )
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | QueryFailedError]]:
-        """Ask for the alignment of each sequence; an error takes the place of one that the server cannot do.
-
-        Raises:
-            NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
-            InputError: The result is invalid.
-        """
         for sequence in sequences:
             try:
                 data = self._server.result("msa", fasta_of([sequence]), self._search_mode)
@@ -91,12 +79,6 @@ class MsaServer:
             yield sequence, {FILE: text.encode("ascii"), **self._templates(files.get(_HITS, b""))}
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | QueryFailedError]]:
-        """Request the paired rows of each combination of chains; errors are as in :meth:`unpaired`.
-
-        Raises:
-            NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
-            InputError: The result is invalid.
-        """
         for chains in complexes:
             try:
                 data = self._server.result("pair", fasta_of(chains), self._pair_mode)
@@ -114,24 +96,18 @@ class MsaServer:
 
     def _templates(self, table: bytes) -> Files:
         """Return the file with the best hits' structures and profiles; nothing without hits."""
-        if not self.modes.templates:
-            self._mention(table)
-            return {}
-        names = _hit_names(table)
-        if not names:
-            return {}
-        data = self._server.structures(names)
-        check_templates(data, origin=self._server.url)
-        return {TEMPLATES: data}
-
-    def _mention(self, table: bytes) -> None:
-        """Say once that template hits are left out."""
-        if table.strip() and not self._ignored_templates:
+        if not self.modes.templates and table.strip() and not self._ignored_templates:
             self._ignored_templates = True
             self._say(
                 f"{self._server.url} also sent template hits ({_HITS}), which are not used; --templates without files "
                 "fetches their structures from the server, too"
             )
+        names = _hit_names(table) if self.modes.templates else []
+        if not names:
+            return {}
+        data = self._server.structures(names)
+        check_templates(data, origin=self._server.url)
+        return {TEMPLATES: data}
 
 
 def _hit_names(table: bytes) -> list[str]:

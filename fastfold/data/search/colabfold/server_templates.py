@@ -14,8 +14,7 @@ from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 
-MAX_HITS = 20
-"""Hits whose structures are fetched, as in ColabFold."""
+MAX_HITS = 20  #: Hits whose structures are fetched, as in ColabFold
 
 DATABASE = "pdb70"
 _PROFILES = ("a3m.ffdata", "a3m.ffindex", "hhm.ffdata", "hhm.ffindex")
@@ -31,14 +30,7 @@ class _Wanted:
 
 
 def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
-    """Read a server's archive of template hits.
-
-    Args:
-        data: A ``tar.gz``.
-        origin: Where it came from, for errors.
-
-    Returns:
-        Contents by file name: the database's files and mmCIF files.
+    """Return the contents of a server's ``tar.gz`` of template hits by name: the database's and mmCIF files.
 
     Raises:
         InputError: The archive cannot be used, or a file of the database is missing.
@@ -55,10 +47,7 @@ def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
 
 @contextmanager
 def unpacked_templates(path: Path) -> Iterator[Path]:
-    """Unpack a file of template hits into a temporary folder.
-
-    Yields:
-        The folder: a database ``pdb70`` of HH-suite, and mmCIF files.
+    """Unpack a file of template hits into a temporary folder: a database ``pdb70`` and mmCIF files.
 
     Raises:
         InputError: The file cannot be used.

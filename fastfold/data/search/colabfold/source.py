@@ -21,14 +21,11 @@ from fastfold.data.targets import Chain, Target
 from fastfold.errors import FastFoldError, InputError, OutputError
 from fastfold.utils.atomic_files import prepare_output_directory
 
-NAME = "colabfold"
-"""What such searches are called; their files are ``colabfold_hits.a3m``."""
+NAME = "colabfold"  #: What such searches are called; their files are ``colabfold_hits.a3m``
 FILE = f"{NAME}_hits.a3m"
-TEMPLATES = "templates.tar.gz"
-"""Structures and profiles of a chain's template hits, in the store."""
+TEMPLATES = "templates.tar.gz"  #: Structures and profiles of a chain's template hits, in the store
 
-Chains = tuple[str, ...]
-"""Different chains of a complex, in its order."""
+Chains = tuple[str, ...]  #: Different chains of a complex, in its order
 
 
 Files = Mapping[str, bytes]
@@ -38,9 +35,7 @@ Files = Mapping[str, bytes]
 class ColabFoldSource(Protocol):
     """Something that makes alignments as ColabFold does."""
 
-    @property
-    def modes(self) -> ColabFoldModes:
-        """Databases that are searched, and rows that a complex gets."""
+    modes: ColabFoldModes  #: Databases that are searched, and rows that a complex gets
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -52,10 +47,18 @@ class ColabFoldSource(Protocol):
         """Announce the searches for some sequences."""
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | FastFoldError]]:
-        """Search for each sequence; yields it with its files or an error once that is known."""
+        """Search for each sequence; yields it with its files or an error once that is known.
+
+        Raises:
+            FastFoldError: The search fails for all sequences, or its result is not an alignment of them.
+        """
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | FastFoldError]]:
-        """Pair chains; yield them with the A3M text of each, with paired rows, or with an error."""
+        """Pair chains; yield them with the A3M text of each, with paired rows, or with an error.
+
+        Raises:
+            FastFoldError: As for :meth:`unpaired`.
+        """
 
 
 def search_colabfold(
@@ -65,16 +68,9 @@ def search_colabfold(
     *,
     say: Callable[[str], None] = lambda line: None,
 ) -> SearchSummary:
-    """Make the alignments of targets.
+    """Make the alignments of targets in a folder, whose store keeps the results.
 
-    Args:
-        targets: The targets.
-        source: Source of the alignments.
-        out: Folder of alignments; its store keeps the results.
-        say: Called with progress lines.
-
-    Returns:
-        Summary, with the targets that the source failed on; nothing is written for them.
+    The summary has the targets that the source failed on; nothing is written for them.
 
     Raises:
         OutputError: An alignment exists that is not from a search, or would take precedence over the result.
@@ -133,7 +129,6 @@ def search_colabfold(
 
 
 def _letters(target: Target) -> list[str]:
-    """Return the chains of a target as given."""
     return [chain.letters or chain.sequence for chain in target.chains]
 
 
@@ -154,15 +149,10 @@ def _check(target: Target, out: Path) -> None:
 
 
 class _Plan(NamedTuple):
-    """Searches that a target needs.
+    """Searches that a target needs."""
 
-    Attributes:
-        alone: Its chains that need an alignment of their own.
-        together: Its chains that are paired; empty for none.
-    """
-
-    alone: Chains
-    together: Chains
+    alone: Chains  #: Its chains that need an alignment of their own
+    together: Chains  #: Its chains that are paired; empty for none
 
     @classmethod
     def make(cls, target: Target, pair_mode: PairMode) -> _Plan:

@@ -27,8 +27,7 @@ from fastfold.utils.units import clock
 
 Endpoint = Literal["msa", "pair"]
 
-MAX_RESULT = 1 << 30
-"""Largest compressed result in bytes."""
+MAX_RESULT = 1 << 30  #: Largest compressed result in bytes
 
 _MAX_ANSWER = 1 << 20
 _PIECE = 1 << 20
@@ -75,15 +74,7 @@ class TicketServer:
         self._say, self._pause, self._now = say, pause, now
 
     def result(self, endpoint: Endpoint, query: str, mode: str) -> bytes:
-        """Send a query and wait for its result.
-
-        Args:
-            endpoint: ``msa`` for an alignment of each sequence, ``pair`` for paired rows.
-            query: FASTA text.
-            mode: The server's name of the search.
-
-        Returns:
-            Bytes of a ``tar.gz``.
+        """Send a query, FASTA text, in a mode of the server, and wait for its ``tar.gz``.
 
         Raises:
             QueryFailedError: The server fails on this query.
@@ -94,13 +85,12 @@ class TicketServer:
         ticket, wait = None, _FIRST_WAIT_S
         said = ""
         while True:
-            if ticket is None:
-                answer = self._ask(f"/ticket/{endpoint}", form)
-            else:
-                answer = self._ask(f"/ticket/{ticket}", None)
+            path, data = (f"/ticket/{endpoint}", form) if ticket is None else (f"/ticket/{ticket}", None)
+            answer = self._ask(path, data)
             status = answer.get("status")
             if status == "COMPLETE":
-                return self._download(self._ticket(answer, ticket))
+                path = f"/result/download/{self._ticket(answer, ticket)}"
+                return self._fetch(path, None, MAX_RESULT)
             if not isinstance(status, str) or status not in _WAITING:
                 raise self._failed(status)
             if status in ("PENDING", "RUNNING"):
@@ -119,13 +109,9 @@ class TicketServer:
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
 
     def structures(self, names: Sequence[str]) -> bytes:
-        """Download the structures and profiles of template hits.
+        """Download a ``tar.gz`` of the structures and profiles of template hits such as ``1abc_A``.
 
-        Args:
-            names: Hits such as ``1abc_A``.
-
-        Returns:
-            A ``tar.gz``: the profiles as a database ``pdb70`` of HH-suite, and an mmCIF file per entry.
+        Profiles are a database ``pdb70`` of HH-suite, structures an mmCIF file per entry.
 
         Raises:
             NetworkError: The server cannot be reached or refuses the request.
@@ -167,9 +153,6 @@ class TicketServer:
                 "server?"
             )
         return answer
-
-    def _download(self, ticket: str) -> bytes:
-        return self._fetch(f"/result/download/{ticket}", None, MAX_RESULT)
 
     def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
         """Return the whole answer, requested again after a broken connection."""

@@ -11,22 +11,14 @@ from collections.abc import Container
 
 from fastfold.errors import InputError
 
-MAX_UNPACKED = 1 << 30
-"""Largest decompressed size of an archive in bytes."""
+MAX_UNPACKED = 1 << 30  #: Largest decompressed size of an archive in bytes
 _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
+_DAMAGE = (tarfile.TarError, EOFError, ArithmeticError, OSError, RecursionError, ValueError, zlib.error)
 
 
 def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[str, bytes]:
-    """Return the wanted files of a ``tar.gz`` as bytes.
-
-    Args:
-        data: The archive.
-        wanted: Names of files; others are skipped.
-        origin: Source of the archive in errors.
-
-    Returns:
-        Contents by name; missing files are absent.
+    """Return the wanted files of a ``tar.gz`` as bytes by name; missing files are absent.
 
     Raises:
         InputError: The data are not such an archive, are damaged or truncated, decompress to too much, or contain
@@ -56,15 +48,7 @@ def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[st
                 file = archive.extractfile(member)
                 assert file is not None
                 found[name] = file.read()
-    except (
-        tarfile.TarError,
-        EOFError,
-        ArithmeticError,
-        OSError,
-        RecursionError,
-        ValueError,
-        zlib.error,
-    ) as error:
+    except _DAMAGE as error:
         raise InputError(
             f"the result is damaged or truncated ({error}); run the same command again", path=origin
         ) from None
@@ -76,11 +60,7 @@ def _harmful(origin: str, what: str) -> InputError:
 
 
 def _unpack(data: bytes, origin: str) -> bytes:
-    """Decompress a gzip to its end, so that truncation is detected.
-
-    Raises:
-        InputError: It decompresses to too much, or takes too long.
-    """
+    """Decompress a gzip to its end, so that truncation is detected."""
     pieces, left, end = [], MAX_UNPACKED, time.monotonic() + _UNPACK_S
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
         while piece := packed.read(1 << 20):

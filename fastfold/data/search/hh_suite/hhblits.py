@@ -23,8 +23,7 @@ from fastfold.data.targets import mask_unknown
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
 
-JOINED = "bfd_uniref"
-"""Name of a search in several databases."""
+JOINED = "bfd_uniref"  #: Name of a search in several databases
 
 FLAGS = (
     *("-n", "3", "-e", "0.001", "-maxseq", "1000000", "-realign_max", "100000"),
@@ -60,17 +59,14 @@ def is_cluster_database(path: Path) -> bool:
 class HhblitsEngine:
     """Search of HH-suite's databases; see :class:`~fastfold.data.search.engine.SearchEngine`.
 
-    Attributes:
-        databases: Databases that are searched together. A path is the common beginning of the names of its files.
-        num_threads: Threads of the program.
-
     Raises:
         ConfigError: The program is not installed.
         InputError: A part of a database is missing.
     """
 
+    #: Databases that are searched together. A path is the common beginning of the names of its files.
     databases: tuple[SequenceDatabase, ...]
-    num_threads: int = 1
+    num_threads: int = 1  #: Threads of the program
 
     def __post_init__(self) -> None:
         for database in self.databases:
@@ -127,9 +123,6 @@ class HhblitsEngine:
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
         """Search for sequences, one after the other.
-
-        Yields:
-            Each sequence with its file.
 
         Raises:
             InputError: The program fails, or does not return an alignment of the sequence.

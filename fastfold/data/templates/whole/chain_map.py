@@ -50,9 +50,6 @@ class ChainMap:
     def check(self, complexes: Sequence[Sequence[CustomChain]]) -> None:
         """Check that all files and their chains exist.
 
-        Args:
-            complexes: Chains of each structure.
-
         Raises:
             InputError: A row names a file that was not given, or a chain that it lacks.
         """
@@ -68,9 +65,6 @@ class ChainMap:
 
     def of_target(self, chains: Sequence[Chain]) -> dict[str, dict[int, str]]:
         """Return the chain of each structure by file and index of the target's chain.
-
-        Args:
-            chains: Chains of the target, named by their records or by their identifiers.
 
         Raises:
             InputError: A row names none of the chains, or more rows of a file than copies name one.

@@ -9,8 +9,7 @@ import numpy as np
 from fastfold.data.templates.entry import EntryChain
 from fastfold.protein import residue_constants as rc
 
-CLASH_DISTANCE = 3.5
-"""Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked."""
+CLASH_DISTANCE = 3.5  #: Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked
 HYDROGEN_BOND = 0.4
 """Overlap in Å that two atoms of a hydrogen bond may have in addition, as in AlphaPulldown."""
 
@@ -20,14 +19,7 @@ _BONDS = np.array([element in "NOS" for element in _ELEMENTS])
 
 
 def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
-    """Return the residues of each chain whose CA atom is within 3.5 Å of another residue's, in any chain.
-
-    Args:
-        chains: Chains of one structure.
-
-    Returns:
-        Per chain, ``[N]`` bool.
-    """
+    """Return the residues of each chain, ``[N]`` bool, whose CA atom is within 3.5 Å of another residue's."""
     ca = rc.atom_order["CA"]
     points = np.concatenate([chain.positions[:, ca] for chain in chains]).astype(np.float64)
     known = np.concatenate([chain.mask[:, ca] for chain in chains]) > 0
@@ -40,16 +32,10 @@ def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
 
 
 def overlapping_residues(chains: Sequence[EntryChain], overlap: float) -> list[np.ndarray]:
-    """Return the residues of each chain with an atom that overlaps one of another residue, as in AlphaPulldown.
+    """Return the residues of each chain, ``[N]`` bool, with an atom that overlaps another residue's.
 
-    Neighbours in a chain do not count. Two atoms of nitrogen, oxygen or sulphur may overlap by 0.4 Å more.
-
-    Args:
-        chains: Chains of one structure.
-        overlap: Smallest overlap in Å of two van der Waals spheres.
-
-    Returns:
-        Per chain, ``[N]`` bool.
+    As in AlphaPulldown, neighbours in a chain do not count. Spheres overlap by at least ``overlap`` in Å. Two atoms of
+    nitrogen, oxygen or sulphur may overlap by 0.4 Å more.
     """
     lengths = [len(chain.sequence) for chain in chains]
     residue, atom = np.nonzero(np.concatenate([chain.mask for chain in chains]) > 0)

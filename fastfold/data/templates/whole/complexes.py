@@ -28,11 +28,9 @@ from fastfold.utils.text_files import PathLike
 _log = logging.getLogger(__name__)
 
 _BACKBONE = [rc.atom_order[atom] for atom in ("N", "CA", "C", "O")]
-_FEWEST = 3
-"""Smallest number of common residues of a superposition."""
+_FEWEST = 3  #: Smallest number of common residues of a superposition
 
-Places = Mapping[int, int]
-"""Residue of a structure's chain for each aligned residue of a target's chain."""
+Places = Mapping[int, int]  #: Residue of a structure's chain for each aligned residue of a target's chain
 
 
 @dataclass(frozen=True)
@@ -95,9 +93,6 @@ def complex_templates(
         overlap: Smallest overlap in Å of van der Waals spheres that clash instead (:func:`overlapping_residues`).
         chain_map: By name of a structure, its chain for indices of the target's chains; other structures are assigned
             by sequence.
-
-    Returns:
-        Templates of each chain of the target.
     """
     replacing = _assign(sequences, profiles, chains)
     found = [ChainTemplates() for _ in sequences]

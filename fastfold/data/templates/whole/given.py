@@ -18,25 +18,19 @@ Use = Literal["template", "initial_guess"]
 """Ways to show a structure to a network: as AF2Rank's template, or as the recycled positions of the first pass."""
 
 _BACKBONE = ("N", "CA", "C")
-_SHOWN = 5
-"""Number of atoms of atom37 up to O: N, CA, C, CB, O."""
+_SHOWN = 5  #: Number of atoms of atom37 up to O: N, CA, C, CB, O
 _CB_LENGTH, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
 """Bond CA-CB in Å, angle N-CA-CB and dihedral C-N-CA-CB in radians, as in AF2Rank."""
 
 
 @dataclass(frozen=True)
 class GivenStructure:
-    """Structure that a network scores.
+    """Structure that a network scores."""
 
-    Attributes:
-        path: PDB or mmCIF file.
-        use: How the network sees it.
-        shows_targets: For an initial guess, show all chains but the first as a template with sequence and side chains,
-            as dl_binder_design does for the target of a binder.
-    """
-
-    path: Path
-    use: Use
+    path: Path  #: PDB or mmCIF file
+    use: Use  #: How the network sees it
+    #: For an initial guess, show all chains but the first as a template with sequence and side chains, as
+    #: dl_binder_design does for the target of a binder
     shows_targets: bool = False
 
     def read(self) -> Structure:
@@ -66,10 +60,7 @@ def masked_template(chain: ChainStructure, name: bytes) -> Features:
     """Return AF2Rank's template of a chain: gaps as its sequence, N, CA, C, O and CB as its atoms.
 
     Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
-    that glycines are not revealed.
-
-    Returns:
-        Raw template features with one template (:func:`fastfold.data.features.raw.template_features`).
+    that glycines are not revealed. The features are raw (:func:`fastfold.data.features.raw.template_features`).
     """
     positions, mask = np.zeros_like(chain.positions), np.zeros_like(chain.mask)
     mask[:, :_SHOWN] = chain.mask[:, :_SHOWN]

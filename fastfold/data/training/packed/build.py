@@ -25,13 +25,9 @@ _SAID_EVERY = 1000
 
 @dataclass(frozen=True)
 class MakeRecord:
-    """Maker of an entry's record; pickled for the loader's workers.
+    """Maker of an entry's record; pickled for the loader's workers."""
 
-    Attributes:
-        read: Reads an entry with all its residues.
-    """
-
-    read: Callable[[Entry], Any]
+    read: Callable[[Entry], Any]  #: Reads an entry with all its residues
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
         """Return the record of ``entry``, ``record`` ``[bytes]`` uint8."""
@@ -55,18 +51,7 @@ def build(
     workers: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[tuple[str, str]]:
-    """Build a packed set.
-
-    Args:
-        path: Path of the file, written atomically.
-        sets: Entries by the name of their set.
-        make: Makes records.
-        meta: Content of ``RecordFile.meta``.
-        workers: Processes that make records; 0 makes them in this process.
-        say: Called with progress lines.
-
-    Returns:
-        Names and reasons of invalid entries, which are left out.
+    """Build a packed set, and return names and reasons of invalid entries, which are left out.
 
     Raises:
         ConfigError: All entries of a set are invalid.

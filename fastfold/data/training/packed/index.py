@@ -23,18 +23,11 @@ from fastfold.utils.hashing import input_hash
 from fastfold.utils.locks import held
 from fastfold.utils.text_files import PathLike
 
-_SCANNERS = (
-    "fastfold.data.msa.database",
-    "fastfold.data.training.complex_entry",
-    "fastfold.data.training.dataset",
-    "fastfold.data.training.entry",
-    "fastfold.data.training.filters",
-    "fastfold.data.training.index_tables",
-    "fastfold.data.training.packed.entries",
-    "fastfold.data.training.packed.index",
-    "fastfold.data.training.packed.records",
-    "fastfold.data.training.sampling",
-)
+_NAMES = """
+    msa.database training.complex_entry training.dataset training.entry training.filters training.index_tables
+    training.packed.entries training.packed.index training.packed.records training.sampling
+"""
+_SCANNERS = tuple(f"fastfold.data.{name}" for name in _NAMES.split())
 """Modules that, together with the parsers, determine the result of a scan."""
 
 _log = logging.getLogger(__name__)
@@ -42,15 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scanned:
-    """Result of a scan.
+    """Result of a scan."""
 
-    Attributes:
-        sets: Entries by the name of their set.
-        meta: Further data in JSON's types.
-    """
-
-    sets: Mapping[str, Sequence[Entry]]
-    meta: Mapping[str, Any]
+    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
+    meta: Mapping[str, Any]  #: Further data in JSON's types
 
 
 def indexed(

@@ -56,12 +56,9 @@ class RecordWriter:
 
     def add_array(self, name: str, array: np.ndarray) -> None:
         """Add an array under a name."""
-        self._pad()
-        self._arrays[name] = (
-            array.dtype.str,
-            array.shape,
-            self._write(np.ascontiguousarray(array).tobytes()),
-        )
+        self._write(bytes(-self._file.tell() % _ALIGNMENT))
+        start = self._write(np.ascontiguousarray(array).tobytes())
+        self._arrays[name] = (array.dtype.str, array.shape, start)
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
         """Set the metadata (JSON's types) returned by ``RecordFile.meta``."""
@@ -71,9 +68,6 @@ class RecordWriter:
         start = self._file.tell()
         self._file.write(data)
         return start
-
-    def _pad(self) -> None:
-        self._write(bytes(-self._file.tell() % _ALIGNMENT))
 
     def finish(self) -> None:
         """Write the header; nothing can be added afterwards."""

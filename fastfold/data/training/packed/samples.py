@@ -11,8 +11,7 @@ from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
 from fastfold.data.training.entry import EntryData
 from fastfold.errors import InputError
 
-SAMPLES = "samples"
-"""Name of the table of these records."""
+SAMPLES = "samples"  #: Name of the table of these records
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
 _MAX_RECORD = 1 << 30
 _LEVEL = 1
@@ -22,28 +21,24 @@ _LEVEL = 1
 def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
     """Serialise an entry's data to a record; alignments shared by chains are stored once.
 
-    Args:
-        data: Content of its files; of a predicted structure with all residues.
-        hits: Template hits by sequence, filtered by their alignments
-            (:func:`fastfold.data.training.templates.read_candidates`).
+    Data of a predicted structure have all residues; hits are those of
+    :func:`fastfold.data.training.templates.read_candidates`.
     """
     if isinstance(data, ComplexData):
         msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
     else:
         msas = {data.chain.sequence: ComplexMsas(data.alignments)}
+    found_hits = [
+        cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
+        for sequence, found in hits.items()
+    ]
     arrays = {
         "kind": cache_format.text_array("complex" if isinstance(data, ComplexData) else "chain"),
         "resolution": cache_format.optional(data.resolution),
         "release_date": cache_format.text_array(data.release_date),
         **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in data.chains]),
         "sequences": cache_format.text_array("\n".join(msas)),
-        **cache_format.many(
-            "hits",
-            [
-                cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
-                for sequence, found in hits.items()
-            ],
-        ),
+        **cache_format.many("hits", found_hits),
     }
     for number, of_chain in enumerate(msas.values()):
         for kind, several in of_chain._asdict().items():
@@ -53,9 +48,6 @@ def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[Templat
 
 def of_record(record: bytes) -> EntryData | ComplexData:
     """Parse an entry's data with its template hits from a record.
-
-    Args:
-        record: Result of :func:`to_record`.
 
     Raises:
         InputError: The record has another version, or is damaged.

@@ -23,14 +23,10 @@ _FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
 
 @dataclass(frozen=True)
 class Filter:
-    """Threshold of a figure of a design's folds.
+    """Threshold of a figure of a design's folds (:func:`fastfold.inference.design.results.folds.fold_figures`).
 
-    Attributes:
-        figure: Name of the figure (:func:`fastfold.inference.design.results.folds.fold_figures`).
-        network: Number of a network from 1, in the order in which they fold; None for the mean over all folds.
-        threshold: The threshold, which passes itself.
-        higher: True if larger values pass, False if smaller ones do.
-        is_off: True if the folds are those with an off-target.
+    ``network`` is a number from 1 in the order in which they fold, None for the mean over all folds. A value equal to
+    the threshold passes. ``is_off`` filters the folds with an off-target.
     """
 
     figure: str
@@ -58,8 +54,7 @@ class Filter:
     def failure(self, folds: Mapping[str, Sequence[Figures]]) -> str:
         """Return why a design fails, in words; empty if it passes.
 
-        Args:
-            folds: Figures of its folds, by network in their order. A design without the figure fails.
+        ``folds`` has the figures of its folds, by network in their order. A design without the figure fails.
         """
         chosen = list(folds.values())
         if self.network is not None:
@@ -133,7 +128,6 @@ def read_filters(
 
 
 def _values(name: Any, value: Any, path: Path) -> tuple[float, bool]:
-    """Return threshold and direction of a filter."""
     if not isinstance(value, Mapping) or set(value) != {"threshold", "higher"}:
         raise InputError(f"{name}: expected threshold and higher, found {value!r}", path=path)
     threshold, higher = value["threshold"], value["higher"]

@@ -91,12 +91,7 @@ def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndar
     """Return the figures of a binder that is folded alone, from its sequence.
 
     ``Binder_pLDDT``, ``Binder_pTM`` and ``Binder_pAE`` are those of this fold. ``Binder_RMSD`` is its deviation of CA
-    from the binder in the design, in Å.
-
-    Args:
-        prediction: The fold.
-        task: Task of the binder alone.
-        design: Atoms ``[L, 37, 3]`` of the binder in the design in Å.
+    from the binder in the design, whose atoms are ``[L, 37, 3]`` in Å.
     """
     figures = fold_figures(prediction, task, design)
     return {name: figures[name.removeprefix("Binder_")] for name in ALONE}

@@ -53,12 +53,7 @@ _LAST_LINES = 5
 
 
 class ProgramSequence(NamedTuple):
-    """A sequence of the program.
-
-    Attributes:
-        parameters: Residue types of the designed residues, in the order of the task's parameters.
-        score: The program's score, None if its header has none.
-    """
+    """Types of the designed residues, in the order of the task's parameters, and the program's score, if any."""
 
     parameters: str
     score: float | None
@@ -142,7 +137,6 @@ class SequenceProgram:
         return [one for one in found if first[one.parameters] is one]
 
     def _run(self, task: DesignTask, pdb: str, stays: np.ndarray, name: str, seed: int) -> str:
-        """Run the program and return the FASTA that it wrote."""
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)
             (place / f"{name}.pdb").write_text(pdb)

@@ -28,18 +28,9 @@ def fold_designs(
     overwrite: bool,
     run: Callable[[InferRequest], Summary],
 ) -> list[tuple[str, str]]:
-    """Fold designs from a FASTA file into its folder.
+    """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
 
-    Args:
-        designs: The designs.
-        path: File of their records.
-        networks: Networks that fold; templates are left out if none of them takes any.
-        config: Settings of the folds.
-        overwrite: True to fold everything again.
-        run: Folds the targets of a request by the networks.
-
-    Returns:
-        Name and reason of each fold that failed.
+    Templates are left out if no network takes any. ``run`` folds the targets of a request by the networks.
 
     Raises:
         WriteError: A result cannot be written.

@@ -88,15 +88,8 @@ def design_rows(
 ) -> list[dict[str, Any]]:
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
-    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains.
-
-    Args:
-        designs: The designs.
-        output: Folder of their folds.
-        networks: Networks that fold, in their order.
-        filters: Filters of the designs.
-        limits: Limits of the designed chains.
-        where: Condition on :data:`COLUMNS` that designs have to meet as well; None for none.
+    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains. ``where`` is a condition on
+    :data:`COLUMNS` that designs have to meet as well.
 
     Raises:
         ConfigError: The condition is not understood.
@@ -156,19 +149,20 @@ def _row(
     }
     if figures[design.name]:
         row |= _cells(folds[design.name][0], figures[design.name][0][1])
-    for column, figure, digits in (("binder_rmsd", "Binder_RMSD", 2), ("binder_plddt", "Binder_pLDDT", 3)):
-        value = mean_figure([one for _, one in figures.get(f"{design.name}_alone", ())], figure)
-        if value is not None:
-            row[column] = f"{value:.{digits}f}"
-    for column, group, worst in (("target_iptm", "_target_", min), ("off_iptm", "_off_", max)):
-        values = [
-            mean_figure([one for _, one in found], "i_pTM")
-            for name, found in figures.items()
-            if name.startswith(f"{design.name}{group}")
-        ]
-        known = [value for value in values if value is not None]
-        if known:
-            row[column] = f"{worst(known):.3f}"
+
+    def means(prefix: str, figure: str) -> list[float]:
+        own = [folds for name, folds in figures.items() if name.startswith(f"{design.name}{prefix}")]
+        values = [mean_figure([one for _, one in folds], figure) for folds in own]
+        return [value for value in values if value is not None]
+
+    for column, prefix, figure, worst, digits in (
+        ("binder_rmsd", "_alone", "Binder_RMSD", max, 2),
+        ("binder_plddt", "_alone", "Binder_pLDDT", max, 3),
+        ("target_iptm", "_target_", "i_pTM", min, 3),
+        ("off_iptm", "_off_", "i_pTM", max, 3),
+    ):
+        if known := means(prefix, figure):
+            row[column] = f"{worst(known):.{digits}f}"
     notes = [] if limits is None else limits.broken(design.designed)
     if design.is_given_up:
         notes.append(f"given up after step {state.step}")
@@ -178,7 +172,6 @@ def _row(
 
 
 def _figures(design: Design, name: str, fold: FoundPrediction) -> Figures:
-    """Return the figures of one fold of a design."""
     task, positions = design.complexes[name], design.state.positions
     if name == f"{design.name}_alone":
         return alone_figures(fold, task, positions[design.task.designed_chain])
@@ -209,17 +202,11 @@ def _failures(
 
 
 def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
-    """Return the cells of the best fold."""
     plddt = [float(value) for value in best.scores["plddt"]]
     found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
-    for column, name, digits in (
-        ("ptm", "pTM", 3),
-        ("iptm", "i_pTM", 3),
-        ("i_pae", "i_pAE", 3),
-        ("rmsd", "RMSD", 2),
-    ):
-        value = figures[name]
-        if value is not None:
+    columns = (("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2))
+    for column, name, digits in columns:
+        if (value := figures[name]) is not None:
             found[column] = f"{value:.{digits}f}"
     return found
 

@@ -110,10 +110,8 @@ def attend_backward_triton(
 ) -> Tensor | None:
     """Fill the gradients of :func:`attend_triton`, from that of its output ``[B, R, Nq, H, D]``, channels innermost.
 
-    ``out`` and the sums of exponentials are the results of the forward pass.
-
-    Returns:
-        Gradient of the bias, ``[B, H, Nq, Nk]`` in float32, or None if it is not needed.
+    ``out`` and the sums of exponentials are the results of the forward pass. The bias's gradient, ``[B, H, Nq, Nk]`` in
+    float32, is returned, or None if it is not needed.
     """
     q, k, v, bias, hidden, gate = operands
     batch, rows, queries, heads, channels = q.shape

@@ -26,8 +26,7 @@ LOWEST = tl.constexpr(-1e30)
 SIZES = ["heads", "rows", "queries", "keys"]
 """Sizes that kernels are not specialised on: one compilation serves all of them."""
 
-SHORT = 16
-"""Maximum number of queries per row for the configuration ``short``."""
+SHORT = 16  #: Maximum number of queries per row for the configuration ``short``
 
 
 @triton.jit
@@ -354,8 +353,7 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
     return lse
 
 
-CHANNELS = (8, 16, 32, 64, 128)
-"""Channels of a head that configurations ship for."""
+CHANNELS = (8, 16, 32, 64, 128)  #: Channels of a head that configurations ship for
 
 
 def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOperands:

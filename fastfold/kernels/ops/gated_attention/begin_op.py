@@ -34,7 +34,8 @@ def _compute_beginning(
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
             dtype = blocks.backward_dtype(x)
-            return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
+            step = blocks.Backward(arrange(given, dtype), heads)
+            return step.begin(part(x, rows), Scratch().of(x, dtype))
         weights = centred_on(x, arrange(given, x.dtype))
         begun = blocks.Forward(weights, heads).begin(part(x, rows), Scratch().of(x))
         return [begun.to(x.dtype)]

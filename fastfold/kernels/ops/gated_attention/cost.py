@@ -8,8 +8,7 @@ from dataclasses import replace
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 
-BEGIN_LAUNCHES = 2
-"""Kernels of a beginning: norm and product."""
+BEGIN_LAUNCHES = 2  #: Kernels of a beginning: norm and product
 
 
 def gated_attention_flops(

@@ -21,34 +21,21 @@ EPS = 1e-5
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
 POSITIONS = 1024
 
-backward_dtype = accumulation_dtype
-"""Dtype of the products of the backward pass."""
+backward_dtype = accumulation_dtype  #: Dtype of the products of the backward pass
 
 
 class GatedAttentionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients.
+    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients."""
 
-    Attributes:
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        query_weight: ``[H D, c]``.
-        key_weight: ``[H D, c]``.
-        value_weight: ``[H D, c]``.
-        gate_weight: ``[H D, c]``, or None for no gate.
-        gate_bias: ``[H D]``, or None for no gate.
-        output_weight: O ``[c, H D]``.
-        output_bias: o ``[c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    query_weight: Tensor
-    key_weight: Tensor
-    value_weight: Tensor
-    gate_weight: Tensor | None
-    gate_bias: Tensor | None
-    output_weight: Tensor
-    output_bias: Tensor
+    norm_weight: Tensor  #: ``[c]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c]``, its shift
+    query_weight: Tensor  #: ``[H D, c]``
+    key_weight: Tensor  #: ``[H D, c]``
+    value_weight: Tensor  #: ``[H D, c]``
+    gate_weight: Tensor | None  #: ``[H D, c]``, or None for no gate
+    gate_bias: Tensor | None  #: ``[H D]``, or None for no gate
+    output_weight: Tensor  #: O ``[c, H D]``
+    output_bias: Tensor  #: o ``[c]``
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> GatedAttentionParams:
@@ -153,21 +140,13 @@ def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratc
 
 
 class RowBlock(NamedTuple):
-    """Operands of some rows or all, or their gradients; shapes with leading axes for all.
+    """Operands of some rows or all, or their gradients; shapes with leading axes for all."""
 
-    Attributes:
-        x: ``[r, N, c]``.
-        bias: Bias of their batch element, ``[H, N, N]``, or None.
-        mask: ``[r, N]``, or None; of some rows as ``prepare`` returns it.
-        residual: ``[r, N, c]`` or None.
-        dropout: ``[r, N, c]`` or None.
-    """
-
-    x: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    residual: Tensor | None = None
-    dropout: Tensor | None = None
+    x: Tensor  #: ``[r, N, c]``
+    bias: Tensor | None  #: Bias of their batch element, ``[H, N, N]``, or None
+    mask: Tensor | None  #: ``[r, N]``, or None; of some rows as ``prepare`` returns it
+    residual: Tensor | None = None  #: ``[r, N, c]`` or None
+    dropout: Tensor | None = None  #: ``[r, N, c]`` or None
 
 
 class Forward:
@@ -213,75 +192,76 @@ class Forward:
         finish(out, update.view(x.shape), residual, dropout)
 
 
-def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
-    """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
-
-    Returns:
-        Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
-    """
-    normed, *statistics = normalise(scratch.copy("x", x), *weights.norm, EPS)
-    return [normed, *statistics, project(normed, projections(weights), weights, heads, scratch)]
-
-
 def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of results of :func:`begin_backward` before the projections."""
+    """Return the shapes of results of :meth:`Backward.begin` before the projections."""
     return [x.shape, *[(*x.shape[:-1], 1)] * 2]
 
 
-def backward_block(
-    grad: Tensor,
-    rows: RowBlock,
-    grad_bias: Tensor | None,
-    first: bool,
-    weights: Weights,
-    totals: Weights | None,
-    *,
-    heads: int,
-    scratch: Scratch,
-    begun: Sequence[Tensor] = (),
-) -> tuple[Tensor, Weights]:
-    """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
+class Backward:
+    """Gradients of blocks of rows, in the dtype of the weights of :func:`arrange`."""
 
-    The bias's gradients ``[H, N, N]`` are added to those of earlier blocks, which exist unless this is the first one.
-    So are the parameters', to ``totals``. The weights are from :func:`arrange`, and ``begun`` from
-    :func:`begin_backward` if it was called before. The buffers have the dtype of the products.
+    def __init__(self, weights: Weights, heads: int) -> None:
+        self._weights, self._heads, self._projections = weights, heads, projections(weights)
 
-    Returns:
-        Gradient of ``x [r, N, c]``, and the new totals.
-    """
-    x, bias, masked, _, dropout = rows
-    totals = zeros_like(weights, weights.norm[0].dtype) if totals is None else totals
-    if first and grad_bias is not None:
-        grad_bias.zero_()
-    normed, *statistics, projected = begun or begin_backward(x, weights, heads, scratch)
-    x = scratch.copy("x", x)
-    q, k, v, *gate = projected.unbind(2)
-    grad = scratch.copy("grad_update", grad)
-    if dropout is not None:
-        grad.mul_(dropout)
-    grad = grad.flatten(0, 1)
-    grad_attended = torch.mm(
-        grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])
-    )
-    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
-    grads = grad_projected.unflatten(-1, (-1, *q.shape[2:])).unbind(2)
-    attended = scratch("attended", *q.shape)
-    attend_backward(
-        grad_attended.view(q.shape),
-        Operands(q, k, v, bias, masked, gate[0] if gate else None),
-        Operands(grads[0], grads[1], grads[2], grad_bias, None, grads[3] if gate else None),
-        q.shape[-1] ** -0.5,
-        scratch,
-        attended,
-    )
-    totals.output.addmm_(grad.t(), attended.view(len(grad), -1))
-    totals.output_bias.add_(grad.sum(0))
-    grad_projected = grad_projected.flatten(0, 1)
-    totals.merged.addmm_(grad_projected.t(), normed.flatten(0, 1))
-    if totals.bias is not None:
-        totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
-    grad_normed = torch.mm(
-        grad_projected, weights.merged, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
-    )
-    grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
-    return grad_x, totals
+    def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]:
+        """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
+
+        Returns:
+            Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
+        """
+        normed, *statistics = normalise(scratch.copy("x", x), *self._weights.norm, EPS)
+        projected = project(normed, self._projections, self._weights, self._heads, scratch)
+        return [normed, *statistics, projected]
+
+    def __call__(
+        self,
+        grad: Tensor,
+        rows: RowBlock,
+        grad_bias: Tensor | None,
+        totals: Weights | None,
+        scratch: Scratch,
+        begun: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Weights]:
+        """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
+
+        The bias's gradients ``[H, N, N]`` and the parameters' are added to ``grad_bias`` and ``totals``. ``begun`` is
+        the result of :meth:`begin` if it was called before. The buffers have the dtype of the products.
+
+        Returns:
+            Gradient of ``x [r, N, c]``, and the totals.
+        """
+        assert totals is not None
+        weights = self._weights
+        x, bias, masked, _, dropout = rows
+        normed, *statistics, projected = begun or self.begin(x, scratch)
+        x = scratch.copy("x", x)
+        q, k, v, *gate = projected.unbind(2)
+        grad = scratch.copy("grad_update", grad)
+        if dropout is not None:
+            grad.mul_(dropout)
+        grad = grad.flatten(0, 1)
+        grad_attended = torch.mm(
+            grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])
+        )
+        grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
+        grads = grad_projected.unflatten(-1, (-1, *q.shape[2:])).unbind(2)
+        attended = scratch("attended", *q.shape)
+        attend_backward(
+            grad_attended.view(q.shape),
+            Operands(q, k, v, bias, masked, gate[0] if gate else None),
+            Operands(grads[0], grads[1], grads[2], grad_bias, None, grads[3] if gate else None),
+            q.shape[-1] ** -0.5,
+            scratch,
+            attended,
+        )
+        totals.output.addmm_(grad.t(), attended.view(len(grad), -1))
+        totals.output_bias.add_(grad.sum(0))
+        grad_projected = grad_projected.flatten(0, 1)
+        totals.merged.addmm_(grad_projected.t(), normed.flatten(0, 1))
+        if totals.bias is not None:
+            totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
+        grad_normed = torch.mm(
+            grad_projected, weights.merged, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
+        )
+        grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
+        return grad_x, totals

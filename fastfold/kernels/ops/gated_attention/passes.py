@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fastfold.kernels.common.scratch import (
     finish,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks
+from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
@@ -31,8 +31,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-LONG_ROW = 4096
-"""Maximum row length at which each thread works on its own blocks, in positions."""
+LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
 
 _LANE = 4 * 12
 """Bytes per channel and position of a block: projections, their copies, and results, in float32."""
@@ -49,6 +48,21 @@ class _RowForward(Protocol):
     ) -> None: ...
 
 
+class _RowBackward(Protocol):
+    """Backward pass of blocks of rows."""
+
+    def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]: ...
+    def __call__(
+        self,
+        grad: Tensor,
+        rows: RowBlock,
+        grad_bias: Tensor | None,
+        totals: Weights | None,
+        scratch: Scratch,
+        begun: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Weights]: ...
+
+
 class _Backend(Protocol):
     """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
 
@@ -58,21 +72,8 @@ class _Backend(Protocol):
     def row_step(self, x: Tensor) -> int: ...
     def Forward(self, weights: Weights, heads: int) -> _RowForward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
-    def begin_backward(self, x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]: ...
     def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]: ...
-    def backward_block(
-        self,
-        grad: Tensor,
-        rows: RowBlock,
-        grad_bias: Tensor | None,
-        first: bool,
-        weights: Weights,
-        totals: Weights | None,
-        *,
-        heads: int,
-        scratch: Scratch,
-        begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]: ...
+    def Backward(self, weights: Weights, heads: int) -> _RowBackward: ...
 
 
 def blocks_of(backend: str) -> _Backend:
@@ -118,11 +119,8 @@ def forward(
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    # A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
-    lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
-    first = itertools.chain([begun], itertools.repeat(()))
-    indices = ((*index, given) for index, given in zip(row_blocks(x, blocks.row_step), first, strict=False))
-    for_blocks(block, indices, scratch.of(x), lanes=lanes)
+    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
+    for_blocks(block, blocks_and_begun, scratch.of(x), lanes=_most_lanes(x, backend))
     return out
 
 
@@ -154,24 +152,38 @@ def backward(
     blocks, exact = blocks_of(backend), accumulation_dtype(x)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(parameters, blocks.backward_dtype(x))
-    scratch = Scratch().of(x, blocks.backward_dtype(x))
-    grad_x, grad_bias, totals = torch.empty_like(x), None, None
+    weights = arrange(parameters, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Backward(weights, heads)
+    # Triton's first block makes the totals.
+    sums: list[Any] = [None, None if backend == "triton" else zeros_like(weights, exact)]
     if bias is not None and need_bias:
-        grad_bias = torch.empty(bias.shape, dtype=exact, device=bias.device)
-    before: Index | None = None
-    for i, rows in row_blocks(x, blocks.row_step):
+        sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
+    grad_x = torch.empty_like(x)
+
+    def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
-        block_grad, totals = blocks.backward_block(
-            *(part(grad, rows), own, part(grad_bias, i), i != before, weights, totals),
-            heads=heads,
-            scratch=scratch,
-            begun=begun,
-        )
-        begun = ()
-        finish(part(grad_x, rows), block_grad, part(grad, rows) if add_x else None, None)
-        before = i
-    if totals is None:  # there are no rows
-        totals = zeros_like(weights, exact)
-        grad_bias = None if grad_bias is None else grad_bias.zero_()
-    return grad_x, grad_bias, totals
+        b_grad, grad_bias = part(grad, rows), part(sums[0], i)
+        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun)
+        finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
+
+    # Each thread has a gradient of the bias.
+    is_small = sums[0] is None or sums[0].numel() <= 2 * BLOCK_ELEMENTS
+    lanes = _most_lanes(x, backend) if is_small else 1
+    scratch = Scratch().of(x, blocks.backward_dtype(x))
+    sum_blocks(block, _with_first(row_blocks(x, blocks.row_step), begun), scratch, sums, lanes=lanes)
+    # Without rows, Triton has no totals.
+    return grad_x, sums[0], zeros_like(weights, exact) if sums[1] is None else sums[1]
+
+
+def _with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
+    """Add ``begun`` to the indices of the first block, and nothing to the others'."""
+    given = itertools.chain([begun], itertools.repeat(()))
+    return ((*index, own) for index, own in zip(indices, given, strict=False))
+
+
+def _most_lanes(x: Tensor, backend: str) -> int:
+    """Return the maximum number of blocks at a time.
+
+    A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
+    """
+    return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1

@@ -71,11 +71,7 @@ class Forward:
 def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Attend within a projected block.
-
-    Returns:
-        Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis.
-    """
+    """Attend within a projected block: ``[1, r, N, H, D]``, sums of exponentials, and batched operands."""
     q, k, v, *gate = projected.unsqueeze(0).unbind(3)
     operands = TritonOperands(
         *(q, k, v),
@@ -88,76 +84,79 @@ def _attend(
     return attended, lse, operands
 
 
-def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
-    """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
-
-    Returns:
-        Normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
-    """
-    normed = _normalise_exactly(x, weights)
-    if normed.shape[-1] > x.shape[-1]:
-        weights = weights._replace(merged=weights.merged.repeat(1, 2))
-    return [normed, project(normed, projections(weights), weights, heads, scratch)]
-
-
 def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of results of :func:`begin_backward` before the projections."""
+    """Return the shapes of results of :meth:`Backward.begin` before the projections."""
     return [(*x.shape[:-1], x.shape[-1] * (1 if x.dtype == torch.float32 else 2))]
 
 
-def backward_block(
-    grad: Tensor,
-    rows: RowBlock,
-    grad_bias: Tensor | None,
-    first: bool,
-    weights: Weights,
-    totals: Weights | None,
-    *,
-    heads: int,
-    scratch: Scratch,
-    begun: Sequence[Tensor] = (),
-) -> tuple[Tensor, Weights]:
-    """Compute gradients of a block of rows, the parameters' in float32; arguments as of the PyTorch path."""
-    x, bias, hidden, _, dropout = rows
-    normed, projected = begun or begin_backward(x, weights, heads, scratch)
-    attended, lse, read = _attend(projected, bias, hidden, scratch)
-    grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
-    flat = attended.view(len(grad), -1)
-    grad_attended = _product(grad, weights.output)
-    grad_projected = scratch("grad_projected", 1, *x.shape[:2], len(weights.merged))
-    grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[3:]).unbind(3)
-    has_gate = len(grads) > 3
-    block_bias = attend_backward_triton(
-        # The gate multiplies the unrounded gradient.
-        (grad_attended if has_gate else grad_attended.to(x.dtype)).view(attended.shape),
-        read,
-        attended,
-        lse,
-        Gradients(grads[0], grads[1], grads[2], grads[3] if has_gate else None),
-        attended.shape[-1] ** -0.5,
-        grad_bias is not None,
-    )
-    if grad_bias is not None and block_bias is not None:
-        _ = grad_bias.copy_(block_bias[0]) if first else grad_bias.add_(block_bias[0])
-    grad_projected = grad_projected.flatten(0, 2)
-    grad_normed = _product(grad_projected, weights.merged)
-    grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
-        grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
-    )
-    merged = _product(grad_projected.t(), normed.flatten(0, 1))
-    if normed.shape[-1] > x.shape[-1]:
-        merged = merged.view(len(merged), 2, -1).sum(1)
-    bias = weights.bias
-    if bias is not None:
-        bias = _sum_of_rows(grad_projected[:, -len(bias) :])
-    found = Weights(
-        norm=(grad_norm[0], grad_norm[1]),
-        merged=merged,
-        bias=bias,
-        output=_product(grad.t(), flat),
-        output_bias=_sum_of_rows(grad),
-    )
-    return grad_x, found if totals is None else _add_to(totals, found)
+class Backward:
+    """Gradients of blocks of rows, the parameters' in float32; arguments as of the PyTorch path."""
+
+    def __init__(self, weights: Weights, heads: int) -> None:
+        self._weights, self._heads = weights, heads
+
+    def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]:
+        """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
+
+        Returns:
+            Normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
+        """
+        weights, normed = self._weights, _normalise_exactly(x, self._weights)
+        if normed.shape[-1] > x.shape[-1]:
+            weights = weights._replace(merged=weights.merged.repeat(1, 2))
+        return [normed, project(normed, projections(weights), weights, self._heads, scratch)]
+
+    def __call__(
+        self,
+        grad: Tensor,
+        rows: RowBlock,
+        grad_bias: Tensor | None,
+        totals: Weights | None,
+        scratch: Scratch,
+        begun: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Weights]:
+        """Compute gradients of a block of rows; without totals, those of the block become the totals."""
+        weights = self._weights
+        x, bias, hidden, _, dropout = rows
+        normed, projected = begun or self.begin(x, scratch)
+        attended, lse, read = _attend(projected, bias, hidden, scratch)
+        grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
+        flat = attended.view(len(grad), -1)
+        grad_attended = _product(grad, weights.output)
+        grad_projected = scratch("grad_projected", 1, *x.shape[:2], len(weights.merged))
+        grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[3:]).unbind(3)
+        has_gate = len(grads) > 3
+        block_bias = attend_backward_triton(
+            # The gate multiplies the unrounded gradient.
+            (grad_attended if has_gate else grad_attended.to(x.dtype)).view(attended.shape),
+            read,
+            attended,
+            lse,
+            Gradients(grads[0], grads[1], grads[2], grads[3] if has_gate else None),
+            attended.shape[-1] ** -0.5,
+            grad_bias is not None,
+        )
+        if grad_bias is not None and block_bias is not None:
+            grad_bias.add_(block_bias[0])
+        grad_projected = grad_projected.flatten(0, 2)
+        grad_normed = _product(grad_projected, weights.merged)
+        grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
+            grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
+        )
+        merged = _product(grad_projected.t(), normed.flatten(0, 1))
+        if normed.shape[-1] > x.shape[-1]:
+            merged = merged.view(len(merged), 2, -1).sum(1)
+        bias = weights.bias
+        if bias is not None:
+            bias = _sum_of_rows(grad_projected[:, -len(bias) :])
+        found = Weights(
+            norm=(grad_norm[0], grad_norm[1]),
+            merged=merged,
+            bias=bias,
+            output=_product(grad.t(), flat),
+            output_bias=_sum_of_rows(grad),
+        )
+        return grad_x, found if totals is None else _add_to(totals, found)
 
 
 def _sum_of_rows(x: Tensor) -> Tensor:

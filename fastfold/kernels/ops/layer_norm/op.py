@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -72,20 +72,21 @@ def _compute_gradients(
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
-    grad_weight, grad_bias = (
-        x.new_zeros(x.shape[-1], dtype=exact) if need else None for need in (need_weight, need_bias)
-    )
+    totals = [x.new_zeros(x.shape[-1], dtype=exact) if need else None for need in (need_weight, need_bias)]
     wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
-    for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
+
+    def block(
+        scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, *b_grad_x: Tensor
+    ) -> None:
         b_x = b_x.to(exact)
         _, *b_statistics = normalise(b_x, None, None, eps)
         # PyTorch only checks if the shift is None, so any tensor serves.
-        b_result = normalise_backward(
-            b_grad.to(exact), b_x, b_statistics, weight, grad_bias, grad_weight, grad_bias
-        )
+        b_result = normalise_backward(b_grad.to(exact), b_x, b_statistics, weight, totals[1], *totals)
         for b_out in b_grad_x:
             b_out.copy_(b_result)
-    return [x.new_empty(0) if g is None else g for g in (grad_x, grad_weight, grad_bias)]
+
+    sum_blocks(block, position_blocks(block_positions(x.shape[-1]), *wanted), Scratch().of(x), totals)
+    return [x.new_empty(0) if g is None else g for g in (grad_x, *totals)]
 
 
 def _backward_fake(call: Arguments) -> list[Tensor]:

@@ -19,8 +19,7 @@ from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 
-SIZES = ["count", "size_1", "size_2"]
-"""Sizes that kernels are not specialised on."""
+SIZES = ["count", "size_1", "size_2"]  #: Sizes that kernels are not specialised on
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,13 +18,17 @@ from fastfold.kernels.common.scratch import (
     share_of,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import Least, Linear, by_onednn, product_dtype
 from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
 """Sequences from which multiplying several columns at once is faster, although the products must then be reordered.
 Times are in ``benchmarks/results/choices.md``."""
+
+
+Tile = tuple[slice, slice]
+"""Left and right columns of a block of pairs."""
 
 
 class OuterProductParams(NamedTuple):
@@ -115,32 +119,44 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
     weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
     grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
     grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
+
+    def block(
+        scratch: Scratch,
+        totals: Sequence[Tensor],
+        b_left: Tensor,
+        b_right: Tensor,
+        tile: Tile,
+        *pairs: Tensor,
+    ) -> None:
+        grad_weight, grad_bias, grad_l, grad_r = totals
+        b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
+        b_grad = torch.mul(*pairs, out=b_grad).flatten(0, 1)  # [(i j), c_z]
+        if "bias" in needed:
+            grad_bias += b_grad.sum(0)
+        if "weight" in needed:
+            grad_weight.addmm_(b_grad.t(), _products(b_left, b_right, scratch))
+        if not (need_left or need_right):
+            return
+        b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))
+        b_products = b_products.view(len(b_left), len(b_right), c, c)  # [i, j, e, c]
+        if need_left:
+            b_r = b_right.flatten(0, 1).expand(len(b_left), -1, -1)
+            grad_l[tile[0]].baddbmm_(b_products.flatten(1, 2).mT, b_r)
+        if need_right:
+            b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3))
+            grad_r[tile[1]].flatten(0, 1).addmm_(b_transposed.flatten(2).flatten(0, 1), b_left.flatten(0, 1))
+
     scratch = Scratch().of(left, exact)
     for i in batch_indices(left):
         columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
         columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
         grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
         factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
-        for tile in _tiles(factor.shape, c, left.shape[-3]):
-            b_left, b_right = columns_l[tile[0]], columns_r[tile[1]]
-            b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
-            b_grad = torch.mul(grad[i][tile], factor[tile], out=b_grad).flatten(0, 1)  # [(i j), c_z]
-            if "bias" in needed:
-                grad_bias += b_grad.sum(0)
-            if "weight" in needed:
-                grad_weight.addmm_(b_grad.t(), _products(b_left, b_right, scratch))
-            if not (need_left or need_right):
-                continue
-            b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))
-            b_products = b_products.view(len(b_left), len(b_right), c, c)  # [i, j, e, c]
-            if need_left:
-                b_grad_l, b_r = grad_l[tile[0]], b_right.flatten(0, 1).expand(len(b_left), -1, -1)
-                b_grad_l.baddbmm_(b_products.flatten(1, 2).mT, b_r)
-            if need_right:
-                b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3))
-                grad_r[tile[1]].flatten(0, 1).addmm_(
-                    b_transposed.flatten(2).flatten(0, 1), b_left.flatten(0, 1)
-                )
+        tiles = _tiles(factor.shape, c, left.shape[-3])
+        blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)
+        # Each thread has gradients of both sides.
+        lanes = MAX_LANES if grad_l.numel() + grad_r.numel() <= 2 * BLOCK_ELEMENTS else 1
+        sum_blocks(block, blocks, scratch, [grad_weight, grad_bias, grad_l, grad_r], lanes=lanes)
         torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
@@ -175,7 +191,7 @@ def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
     return left.t() @ (left if right_mask is left_mask else right_mask.to(exact))
 
 
-def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[Tile]:
     """Yield tiles of pairs whose products fit into the cache: squares for deep alignments, else rows."""
     rows, cols = shape[:2]
     if rows == 0 or cols == 0:

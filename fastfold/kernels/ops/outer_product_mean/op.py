@@ -21,8 +21,7 @@ from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 
-EPS = 1e-3
-"""Added to the number of sequences."""
+EPS = 1e-3  #: Added to the number of sequences
 
 
 def outer_product_mean_definition(

@@ -23,11 +23,9 @@ from fastfold.kernels.ops.outer_product_mean.eager import (
     counts_of,
 )
 
-OUTER_CHANNELS = 32
-"""Channels of a column in the networks that configurations ship for."""
+OUTER_CHANNELS = 32  #: Channels of a column in the networks that configurations ship for
 
-SIZES = ["sequences", "rows", "columns"]
-"""Sizes that kernels are not specialised on."""
+SIZES = ["sequences", "rows", "columns"]  #: Sizes that kernels are not specialised on
 
 
 class Projections(NamedTuple):

@@ -23,7 +23,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
@@ -88,16 +88,21 @@ def _backward(
     norm_weight, norm_bias, weight = (p.to(exact) for p in parameters)
     totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
     grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)
+
+    def block(
+        scratch: Scratch, totals: Sequence[Tensor], b_grad: Tensor, b_z: Tensor, b_grad_z: Tensor
+    ) -> None:
+        b_grad, b_z = b_grad.to(exact), b_z.to(exact)
+        b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
+        totals[2].addmm_(b_grad, b_normed)
+        b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
+        b_grad_z.copy_(
+            normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
+        )
+
     scratch = Scratch().of(z, exact)
     for i in itertools.product(*map(range, z.shape[:-3])):
-        for b_grad, b_z, b_grad_z in _blocks(grad[i], z[i], grad_z[i]):
-            b_grad, b_z = b_grad.to(exact), b_z.to(exact)
-            b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
-            totals[2].addmm_(b_grad, b_normed)
-            b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
-            b_grad_z.copy_(
-                normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
-            )
+        sum_blocks(block, _blocks(grad[i], z[i], grad_z[i]), scratch, totals)
     return cast_grads([grad_z, *totals], (z, *parameters), needs)
 
 

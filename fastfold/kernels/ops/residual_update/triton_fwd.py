@@ -16,8 +16,7 @@ from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
-SIZES = ["count", "size_1", "size_2"]
-"""Sizes that kernels are not specialised on."""
+SIZES = ["count", "size_1", "size_2"]  #: Sizes that kernels are not specialised on
 
 
 @triton.jit

@@ -65,10 +65,9 @@ def softmax_backward_kernel(
 def softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, need_bias: bool
 ) -> Tensor | None:
-    """Write the gradient of the scores to the contiguous ``grad_scores``, if given.
+    """Write the gradient of the scores to the contiguous ``grad_scores``, if given; return the bias's.
 
-    Returns:
-        Gradient of the bias ``[B, H, Nq, Nk]`` in float32, if needed.
+    That is ``[B, H, Nq, Nk]`` in float32, if needed.
     """
     batch, rows, heads, queries, keys = out.shape
     if out.numel() == 0:

@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.centring import centred, mean_of, sample
 from fastfold.kernels.cpu.linear import Linear, reduced
 
@@ -27,23 +27,14 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`.
+    """Parameters of :func:`fastfold.kernels.transition`."""
 
-    Attributes:
-        norm_weight: ``[c]``, scale of the normalisation.
-        norm_bias: ``[c]``, its shift.
-        w1: ``[n c, c]``.
-        b1: ``[n c]``.
-        w2: ``[c, n c]``.
-        b2: ``[c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
+    norm_weight: Tensor  #: ``[c]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c]``, its shift
+    w1: Tensor  #: ``[n c, c]``
+    b1: Tensor  #: ``[n c]``
+    w2: Tensor  #: ``[c, n c]``
+    b2: Tensor  #: ``[c]``
 
 
 @without_autocast
@@ -91,12 +82,13 @@ def backward(
     totals = [
         torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need_each, strict=True)
     ]
-    grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
     norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
-    scratch = Scratch().of(x, exact)
     hidden = Linear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
-    grad_x = torch.empty_like(x)
-    for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
+
+    def block(
+        scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, b_grad_x: Tensor
+    ) -> None:
+        grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         b_x, b_grad = b_x.to(exact), b_grad.to(exact)
         b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
         b_hidden = hidden(b_norm, "hidden", scratch)
@@ -115,4 +107,8 @@ def backward(
             b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
         )
         finish(b_grad_x, b_result, b_grad if add_grad else None, None)
+
+    grad_x = torch.empty_like(x)
+    blocks = position_blocks(block_positions(len(w1)), x, grad, grad_x)
+    sum_blocks(block, blocks, Scratch().of(x, exact), totals)
     return [grad_x, *totals]

@@ -19,8 +19,7 @@ from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
 from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
 
-WHOLE = 2**62
-"""Block size above any number of positions: one launch, if strides allow it."""
+WHOLE = 2**62  #: Block size above any number of positions: one launch, if strides allow it
 
 
 @triton.jit(do_not_specialize=["rows"])

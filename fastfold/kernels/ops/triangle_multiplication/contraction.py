@@ -24,17 +24,12 @@ SMALL_PRODUCT = 2**24
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """Plan of a contraction.
+    """Plan of a contraction."""
 
-    Attributes:
-        channels: Channels whose factors exist at a time; None leaves the number to the backend.
-        host: Host memory for the product; None keeps it on the device.
-        kept: With ``host``: share of the product's rows that stay on the device, from 0 to 1.
-    """
-
+    #: Channels whose factors exist at a time; None leaves the number to the backend
     channels: int | None = None
-    host: HostBuffers | None = None
-    kept: float = 0.0
+    host: HostBuffers | None = None  #: Host memory for the product; None keeps it on the device
+    kept: float = 0.0  #: With ``host``: share of the product's rows that stay on the device, from 0 to 1
 
 
 def contraction_bytes(
@@ -49,14 +44,9 @@ def contraction_bytes(
 ) -> int:
     """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
-    Args:
-        n: Length N of the target.
-        c: Hidden channels.
-        element_size: Bytes per element.
-        channels: Channels whose factors exist at a time.
-        streamed: True if the product is kept on the host.
-        kept: Share of its rows that stay on the device.
-        width: See :attr:`TriangleBackend.width`; N by default.
+    The target has ``n`` residues and ``c`` hidden channels, of which ``channels`` exist at a time. A ``streamed``
+    product is on the host, but for the share ``kept`` of its rows. ``width`` is :attr:`TriangleBackend.width`, by
+    default ``n``.
     """
     w = width or n
     factors = 2 * channels * w * w

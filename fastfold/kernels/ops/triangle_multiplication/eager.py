@@ -25,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.centring import centred
 from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
@@ -91,8 +91,9 @@ def factors_backward(
     z, masks, add = inputs
     adds = () if add is None else (add,)
     linear = Linear(weights.projections, weights.projections_bias.flatten())
-    size = block_positions(len(weights.projections))
-    for columns, (b_z, b_grad_x, *rest) in _blocks(size, z, grad_z, *adds, *masks):
+
+    def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
+        b_z, b_grad_x, *rest = parts
         b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
         b_z = b_z.to(weights.projections.dtype)
         b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
@@ -108,6 +109,9 @@ def factors_backward(
         b_grad_x.addmm_(b_grad_both.t(), weights.projections)
         b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
         finish(b_grad_x, b_result, b_add, None)
+
+    size = block_positions(len(weights.projections))
+    sum_blocks(block, _blocks(size, z, grad_z, *adds, *masks), scratch, totals)
 
 
 def write_update(
@@ -159,8 +163,9 @@ def update_backward(
     """
     grad, z, dropout = inputs
     linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
-    size = block_positions(_widest(weights))
-    for columns, (b_z, b_grad, b_grad_x) in _blocks(size, z, grad, grad_x):
+
+    def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
+        b_z, b_grad, b_grad_x = parts
         b_grad = scratch.copy("grad", b_grad)
         if dropout is not None:
             b_grad.mul_(at_positions(dropout, columns))
@@ -182,6 +187,8 @@ def update_backward(
             b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
         )
         product[:, columns] = b_grad_product.t()
+
+    sum_blocks(block, _blocks(block_positions(_widest(weights)), z, grad, grad_x), scratch, totals)
 
 
 def norm_backward(grad_x: Tensor, z: Tensor, weights: UpdateWeights, totals: UpdateWeights) -> None:

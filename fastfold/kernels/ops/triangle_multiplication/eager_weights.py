@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, UpdateParams
 
-Norm = tuple[Tensor, Tensor]
-"""Scale and shift of a normalisation, in an exact dtype, or their gradients."""
+Norm = tuple[Tensor, Tensor]  #: Scale and shift of a normalisation, in an exact dtype, or their gradients
 
 
 class FactorWeights(NamedTuple):

@@ -6,52 +6,31 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-EPS = 1e-5
-"""Added to the variance in both normalisations."""
+EPS = 1e-5  #: Added to the variance in both normalisations
 
 
 class FactorParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_factors`.
+    """Parameters of :func:`fastfold.kernels.triangle_factors`."""
 
-    Attributes:
-        norm_weight: ``[c_z]``, scale of the normalisation.
-        norm_bias: ``[c_z]``, its shift.
-        proj_weight: P ``[2 c, c_z]``, the rows of the left factor before those of the right one.
-        proj_bias: b ``[2 c]``.
-        gate_weight: G ``[2 c, c_z]``, in the same order.
-        gate_bias: g ``[2 c]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    proj_weight: Tensor
-    proj_bias: Tensor
-    gate_weight: Tensor
-    gate_bias: Tensor
+    norm_weight: Tensor  #: ``[c_z]``, scale of the normalisation
+    norm_bias: Tensor  #: ``[c_z]``, its shift
+    proj_weight: Tensor  #: P ``[2 c, c_z]``, the rows of the left factor before those of the right one
+    proj_bias: Tensor  #: b ``[2 c]``
+    gate_weight: Tensor  #: G ``[2 c, c_z]``, in the same order
+    gate_bias: Tensor  #: g ``[2 c]``
 
 
 class UpdateParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_update`.
+    """Parameters of :func:`fastfold.kernels.triangle_update`."""
 
-    Attributes:
-        norm_weight: ``[c_z]``, scale of the normalisation of ``z``.
-        norm_bias: ``[c_z]``, its shift.
-        norm_out_weight: ``[c]``, scale of the normalisation of the product.
-        norm_out_bias: ``[c]``, its shift.
-        out_weight: O ``[c_z, c]``.
-        out_bias: o ``[c_z]``.
-        out_gate_weight: Og ``[c_z, c_z]``.
-        out_gate_bias: og ``[c_z]``.
-    """
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    norm_out_weight: Tensor
-    norm_out_bias: Tensor
-    out_weight: Tensor
-    out_bias: Tensor
-    out_gate_weight: Tensor
-    out_gate_bias: Tensor
+    norm_weight: Tensor  #: ``[c_z]``, scale of the normalisation of ``z``
+    norm_bias: Tensor  #: ``[c_z]``, its shift
+    norm_out_weight: Tensor  #: ``[c]``, scale of the normalisation of the product
+    norm_out_bias: Tensor  #: ``[c]``, its shift
+    out_weight: Tensor  #: O ``[c_z, c]``
+    out_bias: Tensor  #: o ``[c_z]``
+    out_gate_weight: Tensor  #: Og ``[c_z, c_z]``
+    out_gate_bias: Tensor  #: og ``[c_z]``
 
     @property
     def norm(self) -> tuple[Tensor, Tensor]:

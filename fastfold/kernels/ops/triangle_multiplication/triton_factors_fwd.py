@@ -17,8 +17,7 @@ from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_
 from fastfold.kernels.common.triton_math import cast, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
-SIZES = ["rows", "n", "width"]
-"""Arguments of kernels whose divisibility changes nothing."""
+SIZES = ["rows", "n", "width"]  #: Arguments of kernels whose divisibility changes nothing
 
 
 @triton.jit

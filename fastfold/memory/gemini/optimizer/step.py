@@ -19,8 +19,7 @@ from fastfold.memory.gemini.distributed import Ranks
 class OptimizerStep(NotCopied):
     """Stepper of a managed model's optimizer, which refuses other calls of its step.
 
-    Attributes:
-        half_done: True if a step failed between two chunks.
+    ``half_done`` is True if a step failed between two chunks.
     """
 
     def __init__(self, optimizer: Optimizer, store: ChunkStore, ranks: Ranks) -> None:

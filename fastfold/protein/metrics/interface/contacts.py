@@ -12,12 +12,10 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 
-CONTACT_DISTANCE = 8.0
-"""Residues touch if their CB atoms are at most this far apart, in Å."""
+CONTACT_DISTANCE = 8.0  #: Residues touch if their CB atoms are at most this far apart, in Å
 
 _BLOCK = 1 << 20
-_PDOCKQ2_D0 = 10.0
-"""Scale of aligned errors in a score between 0 and 1, in Å."""
+_PDOCKQ2_D0 = 10.0  #: Scale of aligned errors in a score between 0 and 1, in Å
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +98,7 @@ def contact_points(atom_positions: np.ndarray, atom_mask: np.ndarray) -> np.ndar
 
     Positions are rounded to the three decimals of structure files, so that scores equal those of the files.
 
-    Args:
-        atom_positions: ``[N, 37, 3]`` in Å.
-        atom_mask: ``[N, 37]``, 1 where the atom is present.
+    ``atom_positions`` are ``[N, 37, 3]`` in Å, and ``atom_mask [N, 37]`` is 1 where the atom is present.
     """
     ca, cb = rc.atom_order["CA"], rc.atom_order["CB"]
     points = np.where(atom_mask[:, [cb]] > 0.5, atom_positions[:, cb], atom_positions[:, ca])

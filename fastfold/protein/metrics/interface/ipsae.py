@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PAE_CUTOFF = 15.0
-"""Aligned errors under this count for ipSAE, in Å: the program's setting for AlphaFold 2."""
+PAE_CUTOFF = 15.0  #: Aligned errors under this count for ipSAE, in Å: the program's setting for AlphaFold 2
 
-LIS_CUTOFF = 12.0
-"""Aligned errors under this count for LIS, in Å."""
+LIS_CUTOFF = 12.0  #: Aligned errors under this count for LIS, in Å
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,50 +23,29 @@ class DirectedScores:
     Each is the largest value of any residue that is aligned on. The suffix names the length from which d0 is computed:
     ``d0res`` the residue's partners under the cutoff, ``d0chn`` both chains, ``d0dom`` the residues of both chains
     that have a partner.
-
-    Attributes:
-        ipsae_d0res: The score that is called ipSAE.
-        ipsae_d0chn: ipSAE with d0 of both chains.
-        ipsae_d0dom: ipSAE with d0 of the residues that have a partner.
-        iptm_d0chn: ipTM of the expected errors, without a cutoff, with d0 of both chains.
-        lis: Local interaction score.
-        ipsae_d0res_by_residue: ``[n]`` float64, for each residue that is aligned on, as the next three.
-        ipsae_d0chn_by_residue: ``[n]``.
-        ipsae_d0dom_by_residue: ``[n]``.
-        iptm_d0chn_by_residue: ``[n]``.
-        n0res_by_residue: ``[n]`` int, number of partners under the cutoff.
-        d0res_by_residue: ``[n]`` in Å.
-        n0res: Number of partners of the residue with the best ``ipsae_d0res``.
-        n0chn: Number of residues of both chains.
-        n0dom: Number of residues of both chains with a partner.
-        d0res: d0 of the residue with the best ``ipsae_d0res``, in Å.
-        d0chn: d0 of both chains, in Å.
-        d0dom: d0 of the residues with a partner, in Å.
-        num_pairs: Number of pairs of residues under the cutoff.
-        aligned_residues: Number of residues of the aligned chain with a partner.
-        scored_residues: Number of residues of the scored chain with a partner.
     """
 
-    ipsae_d0res: float
-    ipsae_d0chn: float
-    ipsae_d0dom: float
-    iptm_d0chn: float
-    lis: float
+    ipsae_d0res: float  #: The score that is called ipSAE
+    ipsae_d0chn: float  #: ipSAE with d0 of both chains
+    ipsae_d0dom: float  #: ipSAE with d0 of the residues that have a partner
+    iptm_d0chn: float  #: ipTM of the expected errors, without a cutoff, with d0 of both chains
+    lis: float  #: Local interaction score
+    #: ``[n]`` float64, for each residue that is aligned on, as the next three
     ipsae_d0res_by_residue: np.ndarray
-    ipsae_d0chn_by_residue: np.ndarray
-    ipsae_d0dom_by_residue: np.ndarray
-    iptm_d0chn_by_residue: np.ndarray
-    n0res_by_residue: np.ndarray
-    d0res_by_residue: np.ndarray
-    n0res: int
-    n0chn: int
-    n0dom: int
-    d0res: float
-    d0chn: float
-    d0dom: float
-    num_pairs: int
-    aligned_residues: int
-    scored_residues: int
+    ipsae_d0chn_by_residue: np.ndarray  #: ``[n]``
+    ipsae_d0dom_by_residue: np.ndarray  #: ``[n]``
+    iptm_d0chn_by_residue: np.ndarray  #: ``[n]``
+    n0res_by_residue: np.ndarray  #: ``[n]`` int, number of partners under the cutoff
+    d0res_by_residue: np.ndarray  #: ``[n]`` in Å
+    n0res: int  #: Number of partners of the residue with the best ``ipsae_d0res``
+    n0chn: int  #: Number of residues of both chains
+    n0dom: int  #: Number of residues of both chains with a partner
+    d0res: float  #: d0 of the residue with the best ``ipsae_d0res``, in Å
+    d0chn: float  #: d0 of both chains, in Å
+    d0dom: float  #: d0 of the residues with a partner, in Å
+    num_pairs: int  #: Number of pairs of residues under the cutoff
+    aligned_residues: int  #: Number of residues of the aligned chain with a partner
+    scored_residues: int  #: Number of residues of the scored chain with a partner
 
 
 def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedScores:

@@ -19,16 +19,8 @@ DISTANCE_CUTOFF = 15.0
 _LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
 _MEAN = ("lis", "interface_pae")
 _SHARED = (
-    "ipsae_d0chn",
-    "ipsae_d0dom",
-    "iptm_d0chn",
-    "lis",
-    "n0res",
-    "n0chn",
-    "n0dom",
-    "d0res",
-    "d0chn",
-    "d0dom",
+    *("ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "lis"),
+    *("n0res", "n0chn", "n0dom", "d0res", "d0chn", "d0dom"),
 )
 
 MAX_CLASHING_ATOMS = 100
@@ -40,20 +32,15 @@ MAX_CLASHING_SHARE = 0.5
 class ChainConfidence:
     """Confidence in ``C`` chains from a network's logits, which cannot be computed from the aligned error.
 
-    Attributes:
-        ptm: ``[C]`` float64, pTM of each chain, 0 to 1.
-        iptm: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal has no meaning.
-        pair_actifptm: ``[C, C]`` float64, actifpTM of each pair; None without a distogram.
-        actifptm: actifpTM of all interfaces; None without a distogram.
-
     Raises:
         ValueError: Shapes disagree, or only one of both actifpTM is given.
     """
 
-    ptm: np.ndarray
-    iptm: np.ndarray
+    ptm: np.ndarray  #: ``[C]`` float64, pTM of each chain, 0 to 1
+    iptm: np.ndarray  #: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal has no meaning
+    #: ``[C, C]`` float64, actifpTM of each pair; None without a distogram
     pair_actifptm: np.ndarray | None = None
-    actifptm: float | None = None
+    actifptm: float | None = None  #: actifpTM of all interfaces; None without a distogram
 
     def __post_init__(self) -> None:
         chains = len(self.ptm)
@@ -180,17 +167,11 @@ class _Chain:
 
 @dataclass(frozen=True, eq=False)
 class _Clashes:
-    """Clashes between ``C`` chains.
+    """Clashes between ``C`` chains."""
 
-    Attributes:
-        pairs: ``[C, C]`` int, pairs of atoms that overlap.
-        atoms: ``[C]`` int, atoms of each chain within 1.1 Å of another chain.
-        has_clash: Whether a chain has too many of these.
-    """
-
-    pairs: np.ndarray
-    atoms: np.ndarray
-    has_clash: bool
+    pairs: np.ndarray  #: ``[C, C]`` int, pairs of atoms that overlap
+    atoms: np.ndarray  #: ``[C]`` int, atoms of each chain within 1.1 Å of another chain
+    has_clash: bool  #: Whether a chain has too many of these
 
     @classmethod
     def of(cls, chain_index: np.ndarray, atom_positions: np.ndarray, atom_mask: np.ndarray) -> _Clashes:
