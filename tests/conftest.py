@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.helpers import no_fsync as no_fsync
+
 # Triton reads the variable when its own functions are defined, so this stands before any test imports it.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

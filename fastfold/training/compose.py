@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -68,9 +69,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
         ConfigError: A key, choice or value does not exist, has a wrong type or is out of range; the message names the
             closest valid one.
     """
-    store = ConfigStore.instance()
-    for group, factory in _GROUPS.items():
-        store.store(group=group, name="schema", node=factory)
+    _store_schemas()
     overrides = _whole_numbers(_check_names(overrides))
     try:
         with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
@@ -118,6 +117,12 @@ def network_config(model: ModelConfig) -> ConfigDict:
     tree = model_config(model.preset)
     _update(tree, model.overrides, "model.overrides")
     return tree
+
+
+@functools.cache
+def _store_schemas() -> None:
+    for group, factory in _GROUPS.items():
+        ConfigStore.instance().store(group=group, name="schema", node=factory)
 
 
 def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:

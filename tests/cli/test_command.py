@@ -200,13 +200,13 @@ class TestWeights:
     """``fastfold weights``."""
 
     def test_info_says_what_a_file_is(self, cli: CommandLine):
-        done = cli.run("weights", "info", cli.weights("model_1_multimer_v3"))
+        done = cli.run("weights", "info", cli.official_weights("model_1_multimer_v3"))
         assert done.code == 0
         assert re.search(r"format +official AlphaFold parameters", done.out)
         assert re.search(r"network +multimer", done.out)
 
     def test_converted_weights_give_the_same_structures(self, cli: CommandLine):
-        official = cli.weights()
+        official = cli.official_weights()
         own = cli.folder / "own" / "params_model_1_ptm.safetensors"
         own.parent.mkdir()
         done = cli.run("weights", "convert", official, own)

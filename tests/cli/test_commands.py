@@ -53,7 +53,7 @@ def test_verify_fails_when_one_output_does(cli: CommandLine, monkeypatch: pytest
 
 def test_weights_tells_what_was_written(cli: CommandLine) -> None:
     target = cli.folder / "out.safetensors"
-    done = cli.run("weights", "convert", cli.weights(), target)
+    done = cli.run("weights", "convert", cli.official_weights(), target)
     assert done.code == 0, done.err
     assert done.out.startswith(f"wrote {target}: ")
     assert cli.run("weights", "info", target).code == 0

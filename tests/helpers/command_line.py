@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from fastfold.cli import main
+from fastfold.evoformer.weights.checkpoint import convert
 from fastfold.inference.output.results_folder import STATE
 from tests.conftest import REPOSITORY
 from tests.helpers.signals import interruptible
@@ -51,20 +54,17 @@ class CommandLine:
         return path
 
     def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0) -> Path:
-        """A small network under an official name, its parameters changed by relative ``noise``."""
-        path = self.folder / f"params_{name}.npz"
-        kind = "synthetic_multimer" if "multimer" in name else "synthetic_monomer"
-        source = ORACLES / kind / "params.npz"
-        if not noise:
-            shutil.copyfile(source, path)
-            return path
-        rng = np.random.default_rng(0)
-        with np.load(source) as archive:
-            changed = {key: archive[key] for key in archive.files}
-        for key, value in changed.items():
-            changed[key] = (value * (1 + noise * rng.standard_normal(value.shape))).astype(value.dtype)
-        np.savez(path, **changed)
+        """A small network under an official name, its parameters changed by relative ``noise``.
+
+        In a file of our own format, which is opened faster than an official one.
+        """
+        path = self.folder / f"params_{name}.safetensors"
+        path.write_bytes(_own_weights(name, noise))
         return path
+
+    def official_weights(self, name: str = "model_1_ptm") -> Path:
+        """The network of :meth:`weights`, in the official file format."""
+        return Path(shutil.copyfile(_recorded(name), self.folder / f"params_{name}.npz"))
 
     def run(self, *arguments: str | Path) -> Outcome:
         """Run a command in this process, on one thread: small networks are fastest so, whatever else runs."""
@@ -126,6 +126,26 @@ class CommandLine:
         """Scores of a target's prediction of some rank."""
         (path,) = self.out.glob(f"{target}_rank_{rank:03d}_*_scores.json")
         return json.loads(path.read_text())
+
+
+def _recorded(name: str) -> Path:
+    kind = "synthetic_multimer" if "multimer" in name else "synthetic_monomer"
+    return ORACLES / kind / "params.npz"
+
+
+@functools.cache
+def _own_weights(name: str, noise: float) -> bytes:
+    rng = np.random.default_rng(0)
+    with np.load(_recorded(name)) as archive, TemporaryDirectory() as folder:
+        arrays = {key: archive[key] for key in archive.files}
+        if noise:
+            for key, value in arrays.items():
+                arrays[key] = (value * (1 + noise * rng.standard_normal(value.shape))).astype(value.dtype)
+        official = Path(folder, f"params_{name}.npz")
+        np.savez(official, **arrays)
+        own = official.with_suffix(".safetensors")
+        convert(official, own)
+        return own.read_bytes()
 
 
 @pytest.fixture

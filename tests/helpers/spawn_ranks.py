@@ -30,6 +30,7 @@ from tests.helpers.on_device import OnDevice
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
+        "tests.helpers.no_fsync",
         "pytest",
         "hypothesis",
         "torch._dynamo",  # which the first custom operator and the first optimizer bring in

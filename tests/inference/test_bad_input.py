@@ -285,7 +285,7 @@ def test_bad_weights_are_refused_and_never_run(cli: CommandLine, case: str, monk
     monkeypatch.setenv("FASTFOLD_TEST_EVIL", str(evil))
     make, message = BAD_WEIGHTS[case]
     path = cli.folder / "bad.npz"
-    path.write_bytes(make(cli.weights().read_bytes()))
+    path.write_bytes(make(cli.official_weights().read_bytes()))
     error = one_error(cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[path]))
     assert message in error
     assert str(path) in error

@@ -102,7 +102,7 @@ def test_chains_in_each_other_rank_last_whatever_is_asked_for(by: str):
 def test_one_bad_weights_file_can_be_left_out(cli: CommandLine):
     bad = cli.folder / "params_model_2_ptm.npz"
     bad.write_bytes(b"")
-    broken = cli.weights("model_3_ptm")
+    broken = cli.official_weights("model_3_ptm")
     with np.load(broken) as archive:
         arrays = {key: archive[key].copy() for key in archive.files}
     next(value for value in arrays.values() if value.ndim)[...] = np.nan

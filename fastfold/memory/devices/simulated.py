@@ -9,6 +9,7 @@ Where the program reads a number, it reads 1.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,16 +170,20 @@ class _Meter(TorchDispatchMode):
         if definition is not None:
             with self:
                 return definition._init_fn(*args, **kwargs)
-        with self:
-            # In inference mode, composite operators arrive here undecomposed.
-            out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._simulated.hold(leaf)
         return out
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Return True if an operator is made of others; in inference mode it reaches a dispatch mode as it is."""
+    return bool(func._can_decompose())
 
 
 def _is_question(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

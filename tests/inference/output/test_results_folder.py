@@ -147,7 +147,6 @@ class Killed(BaseException):
 
 def test_a_process_may_die_at_any_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stops at each operation on files in turn; whoever comes next finds all that was there before, and can go on."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nobody pulls the plug here
     for operation in range(1, 200):
         folder = tmp_path / str(operation)
         results = ResultsFolder(folder).target(TARGET)

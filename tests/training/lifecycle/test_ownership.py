@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,23 +13,20 @@ import torch
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import DistributedContext
 from fastfold.training.lifecycle.ownership import LOCK, OWNER, owned
+from tests.helpers.forked import Forked
 
 ALONE = DistributedContext(0, 1, torch.device("cpu"))
 
-_HOLD = """
-import sys, time, torch
-from pathlib import Path
-from fastfold.parallel import DistributedContext
-from fastfold.training.lifecycle.ownership import owned
-with owned(Path(sys.argv[1]), DistributedContext(0, 1, torch.device("cpu"))):
-    print("held", flush=True)
-    time.sleep(600)
-"""
+
+def _hold(folder: Path) -> None:
+    with owned(folder, ALONE):
+        print("held", flush=True)
+        time.sleep(600)
 
 
 def test_a_second_run_is_refused_with_the_place_of_the_first_until_that_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    other = subprocess.Popen([sys.executable, "-c", _HOLD, out], stdout=subprocess.PIPE, text=True)
+    other = Forked(_hold, out)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -45,7 +40,7 @@ def test_a_second_run_is_refused_with_the_place_of_the_first_until_that_is_kille
             pass
         assert (out / OWNER).read_text() == before
     finally:
-        other.send_signal(signal.SIGKILL)
+        other.kill()
         other.wait()
     with owned(out, ALONE):  # what a killed run left does not count
         assert json.loads((out / OWNER).read_text())["pid"] == os.getpid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fastfold.training.lifecycle.settings_history import (
 KEY = "model.overrides.model.embeddings_and_evoformer"
 
 
+@functools.cache
 def config(*overrides: str) -> TrainConfig:
     return compose_config(["data.directory=d", "trainer.out=o", *overrides])
 
