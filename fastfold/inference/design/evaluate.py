@@ -132,16 +132,10 @@ class Evaluator:
         dropout: bool = False,
         gradient: bool = True,
     ) -> Evaluation:
-        """Compute the losses, and their gradient if it is asked for.
+        """Compute the losses of parameters ``[P, 20]``, and their gradient if it is asked for.
 
-        Args:
-            parameters: ``[P, 20]``.
-            relaxation: Mixture that the networks see.
-            networks: Numbers of the networks to use; None for all.
-            recycles: Extra passes; None for those of the evaluator.
-            seed: Seed of dropout.
-            dropout: True for dropout as in training.
-            gradient: True for the gradient.
+        The networks, by their numbers, see a mixture by the relaxation. Networks and recycles are by default those of
+        the evaluator. Dropout is that of training, with a seed.
 
         Raises:
             OutputError: A loss is not finite.

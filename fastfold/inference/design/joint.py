@@ -1,10 +1,11 @@
-"""Losses of one sequence for its target, several targets, and against off-targets."""
+"""Losses of one sequence for its target, several targets, and against off-targets, by one or several processes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.parallel.comm.groups import Group
+
+if TYPE_CHECKING:
+    from fastfold.inference.distributed import DistributedFolder
+    from fastfold.parallel.distributed import DistributedContext
 
 _AVOID = "avoid"
 
@@ -106,3 +111,39 @@ def planned_evaluator(
         avoided=[Evaluator(one, models, avoid, gradients=run, **settings) for one, run in avoided],
         **limited,
     )
+
+
+class SharedEvaluator(Evaluator):
+    """Evaluator of the first process, whose losses and gradients all processes compute together.
+
+    Arguments and errors are those of :func:`planned_evaluator`; a ConfigError as well
+    if a part of the task cannot be sent to other processes.
+    """
+
+    def __init__(
+        self,
+        task: DesignTask,
+        config: DesignConfig,
+        plans: Sequence[GradientPlan | None],
+        models: Sequence[AlphaFold],
+        distributed: DistributedFolder,
+    ) -> None:
+        for one in task.complexes:
+            _ = one.template_features  # read here, because other machines may lack the files
+        own, self._call = distributed.together(partial(_evaluator, task, config, plans), models)
+        vars(self).update(vars(own))
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Evaluation:
+        """Compute the losses, and their gradient, on all processes; arguments as those of :class:`Evaluator`."""
+        found: Evaluation = self._call(*arguments, **settings)
+        return found
+
+
+def _evaluator(
+    task: DesignTask,
+    config: DesignConfig,
+    plans: Sequence[GradientPlan | None],
+    models: Sequence[AlphaFold],
+    context: DistributedContext,
+) -> Evaluator:
+    return planned_evaluator(task, config, plans, models, context.mesh.group("dap"))

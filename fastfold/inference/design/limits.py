@@ -137,11 +137,7 @@ def limit_weights(limits: Limits) -> dict[str, float]:
 
 
 def parse_shares(text: str) -> tuple[Share, ...]:
-    """Parse limits of the composition such as ``KE<=0.3,W>=0.02``.
-
-    Raises:
-        ConfigError: A part cannot be read, or its share is not from 0 to 1.
-    """
+    """Parse limits of the composition such as ``KE<=0.3,W>=0.02``, with shares from 0 to 1, or raise ConfigError."""
     found = []
     for part in filter(None, (one.strip() for one in text.split(","))):
         match = _SHARE.fullmatch(part)

@@ -31,15 +31,10 @@ def plan_design(
     say: Callable[[str], None],
     distributed: DistributedFolder | None = None,
 ) -> GradientPlan | None:
-    """Plan the gradients of a design, or refuse it.
+    """Plan the gradients of a design, or raise InputError, which names what makes them fit.
 
-    The budget is that of ``infer``, by default the free memory. ``say`` gets a line if block inputs leave the device.
-
-    Returns:
-        The plan; None for a short target without a budget, whose gradients are not planned.
-
-    Raises:
-        InputError: A gradient does not fit; names what makes it fit.
+    The budget is that of ``infer``, by default the free memory. Without a budget, gradients of a short target are not
+    planned. ``say`` gets a line if block inputs leave the device.
     """
     residues, model = len(task.source), models[0]
     if residues < CHECKPOINTED and infer.budget is None:

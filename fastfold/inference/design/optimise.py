@@ -304,16 +304,9 @@ def _record(state: DesignState, step: Step, found: Evaluation) -> None:
     if not math.isfinite(state.best_loss):
         state.positions = found.positions
     state.trace.append(found.positions[:, 1].astype(np.float32))
-    state.log.append(
-        {
-            "step": state.step,
-            "stage": step.stage,
-            "loss": found.loss,
-            **found.losses,
-            "mean_plddt": float(found.plddt.mean()),
-            "sequence": decode_sequence(found.logits),
-        }
-    )
+    row: dict[str, Any] = {"step": state.step, "stage": step.stage, "loss": found.loss, **found.losses}
+    row |= {"mean_plddt": float(found.plddt.mean()), "sequence": decode_sequence(found.logits)}
+    state.log.append(row)
 
 
 def final_parameters(evaluator: Evaluator, state: DesignState) -> str:

@@ -18,7 +18,7 @@ from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.joint import planned_evaluator
+from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
 from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
     DesignConfig,
@@ -37,7 +37,6 @@ from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.design.together import SharedEvaluator
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import about_mini, check_divisible, requested_networks, suitable
@@ -233,8 +232,7 @@ class _DesignRun:
             return path.with_name(path.name + ending)
 
         saved = file(".safetensors")
-        state = load_state(saved, identity, overwrite=self.overwrite)
-        if state is None:
+        if (state := load_state(saved, identity, overwrite=self.overwrite)) is None:
             state = first_state(evaluator, self.config, seed)
         elif state.step:
             self.say(f"{path.name}: continues after step {state.step}")

@@ -1,7 +1,8 @@
-"""Given chains of a binder: their text form, and their templates."""
+"""Given chains and their residues: text forms such as ``A10-25,A40``, and the templates of a binder's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fastfold.data.targets import Target
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.target_templates import read_templates
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
 
 Flexible = Literal["none", "sidechains", "backbone", "free"]
 """Parts of the templates of given chains that are left out.
@@ -41,11 +43,7 @@ class TargetStructure:
 
     @classmethod
     def parse(cls, text: str) -> TargetStructure:
-        """Read ``FILE``, ``FILE:CHAINS`` or ``FILE:CHAINS:RESIDUES``, such as ``t.pdb:A,B:A54``.
-
-        Raises:
-            ConfigError: The text has more parts.
-        """
+        """Read ``FILE:CHAINS:RESIDUES``, such as ``t.pdb:A,B:A54``, or its first parts, or raise ConfigError."""
         parts = [text] if Path(text).exists() else text.split(":")
         if len(parts) > 3 or not parts[0]:
             raise ConfigError(f"expected FILE:CHAINS:RESIDUES such as t.pdb:A,B:A54, found {text!r}")
@@ -65,9 +63,6 @@ def template_features(
     """Return raw template features of each chain, without the parts that are flexible; None if all are free.
 
     ``files`` has the structure file of each chain, None for a chain without a template.
-
-    Raises:
-        InputError: A file cannot be read.
     """
     if flexible == "free":
         return None
@@ -89,3 +84,51 @@ def _flexible(features: Mapping[str, np.ndarray], flexible: Flexible) -> Mapping
         types[..., _GAP] = 1
         changed["template_aatype"] = types
     return {**features, **changed}
+
+
+def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> np.ndarray:
+    """Return the places ``[K]`` int64 of residues in the joined chains, increasing, without repeats.
+
+    ``text`` has residues and ranges by the numbers of the file, such as ``A10-25,A40``. The chain's name may be left
+    out if there is one chain.
+
+    Raises:
+        InputError: A part cannot be read, or names a missing chain or residue.
+    """
+    found: set[int] = set()
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        if (match := _match(part, chains)) is None:
+            raise InputError(
+                f"expected residues such as {chains[0].chain_id}10-25, found {part!r}; the file's chains are "
+                f"{', '.join(chain.chain_id for chain in chains)}",
+                path=path,
+            )
+        number, first, last = match
+        start = sum(len(chain) for chain in chains[:number])
+        places = [_place(chains[number], one, path) for one in (first, last)]
+        if places[1] < places[0]:
+            raise InputError(f"{part}: the last residue comes before the first", path=path)
+        found.update(range(start + places[0], start + places[1] + 1))
+    return np.array(sorted(found), np.int64)
+
+
+def _match(part: str, chains: Sequence[ChainStructure]) -> tuple[int, str, str] | None:
+    """Return chain, first and last number of ``A10-25``; the longest chain name that fits."""
+    for number in sorted(range(len(chains)), key=lambda i: -len(chains[i].chain_id)):
+        name = chains[number].chain_id
+        rest = part[len(name) :] if part.startswith(name) else part if len(chains) == 1 else ""
+        if match := re.fullmatch(r"(-?\d+[A-Z]?)(?:-(-?\d+[A-Z]?))?", rest):
+            return number, match[1], match[2] or match[1]
+    return None
+
+
+def _place(chain: ChainStructure, number: str, path: Path) -> int:
+    try:
+        return chain.author_numbers.index(number)
+    except ValueError:
+        known = [one for one in chain.author_numbers if one]
+        raise InputError(
+            f"chain {chain.chain_id} has no residue {number} with coordinates; its numbers go from {known[0]} to "
+            f"{known[-1]}",
+            path=path,
+        ) from None

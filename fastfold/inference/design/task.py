@@ -16,8 +16,13 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
-from fastfold.inference.design.residues import residue_places
-from fastfold.inference.design.targets import Flexible, TargetStructure, check_flexible, template_features
+from fastfold.inference.design.targets import (
+    Flexible,
+    TargetStructure,
+    check_flexible,
+    residue_places,
+    template_features,
+)
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 from fastfold.protein.io.read import read_user_structure

@@ -109,13 +109,10 @@ def compute_embedding(
     run: Represent = represent,
     state: RecycleState | None = None,
 ) -> Embedding:
-    """Run a network on a target's features, for the representations of ``config.embed``.
+    """Run a network on a target's features, for the representations of ``config.embed``, or raise OutputError.
 
     Arguments are those of :func:`fastfold.inference.folding.prediction.fold`; ``on_cycle`` is that of
     :func:`fastfold.inference.folding.network.represent`, and ``run`` computes the representations.
-
-    Raises:
-        OutputError: The representations are not finite.
     """
     embed = config.embed or EmbedConfig()
     one = TargetFold(model, sampler, target, config, seed)

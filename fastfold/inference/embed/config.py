@@ -109,11 +109,7 @@ class EmbedConfig:
             raise ConfigError(f"layer {self.layer}: {name} has {blocks} Evoformer blocks")
 
     def check_networks(self, networks: Sequence[Network]) -> None:
-        """Check the settings against the networks of a run.
-
-        Raises:
-            ConfigError: A network has fewer blocks, a package is missing, or BioEmu cannot read the embeddings.
-        """
+        """Raise ConfigError if a network, an installed package or BioEmu contradicts the settings."""
         check_format(self.file_format)
         for network in networks:
             trunk = network.info.config.model.embeddings_and_evoformer
@@ -130,6 +126,5 @@ class EmbedConfig:
 
 def check_format(file_format: str) -> None:
     """Check that the package of a format is installed, or raise ConfigError."""
-    package = {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)
-    if package is not None:
+    if (package := {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)) is not None:
         require_package(package, f"--format {file_format}")

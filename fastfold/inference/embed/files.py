@@ -21,43 +21,32 @@ BIOEMU = "bioemu"
 
 
 def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], file_format: str) -> bytes:
-    """Format named arrays as a file; ``bioemu`` is kept as safetensors.
+    """Format named arrays as a file; ``bioemu`` is kept as safetensors. Errors are those of :func:`.check_format`.
 
     Metadata are those of the file (safetensors), or attributes of its root.
-
-    Raises:
-        ConfigError: The package of the format is not installed.
     """
     check_format(file_format)
     if file_format == "hdf5":
-        return _hdf5(arrays, about)
+        import h5py
+
+        file = io.BytesIO()
+        with h5py.File(file, "w") as root:
+            for name, values in arrays.items():
+                root.create_dataset(name, data=values)
+            root.attrs.update(about)
+        return file.getvalue()
     if file_format == "zarr":
-        return _zarr(arrays, about)
+        import zarr
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file.zip"
+            store = zarr.storage.ZipStore(path, mode="w")
+            group = zarr.create_group(store, attributes=dict(about))
+            for name, values in arrays.items():
+                group.create_array(name, data=values)
+            store.close()
+            return path.read_bytes()
     return save(dict(arrays), metadata=dict(about))
-
-
-def _hdf5(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> bytes:
-    import h5py
-
-    file = io.BytesIO()
-    with h5py.File(file, "w") as root:
-        for name, values in arrays.items():
-            root.create_dataset(name, data=values)
-        root.attrs.update(about)
-    return file.getvalue()
-
-
-def _zarr(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> bytes:
-    import zarr
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file.zip"
-        store = zarr.storage.ZipStore(path, mode="w")
-        root = zarr.create_group(store, attributes=dict(about))
-        for name, values in arrays.items():
-            root.create_array(name, data=values)
-        store.close()
-        return path.read_bytes()
 
 
 def write_bioemu(results: TargetResults) -> None:

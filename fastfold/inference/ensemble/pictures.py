@@ -44,8 +44,7 @@ def landscape_png(analysis: Analysis, *, title: str) -> bytes:
     shares = [*analysis.variance[:2], 0.0, 0.0]
     texts = [title, "frequency of the samples, not a free energy"]
     with figure_in_style(7.4, 5.6, texts, [1]) as (figure, (axis,)):
-        density = landscape(points)
-        if density is not None:
+        if (density := landscape(points)) is not None:
             x, y, energy = density
             drawn = axis.contourf(x, y, energy, levels=np.linspace(0, _MOST_KT, 13), cmap="Blues_r")
             figure.colorbar(drawn, ax=axis, label="-ln(density / largest density)")

@@ -41,25 +41,13 @@ def write_ensembles(
     plots: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Analysis]:
-    """Analyse the ensembles of a folder of results and write them there.
+    """Analyse the ensembles of a folder of results and write them there; return the analyses by target.
 
     Per target: ``_ensemble.json`` with all numbers, ``_ensemble.tsv`` with a line per sample,
     ``_ensemble_residues.tsv``, ``_ensemble.pdb`` with the superposed representatives as models, and pictures
     ``_ensemble_pairs.png``, ``_ensemble_landscape.png``, ``_ensemble_residues.png`` and, with references,
-    ``_ensemble_states.png``.
-
-    Args:
-        directory: Folder of results.
-        target: Name of one target; None for all.
-        references: Structure files of known states.
-        similarity: See :func:`fastfold.inference.ensemble.analysis.analyse`.
-        num_clusters: See :func:`fastfold.inference.ensemble.analysis.analyse`.
-        min_plddt: Predictions of lower mean pLDDT are left out.
-        plots: Draw pictures.
-        say: Called with a line about each target.
-
-    Returns:
-        The analyses by target.
+    ``_ensemble_states.png``. Arguments are those of :func:`fastfold.inference.ensemble.members.read_ensembles` and
+    :func:`fastfold.inference.ensemble.analysis.analyse`. ``say`` gets a line about each target.
 
     Raises:
         ConfigError: A setting is invalid, or a package is missing.

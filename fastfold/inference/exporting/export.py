@@ -117,14 +117,11 @@ def export(
     Args:
         model: Network from :func:`fastfold.load_model`, on the CPU.
         directory: Output folder; created if missing.
-        residues: Lengths, each a program; shorter targets are padded.
+        residues: Lengths, each a program, in the order of the result; shorter targets are padded.
         max_msa: Rows of MSA and extra MSA; None for the network's own.
         templates: Number of templates; None for the network's own, 0 for none.
         num_recycles: Unroll this many passes after the first in one program; None for one pass, with recycling outside.
         package: Compile each program with AOTInductor, which needs a C++ compiler.
-
-    Returns:
-        The programs, in the order of ``residues``.
 
     Raises:
         ConfigError: The network cannot be exported, or a setting is invalid; says why.
@@ -146,11 +143,7 @@ def export(
 
 
 def load_exported(path: str | Path) -> ExportedNetwork:
-    """Load a program that :func:`export` wrote.
-
-    Raises:
-        InputError: The file is not such a program.
-    """
+    """Load a program that :func:`export` wrote, or raise InputError."""
     path = Path(path)
     try:
         if path.name.endswith(_ENDINGS[True]):

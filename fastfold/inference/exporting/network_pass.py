@@ -120,8 +120,7 @@ def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[s
 def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
     """Pad the features of one pass, without leading axes, to a class with zeros, which their masks leave out.
 
-    Raises:
-        ValueError: A feature exceeds the class.
+    A ValueError names a feature that exceeds the class.
     """
     rows = {"msa": shape.clusters, "extra": shape.extra, "template": shape.templates}
     found = {}

@@ -113,8 +113,7 @@ class BatchFolder:
     def _together(self, requests: Sequence[Request]) -> list[Answer | Exception]:
         if len(requests) < 2:
             return [_alone(request) for request in requests]
-        plan = batch_plan(requests)
-        if plan is not None:
+        if (plan := batch_plan(requests)) is not None:
             try:
                 return _fold_batch(requests, plan)
             except Exception as error:

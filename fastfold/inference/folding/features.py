@@ -19,13 +19,10 @@ from fastfold.protein.structure import ChainStructure, Structure
 def add_settings(
     sampler: FeatureSampler, target: Target, *, cyclic: bool | str, guess: np.ndarray | None
 ) -> None:
-    """Add the features of some settings, in the residue order of the features.
+    """Add the features of some settings, in the residue order of the features; errors are those of :func:`ring_chains`.
 
     ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess, and ``residue_index [N]``
     of the whole proteins for parts of them.
-
-    Raises:
-        ConfigError: A ring is a chain that the target lacks.
     """
     order = input_order(sampler)
     added = {}
@@ -46,8 +43,7 @@ def add_settings(
 def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
     """Return the numbers of the chains that are rings: all, none, or those with names such as ``A,C``.
 
-    Raises:
-        ConfigError: The target lacks a chain.
+    A ConfigError names a chain that the target lacks.
     """
     names = [chain_name(number) for number in range(len(target.chains))]
     if isinstance(cyclic, bool):

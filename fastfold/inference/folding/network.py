@@ -72,15 +72,9 @@ def run_network(
     """Run a network; return its result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm``, ``iptm``.
 
     A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.chains.chain_confidence`.
-    Confidences of pairs are computed in blocks of rows, and only ``pae`` is kept whole.
-
-    Args:
-        model: The network.
-        features: Returns the features of a cycle and an ensemble member.
-        passes: Settings of the run.
-        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        plan: Plan of the fold; None for the policy of a fold without a memory limit.
-        state: Saves the state after each pass; None to save nothing.
+    Confidences of pairs are computed in blocks of rows, and only ``pae`` is kept whole. ``features`` returns those of a
+    cycle and an ensemble member, and ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+    Without a plan, the policy is that of a fold without a memory limit. ``state`` saves the state after each pass.
     """
     with prepared_network(model, passes, plan, distogram=passes.reads_distogram):
         result = model(
@@ -204,8 +198,7 @@ def _distogram(head: dict[str, Any]) -> dict[str, Tensor]:
 
 def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:
     found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
-    head = result.get("predicted_aligned_error")
-    if head is not None:
+    if (head := result.get("predicted_aligned_error")) is not None:
         logits, breaks = head["logits"], head["breaks"]
         if pae:
             found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)

@@ -43,17 +43,9 @@ def fold(
 ) -> Prediction:
     """Run the network on a target's features, in place and without gradients.
 
-    Args:
-        model: The network, on its device and in its precision.
-        sampler: Features of the target.
-        target: The target.
-        config: Settings of the fold. Without aligned errors of all pairs, no array of that size is allocated.
-        plan: Plan of the fold; see :func:`~fastfold.inference.folding.network.run_network`.
-        seed: Seed of the features, and of dropout.
-        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        run: Runs the network; by default :func:`~fastfold.inference.folding.network.run_network`.
-        state: Saves the state after each pass; None to save nothing.
-        graph: See :class:`~fastfold.inference.folding.network.NetworkPasses`.
+    Without aligned errors of all pairs, no array of that size is allocated. The seed is that of the features, and of
+    dropout. Other arguments are those of :func:`~fastfold.inference.folding.network.run_network`, which ``run``
+    replaces, and of :class:`~fastfold.inference.folding.network.NetworkPasses`.
 
     Raises:
         OutputError: The network's results are not finite.
@@ -115,11 +107,7 @@ class TargetFold:
             self._on_cycle(cycle, found)
 
     def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
-        """Return the prediction from the result tree and the scores of :func:`.run_network`.
-
-        Raises:
-            OutputError: The network's results are not finite.
-        """
+        """Return the prediction from the results of :func:`.run_network`; errors are those of :func:`fold`."""
         model, sampler, target, config = self.model, self.sampler, self.target, self.config
         passes, order = self.passes, self._order
         if not passes.pae:

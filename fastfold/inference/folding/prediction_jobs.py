@@ -66,14 +66,8 @@ def prediction_jobs(
 ) -> list[PredictionJob]:
     """Return the predictions of a target to make, all of a network together."""
     samples = {seed: draw_samples(config.sample, target, alignments, seed) for seed in config.seeds}
-    record = partial(
-        run_record,
-        target,
-        alignments,
-        config=config,
-        digest=target_digest(target, alignments, config),
-        device=str(device),
-    )
+    digest = target_digest(target, alignments, config)
+    record = partial(run_record, target, alignments, config=config, digest=digest, device=str(device))
     are_whole = templates is not None and templates.is_in_one_frame
     jobs = []
     for network in networks:

@@ -45,19 +45,18 @@ class TargetPredictor:
 
     The constructor plans the fold by each network, so a target that does not fit is refused before any work.
     :meth:`predict` makes the features and runs a network by its plan, and uses smaller blocks if memory runs out
-    anyway.
+    anyway, which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds, and
+    back afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
 
     Args:
         target: The target.
-        models: The networks, in the precision to fold in. Each is moved to ``device`` while it folds, and back
-            afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
+        models: The networks.
         alignments: Alignments per chain.
         config: Settings of the fold.
         device: Device of the fold.
         templates: Templates of its chains, for the networks that use them; None for no templates.
-        say: Called with a line about every smaller plan.
-        distributed: Runs the networks on several processes; None to run
-            :func:`~fastfold.inference.folding.network.run_network` in this process.
+        say: Called with lines.
+        distributed: Runs the networks on several processes; None for this one.
         graph: CUDA graph of earlier targets; None for no graph yet.
 
     Raises:
@@ -211,12 +210,7 @@ class TargetPredictor:
         state: RecycleState | None = None,
         sample: Sample | None = None,
     ) -> Embedding:
-        """Compute the representations that ``config.embed`` selects; arguments are those of :meth:`predict`.
-
-        Raises:
-            InputError: See :meth:`predict`.
-            OutputError: The representations are not finite.
-        """
+        """Compute the representations that ``config.embed`` selects; arguments and errors as of :meth:`predict`."""
         draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
             sampler = self._features(model, seed, sample)

@@ -16,13 +16,8 @@ from fastfold.memory.gemini.activations import SavedTensors
 class SavedInputs:
     """Manager of large saved tensors: the first ones of a pass wait on the host, the others stay.
 
-    The backward pass needs the first ones last. Each is copied back while the block after it is recomputed.
-
-    Args:
-        host: Bytes of the host's memory for them.
-        smallest: Bytes from which a tensor is offloaded.
-        device: Device of the network.
-        tier: Memory of offloaded tensors; None for the host's, pinned for a GPU.
+    The backward pass needs the first ones last. Each is copied back while the block after it is recomputed. Tensors of
+    ``smallest`` bytes and more take at most ``host`` bytes there, in the memory ``tier``, by default pinned for a GPU.
     """
 
     def __init__(

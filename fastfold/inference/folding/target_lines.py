@@ -81,13 +81,9 @@ def report_comparison(
 ) -> None:
     """Compare a finished target with its experimental structure, if there is one, and report the scores.
 
-    ``reference`` is the structure, or a folder of structures.
-
-    Raises:
-        InputError: The structure is missing or invalid.
+    ``reference`` is the structure, or a folder of structures. An InputError tells that it is missing or invalid.
     """
-    path = find_reference(reference, target.name)
-    if path is None:
+    if (path := find_reference(reference, target.name)) is None:
         progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
         return
     found, problem = compare_target(results.folder, results.stem, path, results.parent.style)

@@ -88,8 +88,7 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
 def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:
     found = []
     for part in re.split(r"[+,\s]+", text):
-        match = _MUTATION.fullmatch(part)
-        if match is None:
+        if (match := _MUTATION.fullmatch(part)) is None:
             raise InputError(
                 f"expected a mutation such as A24G or B:A24G, found {part[:20]!r}", path=path, line=line
             )
@@ -162,8 +161,7 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
     """Parse positions such as ``5-20,B:3``."""
     found = set()
     for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if match is None:
+        if (match := _RANGE.fullmatch(part.strip())) is None:
             raise ConfigError(f"--positions: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
         named = _chains(target, match["chain"], part.strip())
         sequence = target.chains[named[0]].sequence

@@ -53,10 +53,6 @@ def write_results(
     """Write the table of mutants, the picture of a scan, and the page with it.
 
     The wild type is the first target. ``predictions`` has the ``id`` of the predictions of each target, by its name.
-
-    Raises:
-        InputError: A file of a prediction is damaged.
-        WriteError: A file cannot be written.
     """
     folder = ResultsFolder(output)
     wild_type = _folds(folder, targets[0], predictions)
@@ -69,8 +65,7 @@ def write_results(
             about = {"mutations": "+".join(map(str, variant)), "name": folder.target(target).stem}
             rows.append(_row(pairs, sites, targets[0]) | about)
     write_atomic(output / TABLE, score_table(COLUMNS, rows))
-    picture = _picture(targets[0], variants, rows)
-    if picture is not None:
+    if (picture := _picture(targets[0], variants, rows)) is not None:
         write_atomic(output / SCAN, picture)
     with suppress(InputError):  # nothing to show if all targets failed
         write_report(output)
@@ -154,8 +149,7 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
     ):
         values = np.full((len(letters), len(places)), np.nan)
         for one in single:
-            value = by_name[str(one)][key]
-            if value is not None:
+            if (value := by_name[str(one)][key]) is not None:
                 at = columns[one.chains, one.number, one.old, one.prefix]
                 values[letters.index(one.new), at] = value
         panels[label] = values

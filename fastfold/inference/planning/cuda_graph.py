@@ -79,15 +79,7 @@ class PassGraph:
     The first pass runs normally, which compiles and loads its kernels. The second pass is captured on copies of its
     inputs and replayed. Later passes, also of later predictions, copy their inputs to these tensors and replay. The
     graph is dropped and captured again when something else changes: shapes, visible templates, addresses of parameters
-    and buffers, or the execution policy.
-
-    Args:
-        model: The network, in evaluation mode and on its device, without offloading.
-        capture: Records a pass; by default on the GPU.
-
-    Attributes:
-        captures: Number of recorded passes.
-        replays: Number of replayed passes.
+    and buffers, or the execution policy. The network is in evaluation mode and on its device, without offloading.
     """
 
     def __init__(self, model: AlphaFold, capture: Capture | None = None) -> None:
@@ -97,13 +89,7 @@ class PassGraph:
         self.captures = self.replays = 0
 
     def __call__(self, iterate: Iterate, members: list[Features], previous: Features) -> PassResult:
-        """Run a pass.
-
-        Its result is copied except for the representation ``pair``, which the next pass overwrites.
-
-        Raises:
-            ConfigError: The pass cannot be captured.
-        """
+        """Run a pass; the next one overwrites the representation ``pair`` of its result, and nothing else."""
         shown = None
         if isinstance(self._model.template_embedder, TemplateEmbedder):
             shown = shown_templates(members[0]["template_mask"])

@@ -63,11 +63,7 @@ class Fit:
                 fit = fit.smaller(say)
 
     def smaller(self, say: Callable[[str], None]) -> Fit:
-        """Return the same target with half of the memory, and say so.
-
-        Raises:
-            InputError: The plan is the smallest already; names a length that would fit.
-        """
+        """Return the same target with half of the memory, and say so; errors as those of :meth:`run`."""
         size = {"rows": self.rows, "templates": self.templates}
         smallest = self.planner.smallest(self.residues, **size)
         tried = min(self.budget, self.plan.peak)
@@ -194,8 +190,7 @@ def plan_target(
 ) -> FoldPlan:
     """Return the plan of a target; arguments are those of :func:`fit_target`.
 
-    Raises:
-        InputError: The smallest plan exceeds the budget; names a sufficient budget and a length that fits.
+    An InputError names a sufficient budget and a length that fits.
     """
     try:
         return planner.plan(residues, budget, rows=rows, templates=templates)

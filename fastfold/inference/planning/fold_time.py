@@ -43,13 +43,9 @@ def fold_costs(rates: Rates, element_size: int) -> Costs:
 
 @dataclass(frozen=True)
 class FoldTime:
-    """Estimated time of one fold, over all passes.
+    """Estimated seconds of one fold over all passes, of operators and copies, and of waiting for messages.
 
-    Attributes:
-        computing: Seconds of operators and copies, as planned.
-        sending: Seconds of waiting for messages.
-        copied: Bytes between each GPU and the host or the disk, both ways together.
-        sent: Bytes that each GPU sends to others.
+    ``copied`` are bytes between each GPU and the host or the disk, both ways, and ``sent`` those to other GPUs.
     """
 
     computing: float
@@ -78,12 +74,8 @@ def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int
             one = exchange_seconds(Communication("all_gather", "dap", fold.ranks, own), layout, rates)
             sending += blocks * (one + _MESSAGES * rates.assumptions.latency_seconds)
             sent += blocks * own
-    return FoldTime(
-        passes * plan.chunks.seconds,
-        passes * sending,
-        passes * copied_bytes(config, fold, plan),
-        passes * sent,
-    )
+    copied = copied_bytes(config, fold, plan)
+    return FoldTime(passes * plan.chunks.seconds, passes * sending, passes * copied, passes * sent)
 
 
 def inference_elements(ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128) -> float:

@@ -46,20 +46,10 @@ def plan_on_gpus(
     precision: str = "bf16",
     recycles: int = 3,
 ) -> GpuFold:
-    """Plan a fold on GPUs that need not be available.
+    """Plan a fold on GPUs that need not be available; other arguments are those of :func:`.fit_target`.
 
-    Args:
-        config: Official configuration tree.
-        residues: Length of the target, all chains together.
-        speeds: Rates of the GPUs.
-        gpus: Number of GPUs that share the target.
-        budget: Bytes on each GPU; None for the data sheet's memory.
-        host_memory: Bytes of each machine's memory for offloaded tensors, divided evenly among its GPUs.
-        disk: Bytes of each machine's disk for offloaded tensors, divided in the same way.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
-        precision: ``bf16`` or ``fp32``.
-        recycles: Passes after the first one.
+    The budget is by default the data sheet's memory. Bytes of each machine's memory and disk for offloaded tensors are
+    divided evenly among its GPUs. The precision is ``bf16`` or ``fp32``.
 
     Raises:
         InputError: The target does not fit; names a length that does.
@@ -84,12 +74,7 @@ def plan_on_gpus(
 
 
 def report_gpu_plan(options: argparse.Namespace) -> str:
-    """Report the plan of a fold on GPUs.
-
-    Raises:
-        ConfigError: The model or the GPU is unknown, or a number is invalid.
-        InputError: The target does not fit; names a length that does.
-    """
+    """Report the plan of a fold on GPUs; errors as those of :func:`.report_fold_plan`."""
     check_sizes(options)
     gpus = 1 if options.gpus is None else options.gpus
     if gpus < 1 or options.recycles < 0:

@@ -129,8 +129,7 @@ class GradientPlanner:
     def plan(self, budget: int) -> GradientPlan:
         """Return the fastest plan within a budget, the bytes of each device with all that is on it.
 
-        Raises:
-            BudgetError: No plan fits; names the smallest budget that does.
+        A BudgetError names the smallest budget.
         """
         tried = self.smallest()
         for plan in self._candidates(budget):
@@ -253,8 +252,7 @@ def _score(result: dict[str, Any]) -> Tensor:
 def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = None) -> GradientPlan:
     """Return the plan of a target's gradients within a budget, the bytes of each device.
 
-    Raises:
-        InputError: The target does not fit; names the memory that it needs and what makes it fit.
+    An InputError names the memory that they need and what makes them fit.
     """
     if planner.ranks > 1 and dist.is_initialized():
         # Ranks are traced with a fake group, which excludes the real one of this process.

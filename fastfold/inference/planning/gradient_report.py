@@ -30,9 +30,7 @@ _PRODUCT, _ATTEMPTS = 1024, 5
 def report_gradient_plan(options: argparse.Namespace) -> str:
     """Report the plan of a design by one network, on GPUs or within a budget of this machine.
 
-    Raises:
-        ConfigError: The model or the GPU is unknown, or a number is invalid.
-        InputError: The design does not fit; names what makes it fit.
+    Errors are those of :func:`.report_fold_plan`; they name what makes the design fit.
     """
     gpus = 1 if options.gpus is None else options.gpus
     if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:

@@ -88,19 +88,14 @@ def nccl_bytes(ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Fold:
-    """Sizes of one fold.
+    """Sizes of one fold; other attributes are those of a :class:`~fastfold.inference.planning.planner.Planner`.
 
     Attributes:
         residues: N, all chains together.
-        element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
         clusters: Rows of the MSA.
         extra: Rows of the extra MSA.
         templates: Number of templates.
         rows: Rows of all alignments.
-        parameters: Bytes of the parameters.
-        device: ``cpu`` or ``cuda``.
-        ranks: Number of ranks that share the target.
-        cuda_graph: True if passes are replayed from a CUDA graph.
     """
 
     residues: int

@@ -61,11 +61,7 @@ class FoldRequest:
     templates: int | None
 
     def plan(self, host: HostBuffers) -> FoldPlan:
-        """Make the plan with the buffers for offloaded tensors in this process.
-
-        Raises:
-            BudgetError: No plan fits the budget.
-        """
+        """Make the plan with the buffers for offloaded tensors in this process, or raise BudgetError."""
         planner = Planner(host=host, **self.planner)
         return planner.plan(self.residues, self.budget, rows=self.rows, templates=self.templates)
 
@@ -128,8 +124,7 @@ class FoldPlan:
             if operator.unit == "kept":
                 words = "all kept" if candidate.size else "embedded twice"
             for key, what in (("pair", "pair"), ("product", "product"), ("kept", "product")):
-                away = 1.0 - candidate.settings.get(key, 1.0)
-                if away:
+                if away := 1.0 - candidate.settings.get(key, 1.0):
                     words += f", {what if away == 1.0 else f'{away:.0%} of the {what}'} on the host"
             rows.append((operator.name, words, operator.resident + candidate.working))
         return rows
@@ -141,7 +136,7 @@ class Planner:
 
     Attributes:
         config: Official configuration tree.
-        element_size: Bytes per element of the trunk.
+        element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
         device: ``cpu`` or ``cuda``.
         costs: Costs of the candidates on the device.
         host_memory: Bytes of host memory for offloaded tensors; 0 for none.

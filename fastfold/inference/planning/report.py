@@ -52,7 +52,13 @@ def report_fold_plan(options: argparse.Namespace) -> str:
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, on "
         f"{device.type} with {budget / GIB:,.2f} GiB (U, the pair tensor: {plan.unit / GIB:,.3f} GiB)"
     )
-    return f"{what}\n\n{plan_text(plan)}\nlongest that fits   {longest:,} residues"
+    lines = [what, "", *plan_lines(plan), ""]
+    lines.append(f"predicted peak      {plan.peak / GIB:,.2f} GiB, {plan.peak / plan.unit:.2f} U")
+    for place, nbytes in (("host", plan.chunks.host), ("disk", plan.chunks.disk)):
+        if nbytes:
+            lines.append(f"on the {place}         {nbytes / GIB:,.2f} GiB")
+    lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time without a memory limit")
+    return "\n".join([*lines, f"longest that fits   {longest:,} residues"])
 
 
 def check_sizes(options: argparse.Namespace) -> None:
@@ -73,18 +79,6 @@ def plan_lines(plan: FoldPlan) -> list[str]:
         f"{name:<26}{chunks:<{width}}{peak:>9}{in_units:>8}"
         for name, chunks, peak, in_units in [("step", "chunks", "peak GiB", "peak U"), *rows]
     ]
-
-
-def plan_text(plan: FoldPlan) -> str:
-    """Format peak, blocks and slow-down, and the table of steps."""
-    lines = [*plan_lines(plan), ""]
-    lines.append(f"predicted peak      {plan.peak / GIB:,.2f} GiB, {plan.peak / plan.unit:.2f} U")
-    if plan.chunks.host:
-        lines.append(f"on the host         {plan.chunks.host / GIB:,.2f} GiB")
-    if plan.chunks.disk:
-        lines.append(f"on the disk         {plan.chunks.disk / GIB:,.2f} GiB")
-    lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time without a memory limit")
-    return "\n".join(lines)
 
 
 def count_parameters(config: Any) -> int:

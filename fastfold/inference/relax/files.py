@@ -11,9 +11,8 @@ from fastfold._version import __version__
 from fastfold.errors import OutputError
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.relax.config import RelaxConfig
-from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
-from fastfold.inference.relax.result import RelaxResult
+from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.labels import author_names

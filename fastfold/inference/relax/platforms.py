@@ -24,11 +24,7 @@ class ChosenPlatform:
 
 
 def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
-    """Return the platform of this name, or the fastest that works for ``auto``.
-
-    Raises:
-        ConfigError: The platform is missing or does not work.
-    """
+    """Return a working platform by its name, the fastest for ``auto``, or raise ConfigError."""
     problems = []
     for candidate in PLATFORMS if name == "auto" else (name,):
         try:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastfold.inference.relax.config import RelaxConfig
-from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
-from fastfold.inference.relax.result import RelaxResult
+from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
 from fastfold.protein.protein import Protein
 
 if TYPE_CHECKING:
@@ -60,17 +59,8 @@ class RelaxedPrediction:
 
 
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
-    """Relax the structure of a prediction.
+    """Relax the structure of a prediction; a failed relaxation does not raise.
 
-    A failed relaxation does not raise; see :func:`~fastfold.inference.relax.protocol.relax`.
-
-    Args:
-        prediction: The prediction.
-        config: Settings; AlphaFold's by default.
-
-    Raises:
-        InputError: The force field does not support the structure, for example a chain of one residue.
-        OutputError: The structure has no atoms, or a position is not finite.
-        ConfigError: The platform does not work, or OpenMM is not installed.
+    Settings and errors are those of :func:`~fastfold.inference.relax.protocol.relax`.
     """
     return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))

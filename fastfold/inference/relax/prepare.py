@@ -194,14 +194,10 @@ def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
 def to_protein(
     prepared: PreparedStructure, positions: np.ndarray, like: Protein
 ) -> tuple[Protein, Hydrogens]:
-    """Convert the structure back to heavy atoms and hydrogens in FastFold's arrays.
+    """Convert the structure with atoms at ``positions [A, 3]`` in Å back to heavy atoms and hydrogens.
 
-    Terminal oxygens added at gaps are removed, because gaps are not termini.
-
-    Args:
-        prepared: The simulated structure.
-        positions: ``[A, 3]`` positions of its atoms, in Å.
-        like: The original protein; all but the atoms is copied. Added atoms get the B-factor of their residue.
+    Terminal oxygens added at gaps are removed, because gaps are not termini. All but the atoms is that of ``like``, the
+    original protein. Added atoms get the B-factor of their residue.
     """
     chains = [chain for chain in like.chains if (like.atom_mask[chain] > 0.5).any()]
     last = {chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in chains}

@@ -164,13 +164,8 @@ def _rounds(
         freed = done.freed | {v.index for v in done.violations if _is_mended_by_freedom(v)}
         try:
             prepared = prepared or prepare(protein, names)
-            found = minimize(
-                prepared,
-                config,
-                platform,
-                free_residues=freed,
-                on_iteration=ticker.of_round(number + 1, config.max_rounds),
-            )
+            tick = ticker.of_round(number + 1, config.max_rounds)
+            found = minimize(prepared, config, platform, free_residues=freed, on_iteration=tick)
             if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
                 raise ValueError("the energy of the result is not finite")
         except FastFoldError:

@@ -1,4 +1,4 @@
-"""``RelaxResult``: the result of a relaxation."""
+"""``RelaxResult``: the result of a relaxation, its record, and its structure with hydrogens as PDB and ModelCIF."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastfold._version import __version__
+from fastfold.errors import OutputError
 from fastfold.inference.relax.violations import Violation
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Hydrogens, Protein
 
 
@@ -106,3 +111,42 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _plain(violation: Violation) -> dict[str, Any]:
     return {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(violation).items()}
+
+
+def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
+    """Format the structure as a PDB file, whose title tells if it is not relaxed.
+
+    Errors are those of :meth:`fastfold.inference.relax.prediction.RelaxedPrediction.to_pdb`.
+    """
+    return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
+
+
+def relaxed_mmcif(
+    result: RelaxResult, *, title: str, entry_id: str, names: AuthorNames | None = None, **prediction: Any
+) -> str:
+    """Format the structure as ModelCIF, with relaxation as a step of its protocol; errors as :func:`relaxed_pdb`.
+
+    Further arguments, for a predicted structure, are ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details`` of
+    :func:`~fastfold.protein.io.modelcif_writer.to_modelcif`.
+    """
+    title = _title(result, title)
+    import openmm
+
+    how = "restrained minimisation" if result.relaxed else "restrained minimisation without success"
+    options: dict[str, Any] = {"model_name": "relaxed", "plddt": None} | prediction
+    return to_modelcif(
+        result.protein,
+        entry_id=entry_id,
+        title=title,
+        software_version=__version__,
+        refinement=f"Amber99sb, {how}, OpenMM {openmm.__version__} on {result.platform}, {result.rounds} rounds",
+        hydrogens=result.hydrogens,
+        names=names,
+        **options,
+    )
+
+
+def _title(result: RelaxResult, title: str) -> str:
+    if not result.minimized:
+        raise OutputError(f"the relaxation gave no structure to write: {result.reason}")
+    return f"{title}, relaxed" if result.relaxed else f"{title}, minimised but not relaxed: {result.reason}"

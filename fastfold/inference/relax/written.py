@@ -17,8 +17,8 @@ from fastfold.inference.output.prediction import prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
 from fastfold.inference.output.written_scores import read_scores, residue_numbers
 from fastfold.inference.relax.config import RelaxConfig
-from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
+from fastfold.inference.relax.result import relaxed_mmcif, relaxed_pdb
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import structure_to_protein
@@ -31,15 +31,13 @@ def relax_written(
 ) -> tuple[dict[str, str | bytes], dict[str, Any]]:
     """Relax a prediction from its ``.cif`` and ``_scores.json``.
 
+    Errors are those of :func:`~fastfold.inference.relax.protocol.relax`, but the record tells if the force field does
+    not support the structure.
+
     Returns:
         Files to add by their endings, and the record of the relaxation. The files are ``_relaxed.pdb`` (if the
         structure fits the format), ``_relaxed.cif``, both only if the minimiser succeeded, and ``_scores.json`` with
-        the record as ``relaxation``. The record tells if the force field does not support the structure.
-
-    Raises:
-        ConfigError: The platform does not work, or OpenMM is not installed.
-        InputError: The scores file is damaged.
-        OutputError: The structure has no atoms, or a position is not finite.
+        the record as ``relaxation``.
     """
     scores = read_scores(results.path(record, "_scores.json"))
     files: dict[str, str | bytes] = {}
@@ -77,14 +75,11 @@ def relax_results(
 ) -> Iterator[tuple[PredictionRecord, str, bool]]:
     """Relax the predictions that are not relaxed yet, and add the files to each.
 
-    Predictions that another process works on are skipped.
+    Predictions that another process works on are skipped. Errors are those of
+    :func:`~fastfold.inference.relax.protocol.relax`, and of written files.
 
     Yields:
         Each processed prediction, its outcome in words, and True if it is relaxed.
-
-    Raises:
-        ConfigError: The platform does not work, or OpenMM is not installed.
-        OutputError: The structure has no atoms, a position is not finite, or a file cannot be written.
     """
     for record in records:
         if "relaxation" in record.scores:
@@ -109,13 +104,9 @@ def relax_in_folder(
 ) -> list[tuple[str, str, bool]]:
     """Relax some predictions of a target, in any process; arguments and result can be pickled.
 
-    The target is the stem of its files, and the folder of its records. Predictions are given by their identifiers.
-
-    Returns:
-        Key, outcome in words, and True if relaxed, of each processed prediction.
-
-    Raises:
-        FastFoldError: See :func:`relax_results`.
+    The target is the stem of its files, and the folder of its records. Predictions are given by their identifiers. For
+    each, the result is its key, its outcome in words, and True if it is relaxed; errors are those of
+    :func:`relax_results`.
     """
     results = TargetResults(ResultsFolder(folder, output_format=output_format), *target)
     records = [record for record in results.records() if record.id in predictions]

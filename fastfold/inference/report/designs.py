@@ -103,10 +103,5 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
     shown = np.unique(np.linspace(0, steps - 1, len(frames)).round().astype(int))
     if len(shown) != len(frames):
         raise ValueError("its film has more frames than steps")
-    return {
-        "frames": len(frames),
-        "chains": chains,
-        "steps": shown.tolist(),
-        "step": _STEP,
-        "text": pack(quantised.tobytes()),
-    }
+    layout = {"frames": len(frames), "chains": chains, "steps": shown.tolist(), "step": _STEP}
+    return layout | {"text": pack(quantised.tobytes())}

@@ -30,15 +30,10 @@ _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 @dataclass(frozen=True)
 class FoundPrediction:
-    """Prediction in a folder.
+    """Prediction in a folder, with the stems of its files and of its target's, and its rank, if the name has one.
 
-    Attributes:
-        stem: Common beginning of its file names.
-        target: Stem of its target's files.
-        rank: Rank among the target's predictions, from 1; None if the name has none.
-        scores: Content of the scores file, with ``name``, ``model``, ``seed``, ``sequences``, ``plddt``.
-        files: Its files by the ending of their names.
-        listed: Further numbers from the folder's table, by column.
+    ``scores`` is the content of the scores file, with ``name``, ``model``, ``seed``, ``sequences`` and ``plddt``. Files
+    are by the ending of their names. ``listed`` are further numbers from the folder's table, by column.
     """
 
     stem: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +46,8 @@ def find_ensembles(
             ensemble = _checked(values, rows)
             overlay = _overlay(values, rows, predictions)
             room -= sum(len(one["text"]) for one in overlay)
-            files = sorted(one.name for one in folder.glob("*_ensemble*") if _is_own(one, target))
+            own = folder.glob(f"{glob.escape(target)}_ensemble[._]*")
+            files = sorted(one.name for one in own if one.is_file())
             shown = overlay if room >= 0 else []
             found.append({"target": target, "files": files, **ensemble, "overlay": shown})
     return found
@@ -92,8 +94,3 @@ def _overlay(
         layout, text = pack_structure(check_size(path), prediction.scores["sequences"], motion=motions)
         found.append({"row": rows[name], "cluster": cluster, "structure": layout, "text": text})
     return found
-
-
-def _is_own(path: Path, target: str) -> bool:
-    name = path.name.removeprefix(target)
-    return name != path.name and name.startswith(("_ensemble.", "_ensemble_")) and path.is_file()

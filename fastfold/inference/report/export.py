@@ -30,9 +30,7 @@ def check_export(path: Path) -> Path:
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """Write lines of :data:`~fastfold.inference.report.interfaces.COLUMNS` to a file, in the format of its ending.
 
-    Raises:
-        ConfigError: See :func:`check_export`.
-        OutputError: The file cannot be written; an existing one stays as it is.
+    Errors are those of :func:`check_export`, and of a file that cannot be written; an existing one stays as it is.
     """
     check_export(path)
     if path.suffix == ".parquet":

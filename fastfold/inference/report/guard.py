@@ -35,12 +35,7 @@ def mapping_of(values: Any, key: str) -> dict[str, Any]:
 
 
 def check_size(path: Path, limit: int = MAX_SCORES_BYTES) -> Path:
-    """Return the path of a file after checking its size against a limit in bytes.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is larger.
-    """
+    """Return the path of a file, or raise ValueError if it is larger than a limit in bytes."""
     size = path.stat().st_size
     if size > limit:
         raise ValueError(f"expected at most {limit:,} bytes, found {size:,}")

@@ -85,8 +85,7 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
 def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], None]) -> list[str]:
     """Return the names of the proteins of all chains, with the parts that were folded."""
     config: Any = None
-    path = prediction.files.get("_config.json")
-    if path is not None:
+    if (path := prediction.files.get("_config.json")) is not None:
         with leaving_out(path.name, say):
             config = json.loads(check_size(path).read_bytes())
     names, regions = (mapping_of(config, key) for key in ("chain_names", "residue_ranges"))

@@ -36,8 +36,7 @@ class Molstar:
 def load_molstar() -> Molstar | None:
     """Read the viewer's files; return None if its package is not installed or lacks them.
 
-    Raises:
-        ValueError: A file has an unexpected SHA-256.
+    A ValueError names a file with an unexpected SHA-256.
     """
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
@@ -63,8 +62,7 @@ _pending: list[Future[dict[str, str]]] = []
 
 def _pack_viewer() -> dict[str, str]:
     """Compress the viewer's script and style, by SHA-256; nothing if the package is not installed."""
-    viewer = load_molstar()
-    if viewer is None:
+    if (viewer := load_molstar()) is None:
         return {}
     texts = (viewer.script, viewer.style)
     return {key: pack(text.encode("utf-8")) for key, text in zip(SHA256.values(), texts, strict=True)}

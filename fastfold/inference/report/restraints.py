@@ -11,13 +11,8 @@ _LONGEST_NAME = 100
 
 
 def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the restraints of a scores file, cut to the page's size; None if it has none.
-
-    Raises:
-        ValueError: They have another form.
-    """
-    given = scores.get("restraints")
-    if given is None:
+    """Return the restraints of a scores file, cut to the page's size, None without any, or raise ValueError."""
+    if (given := scores.get("restraints")) is None:
         return None
     residues = len(scores["plddt"])
     try:

@@ -23,16 +23,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def parse_condition(text: str, columns: Sequence[str]) -> Condition:
-    """Parse a condition.
+    """Parse a condition, and return a function that tells of a line if it meets it, or raise ConfigError.
 
     Comparisons (``>``, ``>=``, ``<``, ``<=``, ``==``, ``!=``, ``in``) of columns with numbers or quoted text are joined
-    by ``and``, ``or`` and ``not``. ``"P1" in partner_1`` looks for a part of a text.
-
-    Returns:
-        A function that tells of a line if it meets the condition. A comparison with a missing value is false.
-
-    Raises:
-        ConfigError: The text is not a condition, or names an unknown column.
+    by ``and``, ``or`` and ``not``. ``"P1" in partner_1`` looks for a part of a text. A comparison with a missing value
+    is false.
     """
     try:
         if len(text) > _MAX_LENGTH:

@@ -74,7 +74,7 @@ def write_report(
     where: Condition | None = None,
     max_embedded: int = MAX_EMBEDDED,
 ) -> Path:
-    """Write ``report.html`` for a folder of results, and ``interfaces.csv`` if it has complexes.
+    """Write ``report.html`` for a folder of results, and ``interfaces.csv`` for complexes; return the page.
 
     The page uses no network and loads nothing, so untrusted content cannot either. Its 3D view is Mol*, from the
     package ``molstar-cli``; without it, the page says which package to install. If its files have unexpected sums, the
@@ -86,9 +86,6 @@ def write_report(
         where: Condition on lines of the table of interfaces; predictions without such a line are left out.
         max_embedded: Largest number of characters of embedded data. Scores, pLDDT, coverage and settings of all
             predictions are always embedded, structures and aligned errors while there is room.
-
-    Returns:
-        Path of the page.
 
     Raises:
         InputError: The folder is missing, cannot be read, or contains no prediction.
@@ -303,8 +300,7 @@ def _detail(
     with leaving_out(f"{prediction.stem}: restraints", say):
         found["restraints"] = restraints_of(scores)
     for key in ("config", "coverage") if with_settings else ():
-        path = prediction.files.get(f"_{key}.json")
-        if path is None:
+        if (path := prediction.files.get(f"_{key}.json")) is None:
             continue
         with leaving_out(path.name, say):
             value = json.loads(check_size(path).read_bytes())

@@ -86,8 +86,7 @@ def _from_table(path: Path, text: str, target: Target) -> list[Restraint]:
     if set(_CHAI) <= set(columns):
         read: Callable[[Mapping[str, str], Target], list[Restraint]] = _chai_row
     elif set(_OURS) <= set(columns):
-        unknown = set(columns) - {*_OURS, *_OPTIONAL, *others}
-        if unknown:
+        if unknown := set(columns) - {*_OURS, *_OPTIONAL, *others}:
             raise InputError(f"has an unknown column {sorted(unknown)[0]!r}", path=path)
         read = _own_row
     else:
@@ -140,8 +139,7 @@ def _own_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
     first = _place(target, cells["chain1"], cells["residue1"])
     second = _place(target, cells["chain2"], cells["residue2"])
     high = _number("max", cells.get("max", ""), math.inf)
-    linker = cells.get("crosslinker", "")
-    if linker:
+    if linker := cells.get("crosslinker", ""):
         if linker.upper() not in CROSSLINKERS:
             raise ValueError(f"unknown crosslinker {linker!r}; known: {', '.join(CROSSLINKERS)}, or give max")
         high = min(high, CROSSLINKERS[linker.upper()])
@@ -224,8 +222,7 @@ def _chain_places(target: Target, chain: str) -> range:
 def _place(target: Target, chain: str, residue: str) -> int:
     """Return the place of a residue such as ``10``, ``K10`` or ``10`` with its type checked."""
     places = _chain_places(target, chain)
-    match = re.fullmatch(r"([A-Z])?(\d{1,9})", residue, re.ASCII)
-    if match is None:
+    if (match := re.fullmatch(r"([A-Z])?(\d{1,9})", residue, re.ASCII)) is None:
         raise ValueError(f"expected a residue number such as 10 or K10, found {residue!r}")
     number = int(match[2])
     if not 1 <= number <= len(places):

@@ -69,16 +69,9 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class RestraintReport:
-    """Restraints before and after the fit, for one network and seed.
+    """Restraints before and after the fit (:class:`FitResult`), for one network and seed.
 
-    Attributes:
-        restraints: The restraints.
-        before: Figures without the bias.
-        fitted: Figures with it, by the same passes.
-        after: CA distance of each in Å in the final structure, ``[R]``.
-        plddt: Mean pLDDT of the final structure, 0 to 100.
-        steps: Steps of the fit.
-        left_out: Trials without each group; None if there were none.
+    ``after`` are CA distances in Å in the final structure, ``[R]``, and ``plddt`` is its mean.
     """
 
     restraints: tuple[Restraint, ...]

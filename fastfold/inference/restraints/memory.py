@@ -14,15 +14,9 @@ _COPIES = 6
 
 
 def plan_restraints(fit: Fit, *, is_limited: bool) -> GradientPlan | None:
-    """Plan the gradients of a target's restraints by a network, or refuse them.
+    """Plan the gradients of a target's restraints by a network, or raise InputError, which names what makes them fit.
 
-    ``is_limited`` is True if the user gave a budget.
-
-    Returns:
-        The plan; None for a short target with few rows and without a budget, whose gradients are not planned.
-
-    Raises:
-        InputError: A gradient does not fit; names what makes it fit.
+    Without a budget of the user (``is_limited``), gradients of a short target with few rows are not planned.
     """
     fold = fit.planner.fold(fit.residues, fit.rows, fit.templates)
     if fit.residues * max(fit.residues, fold.clusters, fold.extra) < CHECKPOINTED**2 and not is_limited:

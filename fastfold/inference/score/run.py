@@ -56,7 +56,7 @@ def run_scores(
     protocol: Protocol | None = None,
     workers: ScreenOptions | None = None,
 ) -> Summary:
-    """Score structures, and write their table next to the results.
+    """Score structures, write their table next to the results, and return the summary of the run.
 
     Args:
         files: PDB and mmCIF files, plain or ``.gz``, folders of them, and objects of
@@ -65,9 +65,6 @@ def run_scores(
             the fold name another number.
         protocol: How structures are scored.
         workers: Workers of a screen; None for this process.
-
-    Returns:
-        Summary of the run.
 
     Raises:
         FastFoldError: The run cannot start: no network fits the protocol, or see :func:`fastfold.inference.runner.run`.
@@ -100,11 +97,7 @@ def run_scores(
 
 
 def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
-    """Check that networks suit a protocol.
-
-    Raises:
-        ConfigError: A network lacks pTM, or uses no templates although the protocol shows some.
-    """
+    """Raise ConfigError if a network lacks pTM, or uses no templates although the protocol shows some."""
     for network in networks:
         model = network.info.config.model
         if not model.heads.predicted_aligned_error.weight:
@@ -127,10 +120,6 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
     """Write the table of scored structures, the best composite score first.
 
     Targets without predictions are left out; ``predictions`` has the ``id`` of each target's, by its name.
-
-    Raises:
-        InputError: A scores file is damaged.
-        WriteError: The table cannot be written.
     """
     folder = ResultsFolder(output)
     found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)

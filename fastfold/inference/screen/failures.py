@@ -30,11 +30,7 @@ class FailuresFile:
     _next: float = field(default=0.0, init=False)
 
     def add(self, target: str, reason: str) -> None:
-        """Add a target with the reason, written now or later, replacing its earlier line.
-
-        Raises:
-            WriteError: The table cannot be written.
-        """
+        """Add a target with the reason, written now or later, replacing its earlier line."""
         self._changed[target] = " ".join(reason.split())
         if time.monotonic() >= self._next:
             with contextlib.suppress(PlaceError):  # reported by the last flush
@@ -51,11 +47,7 @@ class FailuresFile:
         self._changed[target] = None
 
     def flush(self) -> None:
-        """Write the table with all changes; remove the file if it has no lines.
-
-        Raises:
-            WriteError: The table cannot be written; the old one is unchanged.
-        """
+        """Write the table with all changes, or raise WriteError; remove the file if it has no lines."""
         if not self._changed:
             return
         path, start = self.folder.path / NAME, time.monotonic()

@@ -127,8 +127,7 @@ class Executor(Protocol):
     def wait(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait for one, at most ``timeout`` seconds.
 
-        Raises:
-            ScreenError: No worker can be started.
+        A ScreenError tells that no worker can be started.
         """
 
     def close(self) -> None:

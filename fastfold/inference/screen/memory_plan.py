@@ -20,10 +20,8 @@ PROCESS_BYTES = 512 << 20
 class MemoryPlan:
     """Distribution of the host's memory.
 
-    Attributes:
-        per_worker: Bytes of every worker in addition to its folds: see :func:`worker_bytes`.
-        budget: Bytes for each fold, if set by the user; None to share the free memory.
-        limit: Largest number of bytes of a fold; None for no limit.
+    Every worker has :func:`worker_bytes` in addition to its folds. The budget for each fold is the user's; None to
+    share the free memory. ``limit`` is the largest number of bytes of a fold.
     """
 
     per_worker: int = PROCESS_BYTES

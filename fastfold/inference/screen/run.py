@@ -63,16 +63,8 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         announce(job, progress)
         summary = Summary((), (), ())
         if job.targets:
-            setup = Setup(
-                job.networks,
-                not request.weights,
-                request.output,
-                config,
-                options,
-                where,
-                chains,
-                progress.line,
-            )
+            shipped, say = not request.weights, progress.line
+            setup = Setup(job.networks, shipped, request.output, config, options, where, chains, say)
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
             open_log(progress.log, folder.path, f"{len(job.targets):,} targets")

@@ -40,15 +40,8 @@ class Scheduler:
     """Scheduler that dispatches jobs to workers, most expensive first.
 
     A job is sent when a worker is idle, so workers do not queue jobs. If workers share the memory of a machine, a job
-    waits until enough is free, and cheaper ones may run first.
-
-    Args:
-        jobs: All jobs.
-        executor: Runs the workers.
-        report: Called once for each job with its result, unless another job follows it.
-        rules: Settings; None for the defaults.
-        follow: Returns the job that continues a closed one, or None; None if no job does.
-        clock: Returns seconds.
+    waits until enough is free, and cheaper ones may run first. ``report`` is called once for each job with its result,
+    unless another job continues it, which ``follow`` returns.
     """
 
     def __init__(
@@ -81,19 +74,14 @@ class Scheduler:
                 self._push(job)
 
     def run(self) -> None:
-        """Run all jobs.
-
-        Raises:
-            ScreenError: A worker reports that no job can succeed, or no worker can be started.
-        """
+        """Run all jobs, or raise ScreenError if none can succeed."""
         while self._open:
             self._wake()
             for worker in list(self._workers.values()):
                 pauses = worker.kind == "search" and len(self._searched) >= self._rules.ahead
                 if worker.id in self._running or pauses:
                     continue
-                task = self._choose(worker)
-                if task is not None:
+                if (task := self._choose(worker)) is not None:
                     self._running[worker.id] = task
                     self._searched.discard(task.job.id)
                     self._executor.start(worker.id, task)
@@ -142,8 +130,7 @@ class Scheduler:
             self._workers[event.worker.id] = event.worker
         elif isinstance(event, Gone):
             self._workers.pop(event.worker, None)
-            task = self._running.pop(event.worker, None)
-            if task is not None:
+            if (task := self._running.pop(event.worker, None)) is not None:
                 self._lost(task.job, JobResult("lost", event.reason))
         else:
             self._finished(self._running.pop(event.worker).job, event.result)

@@ -36,11 +36,7 @@ class EngineSearch:
     out: Path
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
-        """Search for distinct chains without a result, and keep the results; UniProt only for paired chains.
-
-        Raises:
-            FastFoldError: An engine cannot search.
-        """
+        """Search for distinct chains without a result, and keep the results; UniProt only for paired chains."""
         store = SearchStore(prepare_output_directory(self.out) / FOLDER)
         for engine in self.engines:
             key = engine.key(store)
@@ -51,11 +47,7 @@ class EngineSearch:
                     store.add(found.sequence, key, found.files, facts=found.facts)
 
     def publish(self, target: Target) -> None:
-        """Put the results of a target's chains into the folder of alignments for its fold.
-
-        Raises:
-            FastFoldError: A result is missing, or a file of another origin is in its place.
-        """
+        """Put the results of a target's chains into the folder of alignments for its fold."""
         AlignmentSearch(self.engines, self.out, quiet=True).run([target])
 
 

@@ -105,11 +105,7 @@ class Setup:
         return found
 
     def rules(self) -> Rules:
-        """Return the distribution of memory.
-
-        Raises:
-            ConfigError: The memory limit of a target is too small to fold, or is not supported on this system.
-        """
+        """Return the distribution of memory, or raise ConfigError if a target's limit is too small or not supported."""
         own = worker_bytes(self.networks, self.config.precision)
         limit = self.where.memory_limit
         if limit is not None and not resident_bytes(os.getpid()):

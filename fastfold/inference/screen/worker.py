@@ -102,11 +102,7 @@ class FoldWorker:
         return JobResult(status, conclusion(records), predictions=found.predictions)
 
     def open_networks(self) -> tuple[list[Network], torch.device]:
-        """Prepare this process for folds; return the networks, not yet loaded, and the device.
-
-        Raises:
-            FastFoldError: A weights file is invalid, or the device is not available.
-        """
+        """Prepare this process for folds; return the networks, not yet loaded, and the device."""
         import torch
 
         from fastfold.evoformer.config import MINI

@@ -60,8 +60,7 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process at once, from any thread."""
         self._closed = True
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             with contextlib.suppress(ValueError, AttributeError):  # it has ended already
                 process.kill()
 

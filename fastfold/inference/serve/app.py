@@ -55,8 +55,7 @@ def create_app(service: Service) -> FastAPI:
     def user(request: Request, _: Annotated[Any, Depends(scheme)]) -> str:
         if service.tokens is None:
             return LOCAL_USER
-        found = service.tokens.user(request.headers.get("authorization"))
-        if found is None:
+        if (found := service.tokens.user(request.headers.get("authorization"))) is None:
             raise HTTPException(
                 401,
                 "missing or unknown token; send it as 'Authorization: Bearer TOKEN'",

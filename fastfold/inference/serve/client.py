@@ -68,7 +68,7 @@ class Client:
         priority: int = 0,
         key: str | None = None,
     ) -> Job:
-        """Submit a target in one of three formats; repeated requests after a broken connection are one job.
+        """Submit a target in one of three formats; requests repeated after a broken connection are one job.
 
         Args:
             sequence: One letter per residue; ``:`` joins the chains of a complex.
@@ -80,9 +80,6 @@ class Client:
             settings: Settings of the fold, for example ``num_recycles`` and ``seeds``; docs/serve.md lists them.
             priority: Jobs of higher priority start first, -10 to 10.
             key: Name of this submission, by which the server recognises a repeated one; None for a random one.
-
-        Returns:
-            The job.
 
         Raises:
             RefusedError: The target or a setting is invalid, does not fit, or a limit is reached.
@@ -125,8 +122,7 @@ class Client:
                 with self._open(f"/v1/jobs/{quote(job, safe='')}/events", headers=headers) as answer:
                     fields: dict[str, str] = {}
                     for raw in answer:
-                        line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                        if line:
+                        if line := raw.decode("utf-8", "replace").rstrip("\r\n"):
                             name, _, value = line.partition(":")
                             fields[name] = value.removeprefix(" ")
                             continue
@@ -144,13 +140,9 @@ class Client:
                 time.sleep(_FIRST_DELAY_S)
 
     def wait(self, job: str, on_line: Callable[[str], None] = lambda _: None) -> Job:
-        """Wait for the answer to a job; return the job.
+        """Wait for the answer to a job; return the job. Errors are those of :meth:`events`.
 
         ``on_line`` is called with each line of its progress.
-
-        Raises:
-            RefusedError: The user has no such job.
-            NetworkError: The server cannot be reached for longer than the patience.
         """
         found: Job = {}
         for kind, value in self.events(job):

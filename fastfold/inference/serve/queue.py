@@ -38,9 +38,9 @@ CREATE INDEX IF NOT EXISTS owned ON jobs (user, state);
 class QueuedJob:
     """Job of the queue, with a random ``id``, name and length of its target, and a hash of its settings.
 
-    Numbers count admissions from 1, and answers; both times and answer are None before. Jobs of higher priority start
-    first. ``text`` is the result or the reason in words, ``result`` is JSON. Times are seconds since 1970, of the
-    admission, the last start and the answer. ``losses`` counts workers that ended while they folded it.
+    ``number`` counts admissions and ``answer`` answers, both from 1. Times are seconds since 1970, None before. Jobs of
+    higher priority start first. ``text`` is the result or the reason in words, ``result`` is JSON. ``losses`` counts
+    workers that ended while they folded it.
     """
 
     number: int

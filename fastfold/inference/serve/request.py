@@ -55,11 +55,7 @@ class JobRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def target(self) -> Target:
-        """Parse the target.
-
-        Raises:
-            InputError: The text is invalid, or has several targets.
-        """
+        """Parse the only target of the text, or raise InputError."""
         if self.kind == "sequence":
             return target_from_sequence(self.text, self.name or "query")
         errors: list[InputError] = []
@@ -102,11 +98,7 @@ class JobRequest:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write the request and its templates to the folder of the job.
-
-        Raises:
-            WriteError: A file cannot be written.
-        """
+        """Write the request and its templates to the folder of the job, or raise WriteError."""
         if self.templates:
             (folder / "templates").mkdir(exist_ok=True)
         for place, text in self._template_files().items():

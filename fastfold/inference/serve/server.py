@@ -107,16 +107,9 @@ def _backend(
     config, chosen = with_precision(config, here)
     device = "cpu" if here is None else here.type
     networks = requested_networks(weights, run_options.num_models)
+    shipped = not weights
     setup = Setup(
-        networks,
-        not weights,
-        options.data,
-        config,
-        run_options,
-        where,
-        search=None,
-        say=say,
-        adapt=GroupWorker,
+        networks, shipped, options.data, config, run_options, where, search=None, say=say, adapt=GroupWorker
     )
     plan, count = setup.rules().memory, where.workers or 1
     budget = memory = config.budget
@@ -134,11 +127,11 @@ def _backend(
         device=device,
         memory=memory,
         host_memory=host_memory_bytes(device),
-        shipped=not weights,
+        shipped=shipped,
         max_residues=options.max_residues,
     )
     workers = setup.start()
-    for line in (about_mini(networks[0]) if not weights else "", chosen, workers.text):
+    for line in (about_mini(networks[0]) if shipped else "", chosen, workers.text):
         if line:
             say(line)
     return Backend(admission.check, lambda: workers.executor, budget)

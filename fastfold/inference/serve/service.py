@@ -42,9 +42,7 @@ class Backend:
 class Service:
     """Queue, users, workers and metrics of a server.
 
-    Raises:
-        InputError: The tokens or the queue cannot be used.
-        WriteError: The folder cannot be written.
+    Errors are those of :func:`.read_tokens` and of :class:`.JobQueue`.
     """
 
     def __init__(

@@ -79,11 +79,7 @@ class Submission(BaseModel):
     ] = 0
 
     def request(self) -> JobRequest:
-        """Return the request to store.
-
-        Raises:
-            ConfigError: None or several formats are given, or fields contradict each other.
-        """
+        """Return the request to store, or raise ConfigError if fields contradict each other."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:

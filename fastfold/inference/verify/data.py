@@ -31,16 +31,12 @@ _PAIRED_ROWS = "debug/paired_rows"
 
 
 def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Compute the features of a record, one array after the other, in the order of the record.
+    """Compute the features of a record in its order, one array after the other; errors as of :func:`.verify`.
 
     The folder has ``query.fasta`` and alignments with AlphaFold's names; for a complex in a folder ``A``, ``B``, … for
     each chain. For a complex recorded with templates, hits are searched in ``template_db``, next to the folder above.
     Template arrays are skipped for a record of one chain, whose single empty template FastFold leaves out.
     ``domain_name``, a copy of the header, is skipped too.
-
-    Raises:
-        MissingInputError: A file is missing.
-        InputError: A file is unreadable, or an array is unknown.
     """
     directory = directory.resolve()
     check_present(directory / _QUERY)

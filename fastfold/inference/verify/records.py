@@ -62,7 +62,7 @@ def verify(
     precision: str = "fp32",
     policy: ExecutionPolicy | None = None,
 ) -> Iterator[Comparison]:
-    """Compare the network, or the features, with a recorded run of AlphaFold.
+    """Compare the network, or the features, with each array of a recorded run of AlphaFold.
 
     Args:
         directory: Folder of a record. For the data pipeline, ``expected.npz``, ``query.fasta`` and alignments
@@ -76,9 +76,6 @@ def verify(
         precision: Precision of the network, one of :data:`fastfold.evoformer.precision.Precision`; in less than float32
             :data:`REDUCED_TOLERANCES` apply. The data pipeline has none.
         policy: Execution policy of the network; None for its own.
-
-    Yields:
-        A comparison for each recorded array.
 
     Raises:
         MissingInputError: A file is missing.

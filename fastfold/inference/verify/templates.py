@@ -60,10 +60,6 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
 
     Yields:
         Output of hmmsearch, the hits, the decisions, and the features of each recorded setting.
-
-    Raises:
-        MissingInputError: A file is missing.
-        InputError: A file is unreadable.
     """
     directory = directory.resolve()
     check_present(directory / "query.fasta")
@@ -102,16 +98,12 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
 
 
 def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
-    """Read every mmCIF file of a record: sequences, dates, and atoms of each chain.
+    """Read every mmCIF file of a record: sequences, dates, and atoms of each chain; errors as of :func:`.verify`.
 
     The folder has ``expected.json``; the files are in ``template_db`` next to it. Missing files are skipped.
 
     Yields:
         For each file its sequences and date, or that it is invalid; for each chain the recorded data of its atoms.
-
-    Raises:
-        MissingInputError: A file is missing.
-        InputError: A file is unreadable.
     """
     directory = directory.resolve()
     recorded = _json(directory / ENTRIES)
@@ -128,12 +120,7 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
 
 
 def unpack_entries(archive: Path, folder: Path) -> None:
-    """Unpack the files of an archive into a folder, without their paths in the archive.
-
-    Raises:
-        MissingInputError: The archive is missing.
-        InputError: The archive is damaged.
-    """
+    """Unpack the files of an archive into a folder, without their paths in it, or raise InputError."""
     check_present(archive, message="not a readable archive: no such file")
     try:
         with tarfile.open(archive) as packed:

@@ -14,8 +14,7 @@ from fastfold.cli.commands.screen import add_screen_command
 from fastfold.inference.alignment_search import alignment_engines
 from fastfold.inference.runner import Summary
 from fastfold.inference.screen import run
-from fastfold.inference.screen.options import ScreenOptions, TargetLists
-from fastfold.inference.screen.shard import Shard
+from fastfold.inference.screen.options import ScreenOptions, Shard, TargetLists
 from tests.helpers.command_line import CommandLine
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
-from fastfold.inference.design.residues import residue_places
+from fastfold.inference.design.targets import residue_places
 from fastfold.inference.design.task import binder, fixed_backbone, hallucination, partial
 from fastfold.protein.io.read import read_user_structure
 

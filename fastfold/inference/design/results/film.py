@@ -12,14 +12,9 @@ _FRAMES = 100
 
 
 def film_pdb(trace: np.ndarray, chain: np.ndarray) -> str:
-    """Write CA atoms of steps as models, each superposed on the last, at most 100 spread over all steps.
+    """Write CA atoms of steps as a PDB file of models, each superposed on the last, at most 100 of them.
 
-    Args:
-        trace: ``[steps, N, 3]`` in Å.
-        chain: Chain number of each residue, ``[N]``.
-
-    Returns:
-        Text of a PDB file with residues named GLY.
+    ``trace [steps, N, 3]`` is in Å, and ``chain [N]`` has the chain number of each residue, which is named GLY.
     """
     chosen = np.unique(np.linspace(0, len(trace) - 1, min(_FRAMES, len(trace))).round().astype(int))
     points = torch.from_numpy(trace[chosen]).double()

@@ -18,7 +18,8 @@ from fastfold.utils.text_files import read_text_bytes
 _MAX_BYTES = 2**20
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
 _KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE)
-_FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
+FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
+"""Figures that compare with the design, which has the first target alone."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class Filter:
         return f"{'Average' if self.network is None else self.network}_{off}{self.figure}"
 
     @property
-    def is_from_design(self) -> bool:
-        """True if the figure compares with the design, which has the first target alone."""
-        return self.figure in _FROM_DESIGN
-
-    @property
     def is_alone(self) -> bool:
         """True if the figure is that of a binder folded alone."""
         return self.figure in ALONE
@@ -59,8 +55,7 @@ class Filter:
         chosen = list(folds.values())
         if self.network is not None:
             chosen = chosen[self.network - 1 : self.network]
-        value = mean_figure([one for group in chosen for one in group], self.figure)
-        if value is None:
+        if (value := mean_figure([one for group in chosen for one in group], self.figure)) is None:
             return f"{self.name} is missing"
         passes = value >= self.threshold if self.higher else value <= self.threshold
         return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
@@ -73,14 +68,8 @@ def read_filters(
 
     Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
     figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
-    that files of BindCraft can be used.
-
-    Args:
-        path: The file.
-        networks: Number of networks that fold the designs.
-        chains: Number of chains of a design.
-        off_targets: Number of off-targets.
-        is_binder: True if designs bind given chains, and are folded alone as well.
+    that files of BindCraft can be used. Numbers of networks, chains and off-targets are those of the designs, which
+    bind given chains and are folded alone as well if ``is_binder``.
 
     Raises:
         InputError: The file cannot be read, or has unknown filters or those of missing networks or chains.

@@ -49,8 +49,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     found |= {"pLDDT": float(scores[chosen].mean())}
     found |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
     same = task.chain[:, None] == task.chain[None]
-    pae = _aligned_error(prediction, len(chosen))
-    if pae is not None:
+    if (pae := _aligned_error(prediction, len(chosen))) is not None:
         found["pAE"] = float(pae[same & chosen[:, None]].mean())
         between = ~same & (chosen[:, None] | chosen[None])
         found["i_pAE"] = float(pae[between].mean()) if between.any() else None
@@ -99,8 +98,7 @@ def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndar
 
 def _aligned_error(prediction: FoundPrediction, residues: int) -> np.ndarray | None:
     """Return the aligned errors ``[N, N]`` divided by 31 Å; None without their file."""
-    path = prediction.files.get("_pae.json")
-    if path is None:
+    if (path := prediction.files.get("_pae.json")) is None:
         return None
     try:
         return read_pae(path, residues)[0] / _LARGEST_ERROR

@@ -106,16 +106,9 @@ class SequenceProgram:
     ) -> list[ProgramSequence]:
         """Return the program's sequences for a backbone, without repetitions.
 
-        Results are kept in the folder, and read again if nothing has changed.
-
-        Args:
-            task: Task of the design.
-            pdb: Text of the PDB file with all chains.
-            given: Letters of all chains in it, joined.
-            kept: Residues ``[K]`` of designed chains that stay, in addition to those of the task.
-            folder: Folder for the results.
-            name: Name of the design.
-            seed: Seed of the program.
+        Results are kept in the folder, and read again if nothing has changed. ``pdb`` is the text of a PDB file with
+        all chains, and ``given`` their letters, joined. Residues ``kept [K]`` of designed chains stay, in addition to
+        those of the task.
 
         Raises:
             InputError: The program fails, or changes residues that stay, or its sequences do not fit the task.

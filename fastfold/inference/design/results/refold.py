@@ -31,9 +31,6 @@ def fold_designs(
     """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
 
     Templates are left out if no network takes any. ``run`` folds the targets of a request by the networks.
-
-    Raises:
-        WriteError: A result cannot be written.
     """
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 

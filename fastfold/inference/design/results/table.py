@@ -10,7 +10,7 @@ from typing import Any
 
 from fastfold.inference.design.limits import Limits, net_charge
 from fastfold.inference.design.optimise import DesignState
-from fastfold.inference.design.results.filters import Filter
+from fastfold.inference.design.results.filters import FROM_DESIGN, Filter
 from fastfold.inference.design.results.folds import Figures, alone_figures, fold_figures, mean_figure
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
@@ -192,7 +192,7 @@ def _failures(
         is_off = name.startswith(f"{design.name}_off_")
         rest = name.removeprefix(design.name).strip("_").replace("_", " ")
         for one in filters:
-            if one.is_off != is_off or (one.is_from_design and name != design.name):
+            if one.is_off != is_off or (one.figure in FROM_DESIGN and name != design.name):
                 continue
             if one.is_alone != (rest == "alone"):
                 continue

@@ -8,7 +8,7 @@ import pytest
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
-from fastfold.inference.screen.shard import Shard, parse_shard
+from fastfold.inference.screen.options import Shard, parse_shard
 
 TARGETS = [target_from_sequence("ACDEFGHIKL"[: 1 + k % 10] * (1 + k % 7), f"t{k}") for k in range(101)]
 COSTS = [float(target.num_residues) ** 2 for target in TARGETS]

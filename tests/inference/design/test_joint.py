@@ -1,4 +1,4 @@
-"""Designs by two processes (design/together.py): the sequences, tables and folds of one."""
+"""Designs by two processes (design/joint.py): the sequences, tables and folds of one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.design.joint import planned_evaluator
+from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
 from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import TABLE
 from fastfold.inference.design.task import hallucination
-from fastfold.inference.design.together import SharedEvaluator
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.parallel.distributed import DistributedContext
 from tests.helpers.command_line import CommandLine
