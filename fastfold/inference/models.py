@@ -75,7 +75,7 @@ class Network:
         kept = "fp32" if self._model is None else precision_of(self._model)
         if self._model is None or kept not in (wanted, "fp32"):
             if self._model is not None:
-                self.info = weights_info(self.path)  # with another network
+                self.info = weights_info(self.path)  # the rounded network may be in use
             self._model, kept = load_model(self.path, model=self.info.model), "fp32"
             self._model.name = self.name
         return self._model if kept == wanted else set_precision(self._model, wanted)
