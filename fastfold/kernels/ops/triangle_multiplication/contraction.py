@@ -44,7 +44,7 @@ def contraction_bytes(
 ) -> int:
     """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
-    The target has ``n`` residues and ``c`` hidden channels, of which ``channels`` exist at a time. A ``streamed``
+    The target has ``n`` residues and ``c`` hidden channels; ``channels`` of them exist at a time. A ``streamed``
     product is on the host, but for the share ``kept`` of its rows. ``width`` is :attr:`TriangleBackend.width`, by
     default ``n``.
     """
