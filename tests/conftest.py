@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,9 +87,14 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what collection made out of later garbage collections, which take a tenth of the time then."""
+    """Leave what was collected to no search for garbage; speed up the interpreter of kernels where one is loaded.
+
+    A search takes a tenth of the time then.
+    """
     gc.freeze()
     gc.enable()
+    if "triton.runtime.interpreter" in sys.modules:
+        importlib.import_module("tests.helpers.interpreter_patches")
 
 
 # Later than pytest's own last collections, of which there are several.

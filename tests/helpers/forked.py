@@ -6,6 +6,7 @@ other processes does not depend on it; that commands work in a new interpreter t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ def _child(
     environment: Mapping[str, str],
     streams: Sequence[Connection],
 ) -> None:
+    gc.freeze()  # as in a rank
     os.environ.clear()
     os.environ.update(environment)
     for number, stream in enumerate(streams, 1):

@@ -9,6 +9,7 @@ backend (``BACKENDS``) are the same on CPUs and on GPUs. Those of NCCL run by ``
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -69,6 +70,7 @@ def _child(
     function: Callable[..., Any],
     args: Any,
 ) -> None:
+    gc.freeze()  # what the server imported is no garbage, and copied where a search for garbage touches it
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     try:

@@ -182,7 +182,7 @@ class _Meter(TorchDispatchMode):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return True if an operator is made of others; in inference mode it reaches a dispatch mode as it is."""
+    """Return True if an operator is made of others; in inference mode it reaches a dispatch mode unchanged."""
     return bool(func._can_decompose())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from fastfold.protein.metrics.superposition import rmsd
 from fastfold.protein.metrics.tm_score import tm_score
 from tests.inference.ensemble.conftest import FAR
 
-pytest.importorskip("sklearn")
+# Not imported by the process that runs other tests.
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 
 
 def test_states_are_clusters_and_the_first_component(two_states: Path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
 from fastfold.inference.ensemble.pictures import landscape
 
-pytest.importorskip("scipy")
+# Not imported by the process that runs other tests.
+pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs SciPy")
 
 
 def test_the_landscape_is_lowest_where_samples_are():

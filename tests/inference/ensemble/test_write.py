@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from fastfold.inference.ensemble.write import write_ensembles
 from fastfold.protein.io.read import read_structure
 from tests.inference.ensemble.conftest import FAR
 
-pytest.importorskip("sklearn")
+# Not imported by the process that runs other tests.
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 
 
 def test_files_have_the_numbers_of_the_analysis(two_states: Path, tmp_path: Path):

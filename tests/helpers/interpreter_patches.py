@@ -1,0 +1,53 @@
+"""Triton's interpreter without the repeated patches of ``triton.language``.
+
+It replaces the functions of ``triton.language`` by its own for each launch, and does so again at every call of a device
+function within a launch: a third of the time of the kernels' tests. Here a launch does so once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from triton import language
+from triton.runtime import interpreter
+
+_patch, _launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+_running = threading.local()
+_languages: dict[str, set[str]] = {}
+
+
+class _Unchanged:
+    """Scope of a call that has changed nothing."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _patch_once(fn: Callable[..., Any]) -> Any:
+    patched = getattr(_running, "languages", None)
+    if patched is None:
+        return _patch(fn)
+    module = fn.__globals__["__name__"]
+    if module not in _languages:
+        names = fn.__globals__.values()
+        _languages[module] = {
+            one.__name__ for one in (language, language.core) if any(one is x for x in names)
+        }
+    if _languages[module] <= patched:
+        return _Unchanged()
+    patched |= _languages[module]
+    return _patch(fn)
+
+
+def _launch_once(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _running.languages = set()
+    try:
+        return _launch(self, *args, **kwargs)
+    finally:
+        _running.languages = None
+
+
+interpreter._patch_lang = _patch_once
+interpreter.GridExecutor.__call__ = _launch_once
