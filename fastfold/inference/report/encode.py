@@ -72,7 +72,8 @@ def pack_structure(
     if not len(present):
         raise ValueError("it has no atoms")
     if motion is None:
-        present = present @ _principal_axes(present)
+        axes = np.linalg.eigh(np.cov(present.T, bias=True))[1][:, ::-1]  # columns, longest first
+        present = present @ (axes * [1.0, 1.0, np.linalg.det(axes)])
         middle = (present.min(0) + present.max(0)) / 2
     else:
         present, middle = present @ motion[0].T + motion[1], np.zeros(3)
@@ -105,12 +106,6 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
         pae = np.add.reduceat(np.add.reduceat(pae, edges, 0), edges, 1) / np.outer(counts, counts)
     quantised = np.rint(np.clip(pae / PAE_STEP, 0, 255)).astype(np.uint8)
     return {"side": side, "stride": stride, "step": PAE_STEP, "max": largest}, pack(quantised.tobytes())
-
-
-def _principal_axes(points: np.ndarray) -> np.ndarray:
-    """Return a rotation matrix ``[3, 3]`` with the axes of points ``[n, 3]`` as columns, longest first."""
-    axes = np.linalg.eigh(np.cov(points.T, bias=True))[1][:, ::-1]
-    return axes * [1.0, 1.0, np.linalg.det(axes)]
 
 
 def _is_part(read: str, folded: str) -> bool:

@@ -169,7 +169,15 @@ def _page(
         "ensembles": overlays,
         "designs": designs,
         "viewer": None,
-        "style": _style(),
+        "style": {
+            "bands": [band._asdict() for band in style.BANDS],
+            "chains": style.CHAIN_COLOURS,
+            "identity": style.IDENTITY_COLOURS,
+            "pae": style.PAE_COLOURS,
+            "ink": style.INK,
+            "faint": style.FAINT,
+            "fonts": list(style.FONTS),
+        },
         "atoms": list(rc.atom_types),
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
     }
@@ -221,18 +229,6 @@ def _hash(script: str) -> str:
     """Return the hash of a script for a content security policy."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
-def _style() -> dict[str, Any]:
-    return {
-        "bands": [band._asdict() for band in style.BANDS],
-        "chains": style.CHAIN_COLOURS,
-        "identity": style.IDENTITY_COLOURS,
-        "pae": style.PAE_COLOURS,
-        "ink": style.INK,
-        "faint": style.FAINT,
-        "fonts": list(style.FONTS),
-    }
 
 
 _OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_pae")
