@@ -13,7 +13,8 @@ from typing import Any
 from triton import language
 from triton.runtime import interpreter
 
-_patch, _launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+_patch = getattr(interpreter, "_patch_lang", None)  # not public: other versions of Triton may lack it
+_launch = interpreter.GridExecutor.__call__
 _running = threading.local()
 _languages: dict[str, set[str]] = {}
 
@@ -27,6 +28,7 @@ class _Unchanged:
 
 def _patch_once(fn: Callable[..., Any]) -> Any:
     patched = getattr(_running, "languages", None)
+    assert _patch is not None
     if patched is None:
         return _patch(fn)
     module = fn.__globals__["__name__"]
@@ -49,5 +51,6 @@ def _launch_once(self: Any, *args: Any, **kwargs: Any) -> Any:
         _running.languages = None
 
 
-interpreter._patch_lang = _patch_once
-interpreter.GridExecutor.__call__ = _launch_once
+if _patch is not None:
+    interpreter._patch_lang = _patch_once
+    interpreter.GridExecutor.__call__ = _launch_once
