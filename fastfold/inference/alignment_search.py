@@ -89,17 +89,11 @@ def _print(line: str) -> None:
 
 @dataclass(frozen=True)
 class AlignmentSearch:
-    """Search for the alignments of targets, which reports its progress.
+    """Search for the alignments of targets, which reports its progress."""
 
-    Attributes:
-        engines: Search engines.
-        out: Folder for the alignments.
-        quiet: Report only that sequences leave the machine.
-    """
-
-    engines: Engines
-    out: Path
-    quiet: bool = False
+    engines: Engines  #: Search engines
+    out: Path  #: Folder for the alignments
+    quiet: bool = False  #: Report only that sequences leave the machine
 
     @classmethod
     def of(cls, request: InferRequest) -> AlignmentSearch:

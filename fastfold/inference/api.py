@@ -38,8 +38,7 @@ from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
 
-AnyMsa = str | Path | Msa
-"""A3M or Stockholm file, folder of alignments, or parsed alignment."""
+AnyMsa = str | Path | Msa  #: A3M or Stockholm file, folder of alignments, or parsed alignment
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "checkpoint_after": "fastfold infer keeps the state of folds in its folder",

@@ -25,10 +25,8 @@ RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
 """Scores that rank predictions: mean pLDDT, pTM, ipTM, AlphaFold-Multimer's 0.8 ipTM + 0.2 pTM, or ``auto``.
 
 ``auto`` is AlphaFold-Multimer's score for predictions with an ipTM, and otherwise mean pLDDT."""
-RelaxWhich = Literal["none", "best", "all"]
-"""Predictions of a target that are relaxed."""
-OutputFormat = Literal["fastfold", "colabfold"]
-"""Styles of file names and scores files."""
+RelaxWhich = Literal["none", "best", "all"]  #: Predictions of a target that are relaxed
+OutputFormat = Literal["fastfold", "colabfold"]  #: Styles of file names and scores files
 FolderFormat = Literal["fastfold", "colabfold", "embeddings"]
 """Kinds of results folders: predictions in a style, or embeddings."""
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
@@ -39,60 +37,11 @@ PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 class InferConfig:
     """Settings of a fold.
 
-    Attributes:
-        num_recycles: Passes after the first; None for each network's default.
-        seeds: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
-        precision: Precision of the trunk, one of :data:`PRECISIONS`. ``auto`` is the device's default
-            (:func:`~fastfold.evoformer.precision.choose_precision`). None is ``auto`` on a GPU and ``fp32`` otherwise.
-        plots: Draw plots.
-        pae: Keep and write the aligned errors of all pairs; None for short targets only
-            (:func:`~fastfold.inference.folding.prediction.keeps_pae`).
-        device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``.
-        parallel: ``dap=<number>``: number of processes that fold each target together
-            (:mod:`fastfold.inference.distributed`); None for one process.
-        memory_budget: Memory of a fold, for example ``24GiB`` or a number of bytes; None for the device's free memory.
-            It determines the sizes of all blocks. With several processes, the budget of each.
-        host_memory: Host memory for offloaded tensors, in the same form; None for most of the free memory, and for none
-            if the device is a CPU.
-        offload_dir: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk.
-        checkpoint_after: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
-            after its last finished pass.
-        max_msa: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults.
-        use_cluster_profile: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
-            ``--disable-cluster-profile``; monomer networks always get them.
-        cuda_graphs: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
-            (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then.
-        dropout: Keep dropout on, for more diverse predictions of different seeds.
-        sample: Samples of the target per network and seed (:class:`~fastfold.inference.ensemble.settings.Sampling`); a
-            text is the method. None for one prediction.
-        recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
-            network's default (multimer networks 0.5, others do not stop early).
-        stop_at_score: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer
-            ranking confidence), 0 to 100.
-        num_ensemble: Samples of the alignment whose representations are averaged in each pass; None for each network's
-            default (1).
-        rank: Score that ranks predictions.
-        save_representations: Keep single and pair representation and the structure module's activations.
-        save_distogram: Keep the probabilities of distances of all pairs.
-        save_recycles: Keep the structure after each pass.
-        initial_guess: Structure file with initial atom positions, used as the recycled positions of the first pass. In
-            Python also another structure of :func:`fastfold.protein.io.read.read_structure`.
-        restraints: File of distances that the structure should have (:mod:`fastfold.inference.restraints`).
-        restraint_steps: Largest number of gradient steps towards them.
-        restraint_leave_one_out: Find contradictions by fits that leave out each restraint or group in turn.
-        cyclic: Treat each chain as a ring, with a bond between last and first residue.
-        rings: Names of the chains that are rings, such as ``B`` or ``A,C``, by their order in the target; None for
-            those of ``cyclic``.
-        embed: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`);
-            None to fold.
-        relax: Predictions of a target that are relaxed.
-        num_relax: Number of best predictions that are relaxed; None for those of ``relax``.
-        relax_platform: OpenMM's platform for the relaxation; ``auto`` for the fastest that works.
-
     Raises:
         ConfigError: A setting has the wrong type or an invalid value; names it.
     """
 
+    #: Passes after the first; None for each network's default
     num_recycles: int | None = option(
         "--num-recycles",
         "--num-recycle",
@@ -102,6 +51,7 @@ class InferConfig:
         metavar="N",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
+    #: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
     seeds: tuple[int, ...] = option(
         "--seeds",
         default=(0,),
@@ -110,6 +60,8 @@ class InferConfig:
         metavar="LIST",
         help="fold with these seeds: 0-4, or 1,3,7",
     )
+    #: Precision of the trunk, one of :data:`PRECISIONS`. ``auto`` is the device's default
+    #: (:func:`~fastfold.evoformer.precision.choose_precision`). None is ``auto`` on a GPU and ``fp32`` otherwise.
     precision: str | None = option(
         "--precision",
         default=None,
@@ -119,7 +71,9 @@ class InferConfig:
         "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
         "device (default: auto on GPUs, fp32 on CPUs)",
     )
-    plots: bool = option("--no-plots", default=True, group="structures", help="write no plots")
+    plots: bool = option("--no-plots", default=True, group="structures", help="write no plots")  #: Draw plots
+    #: Keep and write the aligned errors of all pairs; None for short targets only
+    #: (:func:`~fastfold.inference.folding.prediction.keeps_pae`)
     pae: bool | None = option(
         "--pae",
         default=None,
@@ -128,6 +82,7 @@ class InferConfig:
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
+    #: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``
     device: str = option(
         "--device",
         default="auto",
@@ -136,6 +91,8 @@ class InferConfig:
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
     )
+    #: ``dap=<number>``: number of processes that fold each target together (:mod:`fastfold.inference.distributed`);
+    #: None for one process
     parallel: str | None = option(
         "--parallel",
         default=None,
@@ -143,6 +100,8 @@ class InferConfig:
         metavar="dap=N",
         help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
+    #: Memory of a fold, for example ``24GiB`` or a number of bytes; None for the device's free memory. It determines
+    #: the sizes of all blocks. With several processes, the budget of each.
     memory_budget: str | int | None = option(
         "--memory-budget",
         default=None,
@@ -151,6 +110,8 @@ class InferConfig:
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
         "sizes of all blocks, and recomputation, follow from it",
     )
+    #: Host memory for offloaded tensors, in the same form; None for most of the free memory, and for none if the
+    #: device is a CPU
     host_memory: str | int | None = option(
         "--host-memory",
         default=None,
@@ -159,6 +120,7 @@ class InferConfig:
         is_rare=True,
         help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
     )
+    #: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk
     offload_dir: Path | None = option(
         "--offload-dir",
         default=None,
@@ -168,6 +130,8 @@ class InferConfig:
         is_rare=True,
         help="folder on a fast disk for tensors beyond --host-memory (default: none)",
     )
+    #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues after its last
+    #: finished pass
     checkpoint_after: float = option(
         "--checkpoint-after",
         default=180.0,
@@ -178,6 +142,7 @@ class InferConfig:
         help="save the state after each pass that takes at least this long, so that a killed fold can continue "
         "(default 180)",
     )
+    #: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults
     max_msa: tuple[int, int] | None = option(
         "--max-msa",
         default=None,
@@ -186,6 +151,8 @@ class InferConfig:
         is_rare=True,
         help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
     )
+    #: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
+    #: ``--disable-cluster-profile``; monomer networks always get them
     use_cluster_profile: bool = option(
         "--disable-cluster-profile",
         default=True,
@@ -193,6 +160,8 @@ class InferConfig:
         is_rare=True,
         help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
     )
+    #: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
+    #: (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then
     cuda_graphs: bool = option(
         "--cuda-graphs",
         default=False,
@@ -201,6 +170,7 @@ class InferConfig:
         help="on a GPU, record one pass as a CUDA graph and replay it for the others, for short targets whose passes "
         "wait for the host",
     )
+    #: Keep dropout on, for more diverse predictions of different seeds
     dropout: bool = option(
         "--dropout",
         "--use-dropout",
@@ -209,7 +179,11 @@ class InferConfig:
         is_rare=True,
         help="keep dropout on, for more diverse predictions by many seeds",
     )
+    #: Samples of the target per network and seed (:class:`~fastfold.inference.ensemble.settings.Sampling`); a text is
+    #: the method. None for one prediction.
     sample: Sampling | None = None
+    #: Recycling stops when CA distances change by less than this on average, in Å; None for each network's default
+    #: (multimer networks 0.5, others do not stop early)
     recycle_tolerance: float | None = option(
         "--recycle-tolerance",
         "--recycle-early-stop-tolerance",
@@ -220,6 +194,8 @@ class InferConfig:
         is_rare=True,
         help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
+    #: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer ranking confidence),
+    #: 0 to 100
     stop_at_score: float | None = option(
         "--stop-at-score",
         default=None,
@@ -229,6 +205,7 @@ class InferConfig:
         help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
         "pTM)",
     )
+    #: Samples of the alignment whose representations are averaged in each pass; None for each network's default (1)
     num_ensemble: int | None = option(
         "--num-ensemble",
         default=None,
@@ -238,6 +215,7 @@ class InferConfig:
         is_rare=True,
         help="samples of the alignment averaged in each pass (default 1)",
     )
+    #: Score that ranks predictions
     rank: RankBy = option(
         "--rank",
         default="auto",
@@ -245,6 +223,7 @@ class InferConfig:
         group="structures",
         help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
     )
+    #: Keep single and pair representation and the structure module's activations
     save_representations: bool = option(
         "--save-representations",
         default=False,
@@ -252,6 +231,7 @@ class InferConfig:
         is_rare=True,
         help="write single, pair and structure module's activations",
     )
+    #: Keep the probabilities of distances of all pairs
     save_distogram: bool = option(
         "--save-distogram",
         default=False,
@@ -259,6 +239,7 @@ class InferConfig:
         is_rare=True,
         help="write the probabilities of distances of all pairs",
     )
+    #: Keep the structure after each pass
     save_recycles: bool = option(
         "--save-recycles",
         default=False,
@@ -266,6 +247,8 @@ class InferConfig:
         is_rare=True,
         help="write the structure after each pass",
     )
+    #: Structure file with initial atom positions, used as the recycled positions of the first pass. In Python also
+    #: another structure of :func:`fastfold.protein.io.read.read_structure`.
     initial_guess: Any = option(
         "--initial-guess",
         default=None,
@@ -275,6 +258,7 @@ class InferConfig:
         is_rare=True,
         help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
+    #: File of distances that the structure should have (:mod:`fastfold.inference.restraints`)
     restraints: Path | None = option(
         "--restraints",
         default=None,
@@ -283,6 +267,7 @@ class InferConfig:
         metavar="FILE",
         help="distances that the structure should have: CSV, Chai's CSV or Boltz' YAML",
     )
+    #: Largest number of gradient steps towards them
     restraint_steps: int = option(
         "--restraint-steps",
         default=60,
@@ -291,6 +276,7 @@ class InferConfig:
         metavar="N",
         help="largest number of gradient steps towards the restraints (default 60)",
     )
+    #: Find contradictions by fits that leave out each restraint or group in turn
     restraint_leave_one_out: bool = option(
         "--restraint-leave-one-out",
         default=False,
@@ -298,6 +284,7 @@ class InferConfig:
         help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
         "each other",
     )
+    #: Treat each chain as a ring, with a bond between last and first residue
     cyclic: bool = option(
         "--cyclic",
         default=False,
@@ -305,6 +292,8 @@ class InferConfig:
         is_rare=True,
         help="each chain is a ring (cyclic peptides)",
     )
+    #: Names of the chains that are rings, such as ``B`` or ``A,C``, by their order in the target; None for those of
+    #: ``cyclic``
     rings: str | None = option(
         "--rings",
         default=None,
@@ -313,7 +302,10 @@ class InferConfig:
         is_rare=True,
         help="these chains are rings, by their order in the target (default: none, or all with --cyclic)",
     )
+    #: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`); None
+    #: to fold
     embed: EmbedConfig | None = None
+    #: Predictions of a target that are relaxed
     relax: RelaxWhich = option(
         "--relax",
         default="none",
@@ -323,6 +315,7 @@ class InferConfig:
         group="structures",
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
     )
+    #: Number of best predictions that are relaxed; None for those of ``relax``
     num_relax: int | None = option(
         "--num-relax",
         default=None,
@@ -332,6 +325,7 @@ class InferConfig:
         is_rare=True,
         help="relax the N best predictions of each target (default: as --relax says)",
     )
+    #: OpenMM's platform for the relaxation; ``auto`` for the fastest that works
     relax_platform: str = option(
         "--relax-platform",
         default="auto",

@@ -40,12 +40,10 @@ if TYPE_CHECKING:
     from fastfold.parallel.distributed import DistributedContext
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
-Shared = Callable[..., Any]
-"""Function that all processes call with the same arguments."""
+Shared = Callable[..., Any]  #: Function that all processes call with the same arguments
 
 
-_MEMORY = "out of memory"
-"""Reason of an abort after which the processes meet again."""
+_MEMORY = "out of memory"  #: Reason of an abort after which the processes meet again
 
 
 class DistributedFoldError(FastFoldError):
@@ -62,13 +60,9 @@ class _Abandoned(Exception):
 
 @dataclass
 class DistributedFolder:
-    """Group of processes that fold together; rank 0 reads and writes.
+    """Group of processes that fold together; rank 0 reads and writes."""
 
-    Attributes:
-        context: The processes, as one DAP group.
-    """
-
-    context: DistributedContext
+    context: DistributedContext  #: The processes, as one DAP group
     _networks: list[tuple[AlphaFold, AlphaFold]] = field(default_factory=list)
     _precisions: list[Precision] = field(default_factory=list)
     _shared: list[Shared] = field(default_factory=list)

@@ -40,25 +40,15 @@ WITHOUT_ALIGNMENT = (
 
 @dataclass
 class InferJob:
-    """Checked request with its networks and targets.
+    """Checked request with its networks and targets."""
 
-    Attributes:
-        request: The request.
-        networks: Networks of the run.
-        targets: Targets to fold, in order.
-        errors: Errors of the other targets.
-        finder: Finder of templates; None if none are requested.
-        warnings: Lines about weights that are left out, and networks that suit no complexes.
-        notes: Lines about limits of the predictions, and about the precision.
-    """
-
-    request: InferRequest
-    networks: list[Network]
-    targets: list[Target]
-    errors: list[InputError]
-    finder: TemplateFinder | None
-    warnings: list[str]
-    notes: list[str]
+    request: InferRequest  #: The request
+    networks: list[Network]  #: Networks of the run
+    targets: list[Target]  #: Targets to fold, in order
+    errors: list[InputError]  #: Errors of the other targets
+    finder: TemplateFinder | None  #: Finder of templates; None if none are requested
+    warnings: list[str]  #: Lines about weights that are left out, and networks that suit no complexes
+    notes: list[str]  #: Lines about limits of the predictions, and about the precision
 
     @property
     def costs(self) -> list[float]:

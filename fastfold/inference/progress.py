@@ -16,8 +16,7 @@ from typing import IO, Any
 
 from fastfold.utils.units import clock
 
-LOG = "log.txt"
-"""Name of the log in a folder of results."""
+LOG = "log.txt"  #: Name of the log in a folder of results
 
 
 def wrapped(text: str, stream: IO[str]) -> str:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from fastfold.data.targets import Target
     from fastfold.errors import InputError
 
-ALIGNMENTS = "alignments"
-"""Folder for searched alignments within the results."""
+ALIGNMENTS = "alignments"  #: Folder for searched alignments within the results
 Order = Literal["input", "length", "depth"]
 """Orders of targets: as they are given, short ones first, or those with few alignment rows first."""
 
@@ -30,28 +29,11 @@ Order = Literal["input", "length", "depth"]
 class RunOptions:
     """Options of a run other than the model's.
 
-    Attributes:
-        msa_dir: Folder of alignments; None to fold from the sequences alone.
-        pair_mode: Alignment rows of a complex.
-        sources: Sources of alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results.
-        templates: Sources of templates.
-        complex_: True if each file is one complex.
-        num_models: Largest number of networks for a target, in the order of the weights; None for all.
-        name_prefix: Prefix of the targets' names, before a running number; None for the records' names.
-        zip_results: Pack the files of each target into an archive as well.
-        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
-        skip_bad_weights: Leave out invalid weights files instead of ending the run.
-        overwrite: Fold everything again, and remove earlier results of the targets.
-        batch: Largest number of targets of similar length in a pass; ``auto`` where it is faster.
-        sort: Order of the targets.
-        quiet: Show only warnings and errors.
-        output_format: Style of file names and scores files.
-        folder_per_target: Write the files of each target into a folder of its name.
-
     Raises:
         ConfigError: An option has the wrong type or an invalid value; names it.
     """
 
+    #: Folder of alignments; None to fold from the sequences alone
     msa_dir: Path | None = option(
         "--msa-dir",
         default=None,
@@ -60,6 +42,7 @@ class RunOptions:
         metavar="DIR",
         help="folder of alignments, found by record id",
     )
+    #: Alignment rows of a complex
     pair_mode: PairMode = option(
         "--pair-mode",
         default=ColabFoldModes.pair_mode,
@@ -68,11 +51,14 @@ class RunOptions:
         help="alignment rows of a complex: each chain's own, paired ones, or both (default "
         f"{ColabFoldModes.pair_mode})",
     )
+    #: Sources of alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results
     sources: SearchSources = field(default_factory=SearchSources)
-    templates: TemplateOptions = field(default_factory=TemplateOptions)
+    templates: TemplateOptions = field(default_factory=TemplateOptions)  #: Sources of templates
+    #: True if each file is one complex
     complex_: bool = option(
         "--complex", default=False, group="targets", help="all records of a file are one complex"
     )
+    #: Largest number of networks for a target, in the order of the weights; None for all
     num_models: int | None = option(
         "--num-models",
         default=None,
@@ -81,6 +67,7 @@ class RunOptions:
         metavar="N",
         help="fold by the first N networks of --weights only (default: all)",
     )
+    #: Prefix of the targets' names, before a running number; None for the records' names
     name_prefix: str | None = option(
         "--jobname-prefix",
         default=None,
@@ -89,12 +76,14 @@ class RunOptions:
         is_rare=True,
         help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
     )
+    #: Pack the files of each target into an archive as well
     zip_results: bool = option(
         "--zip",
         default=False,
         group="structures",
         help="pack the files of each target into <id>.result.zip, too",
     )
+    #: Experimental structures to compare with: a file, or a folder of files named like the targets
     reference: Path | None = option(
         "--reference",
         default=None,
@@ -103,6 +92,7 @@ class RunOptions:
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
+    #: Leave out invalid weights files instead of ending the run
     skip_bad_weights: bool = option(
         "--skip-bad-weights",
         default=False,
@@ -110,6 +100,7 @@ class RunOptions:
         is_rare=True,
         help="leave out weights files that cannot be used",
     )
+    #: Fold everything again, and remove earlier results of the targets
     overwrite: bool = option(
         "--overwrite",
         "--overwrite-existing-results",
@@ -117,6 +108,7 @@ class RunOptions:
         group="output",
         help="fold finished targets again, and remove their other predictions in DIR",
     )
+    #: Largest number of targets of similar length in a pass; ``auto`` where it is faster
     batch: BatchSize = option(
         "--batch",
         default=1,
@@ -126,6 +118,7 @@ class RunOptions:
         help="fold up to N targets of similar length in one pass, for short targets; auto: where it is faster "
         "(default 1)",
     )
+    #: Order of the targets
     sort: Order = option(
         "--sort",
         "--sort-queries-by",
@@ -134,7 +127,9 @@ class RunOptions:
         group="order",
         help="length: short targets first; depth: those with few alignment rows first",
     )
+    #: Show only warnings and errors
     quiet: bool = option("--quiet", default=False, group="output", help="print only warnings and errors")
+    #: Style of file names and scores files
     output_format: OutputFormat = option(
         "--output-format",
         default="fastfold",
@@ -144,6 +139,7 @@ class RunOptions:
         "AlphaFold, for programs that read these (default fastfold)",
     )
 
+    #: Write the files of each target into a folder of its name
     folder_per_target: bool = option(
         "--folder-per-target",
         default=False,
@@ -177,18 +173,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Targets to fold, and how.
+    """Targets to fold, and how."""
 
-    Attributes:
-        inputs: Files of sequences, or a function that reads the targets.
-        output: Folder for the results.
-        weights: Weights files or names of published networks; empty for the small network that ships with the package.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
-    """
-
-    inputs: Sequence[Path] | TargetReader
-    output: Path
+    inputs: Sequence[Path] | TargetReader  #: Files of sequences, or a function that reads the targets
+    output: Path  #: Folder for the results
+    #: Weights files or names of published networks; empty for the small network that ships with the package
     weights: Sequence[Path] = option(
         "--weights",
         default=(),
@@ -198,8 +187,8 @@ class InferRequest:
         metavar="FILE",
         help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
     )
-    config: InferConfig = field(default_factory=InferConfig)
-    options: RunOptions = field(default_factory=RunOptions)
+    config: InferConfig = field(default_factory=InferConfig)  #: Settings of the fold
+    options: RunOptions = field(default_factory=RunOptions)  #: Options of the run other than the model's
 
     def read_targets(self) -> tuple[list[Target], list[InputError]]:
         """Read the targets; return them, and the errors of others."""

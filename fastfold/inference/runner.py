@@ -42,18 +42,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run.
+    """Summary of a run."""
 
-    Attributes:
-        folded: Names of the targets folded in this run.
-        skipped: Names of the targets that were finished before, or that another process is folding.
-        failed: Name (or file) and reason of each failure.
-        predictions: For each of these targets without failure, the ``id`` of the requested predictions in the folder.
-    """
-
-    folded: tuple[str, ...]
+    folded: tuple[str, ...]  #: Names of the targets folded in this run
+    #: Names of the targets that were finished before, or that another process is folding
     skipped: tuple[str, ...]
-    failed: tuple[tuple[str, str], ...]
+    failed: tuple[tuple[str, str], ...]  #: Name (or file) and reason of each failure
+    #: For each of these targets without failure, the ``id`` of the requested predictions in the folder
     predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def counts(self, done: str = "folded") -> str:

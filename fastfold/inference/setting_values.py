@@ -11,12 +11,10 @@ from typing import Any, Literal
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import check_whole
 
-SEED_LIMIT = 2**31
-"""Upper limit of seeds, exclusive."""
+SEED_LIMIT = 2**31  #: Upper limit of seeds, exclusive
 BatchSize = int | Literal["auto"]
 """Largest number of targets in a pass; ``auto`` batches only lengths at which it is faster."""
-MAX_BATCH = 256
-"""Largest number of targets in a pass that can be requested."""
+MAX_BATCH = 256  #: Largest number of targets in a pass that can be requested
 
 
 def check_batch(batch: Any) -> BatchSize:

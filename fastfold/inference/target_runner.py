@@ -57,49 +57,30 @@ from fastfold.utils.packages import is_installed, missing
 
 
 class _Prepared(NamedTuple):
-    """Shared data of a target's predictions.
+    """Shared data of a target's predictions."""
 
-    Attributes:
-        predictor: Predictor of the target.
-        coverage: Its coverage by alignments; None without alignments.
-        shared: Files of all predictions together by ending, once they are written.
-        label: Name of the target in messages.
-    """
-
-    predictor: TargetPredictor
-    coverage: dict[str, Any] | None
-    shared: dict[str, Path]
-    label: str
+    predictor: TargetPredictor  #: Predictor of the target
+    coverage: dict[str, Any] | None  #: Its coverage by alignments; None without alignments
+    shared: dict[str, Path]  #: Files of all predictions together by ending, once they are written
+    label: str  #: Name of the target in messages
 
 
 @dataclass(frozen=True, eq=False)
 class TargetWork:
-    """Target to fold.
+    """Target to fold."""
 
-    Attributes:
-        target: The target.
-        label: Name of the target in messages.
-        cost: Cost of the target in the progress.
-    """
-
-    target: Target
-    label: str
-    cost: float
+    target: Target  #: The target
+    label: str  #: Name of the target in messages
+    cost: float  #: Cost of the target in the progress
 
 
 class FoldedTarget(NamedTuple):
-    """Result of a target.
+    """Result of a target."""
 
-    Attributes:
-        results: Its results in the folder.
-        made: True if a file was added.
-        in_progress: Number of predictions that other processes are working on.
-        predictions: The ``id`` of each requested prediction, also of those that were finished before.
-    """
-
-    results: TargetResults
-    made: bool
-    in_progress: int
+    results: TargetResults  #: Its results in the folder
+    made: bool  #: True if a file was added
+    in_progress: int  #: Number of predictions that other processes are working on
+    #: The ``id`` of each requested prediction, also of those that were finished before
     predictions: tuple[str, ...] = ()
 
 
@@ -108,30 +89,18 @@ Ended = tuple[TargetWork, FoldedTarget | Exception]
 
 @dataclass
 class TargetRunner:
-    """Runner that folds targets into a results folder, alone or several in a pass.
+    """Runner that folds targets into a results folder, alone or several in a pass."""
 
-    Attributes:
-        networks: Networks of the run; an invalid one may be left out.
-        folder: The results folder.
-        device: Device of the fold.
-        config: Settings of the fold.
-        options: Options of the run other than the model's.
-        progress: Progress shown to the user.
-        distributed: Processes that fold together, if there are several.
-        finder: Finder of templates; None if none were requested.
-        background: Process that draws and relaxes; None to do so between folds.
-        leaves_rest: True to leave plots, relaxation, and files made from them to :meth:`finish` in another process.
-    """
-
-    networks: list[Network]
-    folder: ResultsFolder
-    device: torch.device
-    config: InferConfig
-    options: RunOptions
-    progress: Progress
-    distributed: DistributedFolder | None = None
-    finder: TemplateFinder | None = None
-    background: Background | None = None
+    networks: list[Network]  #: Networks of the run; an invalid one may be left out
+    folder: ResultsFolder  #: The results folder
+    device: torch.device  #: Device of the fold
+    config: InferConfig  #: Settings of the fold
+    options: RunOptions  #: Options of the run other than the model's
+    progress: Progress  #: Progress shown to the user
+    distributed: DistributedFolder | None = None  #: Processes that fold together, if there are several
+    finder: TemplateFinder | None = None  #: Finder of templates; None if none were requested
+    background: Background | None = None  #: Process that draws and relaxes; None to do so between folds
+    #: True to leave plots, relaxation, and files made from them to :meth:`finish` in another process
     leaves_rest: bool = False
     _checked: bool = field(default=False, init=False)
     _graph: KeptGraph = field(default_factory=KeptGraph, init=False)

@@ -26,17 +26,12 @@ Features = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TargetTemplates:
-    """Templates of a target's chains.
+    """Templates of a target's chains."""
 
-    Attributes:
-        features: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None.
-        report: Per chain, found, used and left-out templates, in JSON's types.
-        lines: Report in words, a line for each sequence.
-    """
-
+    #: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None
     features: tuple[Features | None, ...]
-    report: tuple[dict[str, Any], ...] = ()
-    lines: tuple[str, ...] = ()
+    report: tuple[dict[str, Any], ...] = ()  #: Per chain, found, used and left-out templates, in JSON's types
+    lines: tuple[str, ...] = ()  #: Report in words, a line for each sequence
 
     def cut(self, target: Target) -> TargetTemplates:
         """Return the templates of a target's parts, from those of its whole chains."""

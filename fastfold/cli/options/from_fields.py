@@ -14,8 +14,7 @@ from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import Option, options_of
 
 T = TypeVar("T")
-More = Mapping[type, dict[str, Any]]
-"""Values of fields of dataclasses, by class and name."""
+More = Mapping[type, dict[str, Any]]  #: Values of fields of dataclasses, by class and name
 
 
 def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[str] = ()) -> None:

@@ -41,23 +41,15 @@ RecycleMode = Literal["last", "average"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Losses of a sequence, means over the networks.
+    """Losses of a sequence, means over the networks."""
 
-    Attributes:
-        loss: Weighted sum of the losses.
-        losses: Losses by name, without weights.
-        gradient: ``[P, 20]`` of the loss with respect to the parameters, None if it was not asked for.
-        plddt: ``[N]``, 0 to 100.
-        positions: ``[N, 37, 3]`` in Å, of the first network.
-        logits: Logits ``[P, 20]`` of the sequence.
-    """
-
-    loss: float
-    losses: Mapping[str, float]
+    loss: float  #: Weighted sum of the losses
+    losses: Mapping[str, float]  #: Losses by name, without weights
+    #: ``[P, 20]`` of the loss with respect to the parameters, None if it was not asked for
     gradient: Tensor | None
-    plddt: np.ndarray
-    positions: np.ndarray
-    logits: Tensor
+    plddt: np.ndarray  #: ``[N]``, 0 to 100
+    positions: np.ndarray  #: ``[N, 37, 3]`` in Å, of the first network
+    logits: Tensor  #: Logits ``[P, 20]`` of the sequence
 
 
 class Evaluator:

@@ -40,15 +40,12 @@ class Share:
 class Limits:
     """Limits of a designed chain; kept residues count as well.
 
-    Attributes:
-        shares: Limits of the composition.
-        charge: Smallest and largest net charge at pH 7 (:data:`CHARGES`); None for any.
-
     Raises:
         ConfigError: The charges are not in order or not finite.
     """
 
-    shares: tuple[Share, ...] = ()
+    shares: tuple[Share, ...] = ()  #: Limits of the composition
+    #: Smallest and largest net charge at pH 7 (:data:`CHARGES`); None for any
     charge: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

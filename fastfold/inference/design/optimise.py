@@ -30,46 +30,33 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 class DesignConfig:
     """Settings of an optimisation.
 
-    Attributes:
-        soft_steps: Steps from logits to their softmax.
-        temperature_steps: Steps in which the softmax sharpens.
-        hard_steps: Steps on the most likely residues.
-        mutation_steps: Rounds of mutations, each the best of ``tries``.
-        tries: Mutations that a round compares.
-        optimizer: ``sgd`` or ``adam``, on gradients of unit length per residue.
-        learning_rate: Step length.
-        recycles: Extra passes of the network.
-        recycle_mode: Passes whose gradient counts.
-        dropout: True for dropout before the steps on residues.
-        networks: Networks drawn for a step; None for all. Steps on residues and mutations use all.
-        start: First parameters: Gumbel noise, small noise, or the residues of the given structure.
-        weights: Weights of losses that differ from the protocol's.
-        forbid: Residues never used, such as ``CM``.
-        composition: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``. They are a loss
-            ``composition``, a rule for mutations, and the first criterion of the best residues.
-        charge: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any.
-        give_up_below: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out.
-
     Raises:
         ConfigError: A value is out of range.
     """
 
-    soft_steps: int = 300
-    temperature_steps: int = 100
-    hard_steps: int = 10
-    mutation_steps: int = 0
-    tries: int = 10
-    optimizer: Optimizer = "sgd"
-    learning_rate: float = 0.1
-    recycles: int = 0
-    recycle_mode: RecycleMode = "last"
-    dropout: bool = True
+    soft_steps: int = 300  #: Steps from logits to their softmax
+    temperature_steps: int = 100  #: Steps in which the softmax sharpens
+    hard_steps: int = 10  #: Steps on the most likely residues
+    mutation_steps: int = 0  #: Rounds of mutations, each the best of ``tries``
+    tries: int = 10  #: Mutations that a round compares
+    optimizer: Optimizer = "sgd"  #: ``sgd`` or ``adam``, on gradients of unit length per residue
+    learning_rate: float = 0.1  #: Step length
+    recycles: int = 0  #: Extra passes of the network
+    recycle_mode: RecycleMode = "last"  #: Passes whose gradient counts
+    dropout: bool = True  #: True for dropout before the steps on residues
+    #: Networks drawn for a step; None for all. Steps on residues and mutations use all.
     networks: int | None = 1
+    #: First parameters: Gumbel noise, small noise, or the residues of the given structure
     start: Start = "gumbel"
+    #: Weights of losses that differ from the protocol's
     weights: Mapping[str, float] = field(default_factory=dict)
-    forbid: str = ""
+    forbid: str = ""  #: Residues never used, such as ``CM``
+    #: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``. They are a loss ``composition``, a rule
+    #: for mutations, and the first criterion of the best residues.
     composition: str = ""
+    #: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any
     charge: tuple[float, float] | None = None
+    #: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out
     give_up_below: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,31 +117,20 @@ def schedule(config: DesignConfig) -> list[Step]:
 
 @dataclass
 class DesignState:
-    """Everything that an optimisation resumes from.
+    """Everything that an optimisation resumes from."""
 
-    Attributes:
-        parameters: ``[P, 20]`` float32.
-        step: Number of finished steps.
-        moments: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD.
-        best: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none.
-        best_loss: Their loss; infinite if no step has used residues.
-        best_violation: Residues and charges of them that are outside the limits of the chain.
-        plddt: pLDDT ``[N]`` of the last step, 0 to 100.
-        positions: Atoms ``[N, 37, 3]`` in Å of the best residues, or of the last step if there are none.
-        log: A row of figures for each step.
-        trace: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å.
-    """
-
-    parameters: Tensor
-    step: int
-    moments: Tensor
+    parameters: Tensor  #: ``[P, 20]`` float32
+    step: int  #: Number of finished steps
+    moments: Tensor  #: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD
+    #: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none
     best: Tensor
-    best_loss: float
-    best_violation: float
-    plddt: np.ndarray
+    best_loss: float  #: Their loss; infinite if no step has used residues
+    best_violation: float  #: Residues and charges of them that are outside the limits of the chain
+    plddt: np.ndarray  #: pLDDT ``[N]`` of the last step, 0 to 100
+    #: Atoms ``[N, 37, 3]`` in Å of the best residues, or of the last step if there are none
     positions: np.ndarray
-    log: list[dict[str, Any]]
-    trace: list[np.ndarray]
+    log: list[dict[str, Any]]  #: A row of figures for each step
+    trace: list[np.ndarray]  #: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å
 
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:

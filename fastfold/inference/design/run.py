@@ -62,15 +62,10 @@ _SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
 
 @dataclass(frozen=True)
 class Redesign:
-    """Sequences of another program for the designed backbones.
+    """Sequences of another program for the designed backbones."""
 
-    Attributes:
-        program: The program.
-        keep_interface: True if residues of designed chains within 4 Å of other chains stay.
-    """
-
-    program: SequenceProgram
-    keep_interface: bool = False
+    program: SequenceProgram  #: The program
+    keep_interface: bool = False  #: True if residues of designed chains within 4 Å of other chains stay
 
 
 def run_designs(

@@ -29,17 +29,11 @@ _GAP = 21
 
 @dataclass(frozen=True)
 class TargetStructure:
-    """Structure file of given chains.
+    """Structure file of given chains."""
 
-    Attributes:
-        path: PDB or mmCIF file.
-        chains: Chain names; empty for all.
-        hotspots: Residues, such as ``A10-25,A40``; empty for any.
-    """
-
-    path: Path
-    chains: tuple[str, ...] = ()
-    hotspots: str = ""
+    path: Path  #: PDB or mmCIF file
+    chains: tuple[str, ...] = ()  #: Chain names; empty for all
+    hotspots: str = ""  #: Residues, such as ``A10-25,A40``; empty for any
 
     @classmethod
     def parse(cls, text: str) -> TargetStructure:

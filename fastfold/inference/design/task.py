@@ -41,51 +41,33 @@ Loss = Callable[[Outputs, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """Given atoms of residues of a task.
+    """Given atoms of residues of a task."""
 
-    Attributes:
-        positions: ``[N, 37, 3]`` in Å, zero where unknown.
-        mask: ``[N, 37]``, 1 for known atoms of supervised residues.
-        aatype: ``[N]`` residue types of the given structure.
-    """
-
-    positions: Tensor
-    mask: Tensor
-    aatype: Tensor
+    positions: Tensor  #: ``[N, 37, 3]`` in Å, zero where unknown
+    mask: Tensor  #: ``[N, 37]``, 1 for known atoms of supervised residues
+    aatype: Tensor  #: ``[N]`` residue types of the given structure
 
 
 @dataclass(frozen=True)
 class DesignTask:
-    """Residues to design in the chains of a target, and losses of them.
+    """Residues to design in the chains of a target, and losses of them."""
 
-    Attributes:
-        name: Name of the protocol.
-        target: Chains; designed residues are glycines in it.
-        source: Parameter row that each residue has its type from, ``[N]``; -1 for fixed residues.
-        weights: Default weights of losses by name.
-        reference: Given atoms that designs are compared with, None for none.
-        hotspots: Residues of the given chains that a binder must touch, ``[H]``; empty for any.
-        templates: Structure file that is the template of each chain, None for no template.
-        cyclic: True if designed chains are rings.
-        flexible: Parts of the templates that are left out.
-        others: Further complexes that the designed residues shall form.
-        avoided: Complexes that they shall not form.
-        own_losses: Losses of the user by name; their weights are settings of the design.
-        given: CA atoms ``[N, 3]`` of a binder's given chains in Å, NaN where unknown; None without given chains.
-    """
-
-    name: str
-    target: Target
-    source: np.ndarray
-    weights: Mapping[str, float]
-    reference: Reference | None = None
+    name: str  #: Name of the protocol
+    target: Target  #: Chains; designed residues are glycines in it
+    source: np.ndarray  #: Parameter row that each residue has its type from, ``[N]``; -1 for fixed residues
+    weights: Mapping[str, float]  #: Default weights of losses by name
+    reference: Reference | None = None  #: Given atoms that designs are compared with, None for none
+    #: Residues of the given chains that a binder must touch, ``[H]``; empty for any
     hotspots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    #: Structure file that is the template of each chain, None for no template
     templates: Sequence[Path | None] | None = None
-    cyclic: bool = False
-    flexible: Flexible = "none"
-    others: Sequence[DesignTask] = ()
-    avoided: Sequence[DesignTask] = ()
+    cyclic: bool = False  #: True if designed chains are rings
+    flexible: Flexible = "none"  #: Parts of the templates that are left out
+    others: Sequence[DesignTask] = ()  #: Further complexes that the designed residues shall form
+    avoided: Sequence[DesignTask] = ()  #: Complexes that they shall not form
+    #: Losses of the user by name; their weights are settings of the design
     own_losses: Mapping[str, Loss] = field(default_factory=dict)
+    #: CA atoms ``[N, 3]`` of a binder's given chains in Å, NaN where unknown; None without given chains
     given: np.ndarray | None = None
 
     @cached_property

@@ -27,36 +27,25 @@ from fastfold.inference.planning.planner import FoldPlan
 from fastfold.protein.metrics.contacts import sum_contact_bins
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
-_NAMES = {"msa_first_row": "msa_row"}
-"""Arrays whose name differs from that of the network."""
+_NAMES = {"msa_first_row": "msa_row"}  #: Arrays whose name differs from that of the network
 _PAIRS = ("pair", "distogram", "contacts")
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Representations of a target by a network.
+    """Representations of a target by a network."""
 
-    Attributes:
-        name: Name of the target.
-        sequences: One-letter sequence of each chain, as it was folded.
-        model_name: Network, for example ``model_1_ptm``.
-        seed: Random seed.
-        num_recycles: Passes after the first.
-        layer: Evoformer block of the arrays; None for the last.
-        arrays: By name, of N residues in the order of the input: ``single [N, c_s]``, ``pair [N, N, c_z]``,
-            ``msa_row [N, c_m]``, ``structure_module [N, c]``, ``distogram [N, N, bins]`` with ``distogram_edges
-            [bins - 1]`` in Å, ``contacts [N, N]`` (CB atoms within 8 Å); means lack the axis of residues.
-        sample: See :class:`fastfold.inference.output.prediction.Prediction`.
-    """
-
-    name: str
-    sequences: tuple[str, ...]
-    model_name: str
-    seed: int
-    num_recycles: int
-    layer: int | None
+    name: str  #: Name of the target
+    sequences: tuple[str, ...]  #: One-letter sequence of each folded chain
+    model_name: str  #: Network, for example ``model_1_ptm``
+    seed: int  #: Random seed
+    num_recycles: int  #: Passes after the first
+    layer: int | None  #: Evoformer block of the arrays; None for the last
+    #: By name, of N residues in the order of the input: ``single [N, c_s]``, ``pair [N, N, c_z]``, ``msa_row [N,
+    #: c_m]``, ``structure_module [N, c]``, ``distogram [N, N, bins]`` with ``distogram_edges [bins - 1]`` in Å,
+    #: ``contacts [N, N]`` (CB atoms within 8 Å); means lack the axis of residues
     arrays: Mapping[str, np.ndarray]
-    sample: Mapping[str, Any] | None = None
+    sample: Mapping[str, Any] | None = None  #: See :class:`fastfold.inference.output.prediction.Prediction`
 
     @property
     def about(self) -> dict[str, str]:

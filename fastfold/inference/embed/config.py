@@ -20,10 +20,8 @@ ENDINGS = {"safetensors": ".safetensors", "hdf5": ".h5", "zarr": ".zarr.zip", "b
 ARRAYS = ("single", "pair", "msa_row", "structure_module", "distogram", "contacts")
 """Names of arrays: the last representations of residues and pairs, the target's row of the MSA, the structure module's
 activations, and probabilities of distances and of contacts."""
-OF_BLOCKS = ("msa_row", "pair")
-"""Arrays that exist after every Evoformer block."""
-BIOEMU_CHANNELS = (384, 128)
-"""Channels of single and pair that BioEmu's networks take."""
+OF_BLOCKS = ("msa_row", "pair")  #: Arrays that exist after every Evoformer block
+BIOEMU_CHANNELS = (384, 128)  #: Channels of single and pair that BioEmu's networks take
 _PAIRWISE = ("distogram", "contacts")
 
 
@@ -31,22 +29,16 @@ _PAIRWISE = ("distogram", "contacts")
 class EmbedConfig:
     """Settings of an embedding.
 
-    Attributes:
-        layer: Evoformer block, from 1, after which the last pass ends; None for all of them.
-        arrays: Names of :data:`ARRAYS`; None for ``single`` and ``pair``, after a block ``msa_row`` and ``pair``.
-        mean: Average over the residues, and over all pairs.
-        dtype: ``float32`` or ``float16``, in files.
-        file_format: One of :data:`EmbedFormat`.
-
     Raises:
         ConfigError: A setting is invalid, or contradicts another.
     """
 
-    layer: int | None = None
+    layer: int | None = None  #: Evoformer block, from 1, after which the last pass ends; None for all of them
+    #: Names of :data:`ARRAYS`; None for ``single`` and ``pair``, after a block ``msa_row`` and ``pair``
     arrays: tuple[str, ...] | None = None
-    mean: bool = False
-    dtype: Literal["float32", "float16"] = "float32"
-    file_format: EmbedFormat = "safetensors"
+    mean: bool = False  #: Average over the residues, and over all pairs
+    dtype: Literal["float32", "float16"] = "float32"  #: ``float32`` or ``float16``, in files
+    file_format: EmbedFormat = "safetensors"  #: One of :data:`EmbedFormat`
 
     def __post_init__(self) -> None:
         is_whole = isinstance(self.layer, numbers.Integral) and not isinstance(self.layer, bool)

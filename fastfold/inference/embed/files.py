@@ -16,8 +16,7 @@ from fastfold.inference.embed.config import check_format
 from fastfold.inference.output.results_folder import TargetResults
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
-BIOEMU = "bioemu"
-"""Folder with BioEmu's files within the results."""
+BIOEMU = "bioemu"  #: Folder with BioEmu's files within the results
 
 
 def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], file_format: str) -> bytes:

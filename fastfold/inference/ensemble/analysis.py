@@ -17,8 +17,7 @@ from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 
-NUM_COMPONENTS = 5
-"""Largest number of principal components."""
+NUM_COMPONENTS = 5  #: Largest number of principal components
 _ROUNDS = 20
 
 
@@ -36,29 +35,17 @@ class State:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Analysis of ``M`` structures with ``K`` residues that have a CA atom in all of them.
+    """Analysis of ``M`` structures with ``K`` residues that have a CA atom in all of them."""
 
-    Attributes:
-        tm_score: ``[M, M]``, symmetric.
-        rmsd: ``[M, M]`` in Å over CA atoms, symmetric.
-        clusters: ``[M]`` integers from 1, the largest cluster first.
-        representatives: Per cluster, its member with the largest mean TM-score to the others.
-        superposed: ``[M, K, 3]`` in Å, CA atoms superposed on their mean.
-        components: ``[M, C]`` in Å, coordinates of the structures along the principal components.
-        variance: ``[C]``, share of the variance of each component.
-        fluctuation: ``[K]`` in Å, root mean square fluctuation of each residue (RMSF).
-        states: Agreement with given states.
-    """
-
-    tm_score: np.ndarray
-    rmsd: np.ndarray
-    clusters: np.ndarray
-    representatives: tuple[int, ...]
-    superposed: np.ndarray
-    components: np.ndarray
-    variance: np.ndarray
-    fluctuation: np.ndarray
-    states: tuple[State, ...] = ()
+    tm_score: np.ndarray  #: ``[M, M]``, symmetric
+    rmsd: np.ndarray  #: ``[M, M]`` in Å over CA atoms, symmetric
+    clusters: np.ndarray  #: ``[M]`` integers from 1, the largest cluster first
+    representatives: tuple[int, ...]  #: Per cluster, its member with the largest mean TM-score to the others
+    superposed: np.ndarray  #: ``[M, K, 3]`` in Å, CA atoms superposed on their mean
+    components: np.ndarray  #: ``[M, C]`` in Å, coordinates of the structures along the principal components
+    variance: np.ndarray  #: ``[C]``, share of the variance of each component
+    fluctuation: np.ndarray  #: ``[K]`` in Å, root mean square fluctuation of each residue (RMSF)
+    states: tuple[State, ...] = ()  #: Agreement with given states
 
 
 def analyse(

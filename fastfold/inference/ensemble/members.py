@@ -18,8 +18,7 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 
-SMALLEST = 3
-"""Smallest number of predictions of an ensemble."""
+SMALLEST = 3  #: Smallest number of predictions of an ensemble
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from fastfold.inference.output.plots import figure_in_style, mark_chains, to_png
 from fastfold.inference.output.style import CHAIN_COLOURS, FAINT, INK
 
 _GRID = 120
-_MOST_KT = 6.0
-"""Upper end of the landscape's scale, in units of kT."""
+_MOST_KT = 6.0  #: Upper end of the landscape's scale, in units of kT
 
 
 def pairs_png(analysis: Analysis, *, title: str) -> bytes:

@@ -21,8 +21,7 @@ from fastfold.errors import InputError
 from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.output.file_names import sample_label
 
-DEFAULT_NUMBER = 10
-"""Default number of samples by masked columns or dropout."""
+DEFAULT_NUMBER = 10  #: Default number of samples by masked columns or dropout
 _SEED_LIMIT = 2**31
 
 

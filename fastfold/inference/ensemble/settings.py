@@ -28,18 +28,11 @@ def parse_depths(text: str) -> tuple[int, ...]:
 class Sampling:
     """Settings of the samples of a target.
 
-    Attributes:
-        method: One of :data:`SampleMethod`.
-        number: Number of samples per network and seed. None for ten, for one of each depth, or for all clusters. Of
-            clusters, the largest are folded.
-        fraction: Share of masked columns, for ``columns``.
-        depths: Numbers of random rows besides the query, for ``depth``. Samples use them in turn. Depths beyond the
-            alignment's are left out.
-
     Raises:
         ConfigError: A setting is invalid; names it.
     """
 
+    #: One of :data:`SampleMethod`
     method: SampleMethod = option(
         "--sample",
         choices=get_args(SampleMethod),
@@ -48,6 +41,8 @@ class Sampling:
         help="predict samples of each target: columns (mask random alignment columns), clusters (of alignment rows, "
         "needs scikit-learn), depth (random alignment rows) or dropout; see fastfold ensemble",
     )
+    #: Number of samples per network and seed. None for ten, for one of each depth, or for all clusters. Of clusters,
+    #: the largest are folded.
     number: int | None = option(
         "--samples",
         default=None,
@@ -56,6 +51,7 @@ class Sampling:
         metavar="N",
         help="samples per network and seed (default: 10; one of each depth; all clusters)",
     )
+    #: Share of masked columns, for ``columns``
     fraction: float = option(
         "--sample-fraction",
         default=0.15,
@@ -64,6 +60,8 @@ class Sampling:
         metavar="X",
         help="share of the columns that --sample columns masks (default 0.15)",
     )
+    #: Numbers of random rows besides the query, for ``depth``. Samples use them in turn. Depths beyond the alignment's
+    #: are left out.
     depths: tuple[int, ...] = option(
         "--sample-depths",
         default=DEPTHS,

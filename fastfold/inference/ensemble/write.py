@@ -24,10 +24,8 @@ from fastfold.utils.packages import is_installed, require_package
 _log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-_MANY = 200
-"""Number of samples whose comparison takes long enough to be announced."""
-MAX_MODELS = 100
-"""Largest number of representatives whose superposed structures are written."""
+_MANY = 200  #: Number of samples whose comparison takes long enough to be announced
+MAX_MODELS = 100  #: Largest number of representatives whose superposed structures are written
 
 
 def write_ensembles(

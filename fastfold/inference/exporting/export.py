@@ -39,21 +39,13 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """Exported program of one length class.
+    """Exported program of one length class."""
 
-    Attributes:
-        path: The file.
-        shape: Sizes of its inputs; shorter targets are padded.
-        num_recycles: Passes after the first within the program; None for a program of one pass.
-        package: True for a package compiled by AOTInductor.
-        run: The program itself.
-    """
-
-    path: Path
-    shape: LengthClass
-    num_recycles: int | None
-    package: bool
-    run: Any
+    path: Path  #: The file
+    shape: LengthClass  #: Sizes of its inputs; shorter targets are padded
+    num_recycles: int | None  #: Passes after the first within the program; None for a program of one pass
+    package: bool  #: True for a package compiled by AOTInductor
+    run: Any  #: The program itself
 
     def __call__(self, features: Tensors | Sequence[Tensors], previous: Tensors | None = None) -> Tensors:
         """Run the program, and return the outputs of :class:`.NetworkPass` for the residues of the target.

@@ -18,8 +18,7 @@ from fastfold.evoformer.confidence import plddt, predicted_aligned_error
 from fastfold.evoformer.model import AlphaFold, distance_change
 
 Tensors = dict[str, Tensor]
-_SHORT = 16
-"""Length of the target from which the names and types of features are read."""
+_SHORT = 16  #: Length of the target from which the names and types of features are read
 _OF_PAIRS = ("coevolution_pair",)
 _RECYCLED = ("prev_msa_first_row", "prev_pair", "prev_pos")
 

@@ -24,28 +24,19 @@ if TYPE_CHECKING:
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "fastfold.inference.output.plots")
 """Modules that plots need."""
-RELAXATION = ("fastfold.inference.relax.written",)
-"""Modules that a relaxation needs."""
-MAX_PROCESSES = 4
-"""Largest number of processes that relax."""
-PROCESS_BYTES = 512 << 20
-"""Memory of a process: Python, OpenMM, and the structure that it relaxes."""
+RELAXATION = ("fastfold.inference.relax.written",)  #: Modules that a relaxation needs
+MAX_PROCESSES = 4  #: Largest number of processes that relax
+PROCESS_BYTES = 512 << 20  #: Memory of a process: Python, OpenMM, and the structure that it relaxes
 _ATTEMPTS = 2
 _NICENESS = 10
 
 
 class BackgroundWork(NamedTuple):
-    """Call of a function in the other process.
+    """Call of a function in the other process."""
 
-    Attributes:
-        function: Function of a module.
-        arguments: Its picklable arguments.
-        options: Its picklable arguments by name.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    function: Callable[..., Any]  #: Function of a module
+    arguments: tuple[Any, ...]  #: Its picklable arguments
+    options: dict[str, Any]  #: Its picklable arguments by name
 
     def run(self) -> Any:
         """Call the function here."""

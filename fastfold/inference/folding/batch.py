@@ -24,10 +24,8 @@ from fastfold.inference.planning.planner import FoldPlan
 from fastfold.inference.setting_values import BatchSize
 from fastfold.memory import BudgetError
 
-PADDING = 1.15
-"""Largest length in a batch, as a multiple of the smallest."""
-AUTO_BATCH = 8
-"""Largest batch of ``auto``."""
+PADDING = 1.15  #: Largest length in a batch, as a multiple of the smallest
+AUTO_BATCH = 8  #: Largest batch of ``auto``
 AUTO_RESIDUES = {"cpu": 128, "cuda": 256}
 """Longest targets that ``auto`` batches, by the type of the device; longer ones fill it alone."""
 

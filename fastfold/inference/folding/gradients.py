@@ -15,8 +15,7 @@ from fastfold.inference.folding.saved_inputs import SavedInputs
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.comm.groups import Group
 
-CHECKPOINTED = 128
-"""Residues from which activations are recomputed in the backward pass."""
+CHECKPOINTED = 128  #: Residues from which activations are recomputed in the backward pass
 
 _BLOCKS, _SMALLEST_BLOCK = 16, 1 << 17
 """Blocks of rows of the pair outside the trunk's blocks, and the fewest pairs of residues that each has."""
@@ -29,18 +28,12 @@ _IN_ROWS = ("embedding", "templates", "structure module", "heads")
 
 @dataclass(frozen=True)
 class GradientPolicy:
-    """How a pass records gradients.
+    """How a pass records gradients."""
 
-    Attributes:
-        recompute: True to keep only the inputs of the trunk's blocks and of blocks of rows outside it.
-        pairs: Pairs of residues of a block of rows.
-        host: Bytes of the host's memory for inputs of the trunk's blocks.
-        templates: Indices of the templates that a monomer network reads; None for all.
-    """
-
-    recompute: bool
-    pairs: int = _SMALLEST_BLOCK
-    host: int = 0
+    recompute: bool  #: True to keep only the inputs of the trunk's blocks and of blocks of rows outside it
+    pairs: int = _SMALLEST_BLOCK  #: Pairs of residues of a block of rows
+    host: int = 0  #: Bytes of the host's memory for inputs of the trunk's blocks
+    #: Indices of the templates that a monomer network reads; None for all
     templates: tuple[int, ...] | None = None
 
     @classmethod

@@ -20,8 +20,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
-LARGEST_BLOCK = 32 << 20
-"""Bytes of the largest block in the heap: glibc's own limit."""
+LARGEST_BLOCK = 32 << 20  #: Bytes of the largest block in the heap: glibc's own limit
 KEPT = 2 * LARGEST_BLOCK
 """Bytes of free memory that the end of the heap keeps: the most that glibc chooses for such blocks."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h

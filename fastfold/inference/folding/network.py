@@ -30,29 +30,17 @@ Represent = Callable[..., tuple[dict[str, Tensor], int]]
 
 @dataclass(frozen=True)
 class NetworkPasses:
-    """Settings of one run of a network.
+    """Settings of one run of a network."""
 
-    Attributes:
-        num_recycles: Passes after the first.
-        num_ensemble: Feature samples per pass.
-        recycle_tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        is_complex: True to compute scores of interfaces.
-        pae: True to keep the aligned errors of all pairs.
-        distogram: Keep the probabilities of distances of all pairs.
-        representations: Keep the representations, where they would be freed otherwise.
-        dropout_seed: Seed of dropout; None for no dropout.
-        cuda_graph: CUDA graph from which passes are replayed; None for no graph.
-    """
-
-    num_recycles: int
-    num_ensemble: int = 1
-    recycle_tolerance: float = 0.0
-    is_complex: bool = False
-    pae: bool = True
-    distogram: bool = False
-    representations: bool = False
-    dropout_seed: int | None = None
-    cuda_graph: KeptGraph | None = None
+    num_recycles: int  #: Passes after the first
+    num_ensemble: int = 1  #: Feature samples per pass
+    recycle_tolerance: float = 0.0  #: See :meth:`fastfold.evoformer.model.AlphaFold.forward`
+    is_complex: bool = False  #: True to compute scores of interfaces
+    pae: bool = True  #: True to keep the aligned errors of all pairs
+    distogram: bool = False  #: Keep the probabilities of distances of all pairs
+    representations: bool = False  #: Keep the representations, where they would be freed otherwise
+    dropout_seed: int | None = None  #: Seed of dropout; None for no dropout
+    cuda_graph: KeptGraph | None = None  #: CUDA graph from which passes are replayed; None for no graph
 
     @property
     def reads_distogram(self) -> bool:

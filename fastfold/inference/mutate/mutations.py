@@ -16,8 +16,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.protein.residue_constants import restypes
 from fastfold.utils.text_files import read_text_bytes, split_lines
 
-ALL = "all"
-"""Value of ``--mutations`` for every substitution of every residue."""
+ALL = "all"  #: Value of ``--mutations`` for every substitution of every residue
 
 _LIMIT = 1 << 26
 _MUTATION = re.compile(r"(?:(?P<chain>[A-Za-z0-9]+):)?(?P<old>[A-Z])(?P<number>\d{1,6})(?P<new>[A-Z])")
@@ -26,29 +25,20 @@ _RANGE = re.compile(r"(?:(?P<chain>[A-Za-z0-9]+):)?(?P<first>\d{1,6})(?:-(?P<las
 
 @dataclass(frozen=True)
 class Mutation:
-    """Substitution of one residue.
+    """Substitution of one residue."""
 
-    Attributes:
-        chains: Chains that carry it, by their index; copies of a chain are mutated together.
-        number: Residue number in the whole protein, from 1.
-        old: Letter of the wild type.
-        new: Letter of the mutant.
-        prefix: Name of the chain and a colon where the target has several chains, otherwise empty.
-    """
-
-    chains: tuple[int, ...]
-    number: int
-    old: str
-    new: str
-    prefix: str = ""
+    chains: tuple[int, ...]  #: Chains that carry it, by their index; copies of a chain are mutated together
+    number: int  #: Residue number in the whole protein, from 1
+    old: str  #: Letter of the wild type
+    new: str  #: Letter of the mutant
+    prefix: str = ""  #: Name of the chain and a colon where the target has several chains, otherwise empty
 
     def __str__(self) -> str:
         """Return the mutation as ``A24G`` or ``B:A24G``."""
         return f"{self.prefix}{self.old}{self.number}{self.new}"
 
 
-Variant = tuple[Mutation, ...]
-"""Mutations of one mutant."""
+Variant = tuple[Mutation, ...]  #: Mutations of one mutant
 
 
 def read_variants(target: Target, mutations: str, positions: str | None = None) -> list[Variant]:

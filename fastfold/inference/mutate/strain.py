@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fastfold.protein.metrics.superposition import best_rotation
 
-NEIGHBOURS_WITHIN = 13.0
-"""Largest distance in Å of CA atoms that are neighbours."""
+NEIGHBOURS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
 
 
 def effective_strain(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -13,8 +13,7 @@ from fastfold.inference.output.prediction import multimer_confidence
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.utils.atomic_files import output_error, temporary_name, write_atomic
 
-_LISTING = "alphafold_files.txt"
-"""Record that lists the names of the files in a target's folder."""
+_LISTING = "alphafold_files.txt"  #: Record that lists the names of the files in a target's folder
 
 
 def write_alphafold_folder(results: TargetResults) -> None:

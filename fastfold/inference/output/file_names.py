@@ -13,8 +13,7 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.inference.config import FolderFormat, OutputFormat
 
-COLABFOLD_SCORES = "_colabfold.json"
-"""Ending of ColabFold's scores file; ``_scores.json`` is FastFold's."""
+COLABFOLD_SCORES = "_colabfold.json"  #: Ending of ColabFold's scores file; ``_scores.json`` is FastFold's
 
 _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
 """ColabFold's words for parts of endings that differ from FastFold's."""

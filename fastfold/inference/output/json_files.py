@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-SCHEMA_VERSION = 1
-"""Version of the scores file; raised when a key is removed or changes its meaning."""
+SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
 
 
 def rounded(values: np.ndarray | float | None, digits: int) -> Any:

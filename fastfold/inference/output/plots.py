@@ -26,8 +26,7 @@ from fastfold.protein.labels import numbers_of_ranges, residue_ranges
 from fastfold.protein.protein import chain_name
 
 _MAX_PIXELS = 1_024
-_MAX_CHAIN_NAMES = 26
-"""Largest number of names above a plot."""
+_MAX_CHAIN_NAMES = 26  #: Largest number of names above a plot
 
 
 def confidence_png(
@@ -168,21 +167,13 @@ def scan_png(
 
 
 class Margins(NamedTuple):
-    """Space around the panels of a figure, in inches.
+    """Space around the panels of a figure, in inches."""
 
-    Attributes:
-        left: On the left.
-        right: On the right.
-        bottom: Below.
-        top: Above.
-        between: Between panels.
-    """
-
-    left: float
-    right: float
-    bottom: float
-    top: float
-    between: float
+    left: float  #: On the left
+    right: float  #: On the right
+    bottom: float  #: Below
+    top: float  #: Above
+    between: float  #: Between panels
 
     def grid(self, width: float, height: float, panels: int) -> dict[str, float]:
         """Return arguments of matplotlib's grid of ``panels`` in a row, for a figure of this size in inches."""

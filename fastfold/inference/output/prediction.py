@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from fastfold.inference.relax.prediction import RelaxedPrediction
 
 _log = logging.getLogger(__name__)
-_KINDS = {".png": "plot"}
-"""Kinds of files whose ending does not name it."""
+_KINDS = {".png": "plot"}  #: Kinds of files whose ending does not name it
 
 
 def multimer_confidence(ptm: float, iptm: float) -> float:
@@ -52,15 +51,10 @@ def prediction_title(name: str, model_name: str) -> str:
 
 
 class Recycle(NamedTuple):
-    """Structure after one pass of the network.
+    """Structure after one pass of the network."""
 
-    Attributes:
-        atom_positions: ``[N, 37, 3]`` float32, in Å.
-        plddt: ``[N]`` float32, 0 to 100.
-    """
-
-    atom_positions: np.ndarray
-    plddt: np.ndarray
+    atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å
+    plddt: np.ndarray  #: ``[N]`` float32, 0 to 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,66 +63,46 @@ class Prediction:
 
     Arrays are converted to the dtypes below, without a copy if they have them already.
 
-    Attributes:
-        name: Name of the target; converted to a safe form in file names.
-        sequences: One-letter sequence of each chain, as it was folded.
-        model_name: Network, for example ``model_1_ptm``.
-        seed: Random seed.
-        num_recycles: Recycles that were run (multimer networks may stop early).
-        aatype: ``[N]`` int32, 0-20.
-        residue_index: ``[N]`` int32, number in the whole protein from 0.
-        chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on.
-        atom_positions: ``[N, 37, 3]`` float32, in Å.
-        atom_mask: ``[N, 37]`` float32; unknown residues (X) are without atoms.
-        plddt: ``[N]`` float32, 0 to 100.
-        pae: ``[N, N]`` float32 in Å, error at residue j when aligned on i; None without that head.
-        max_pae: Largest error that the network can predict, in Å; required with ``pae``.
-        ptm: Predicted TM-score, 0 to 1.
-        iptm: Predicted interface TM-score, 0 to 1; None for single chains.
-        representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, if
-            requested.
-        distogram: Of CB distances ``probabilities [N, N, bins]`` float16 and ``bin_edges [bins - 1]`` in Å; None unless
-            requested.
-        recycles: Structure after each pass, if requested.
-        templates: Per chain, the templates used by the network, and reasons why others were left out; None if the
-            network uses none or none were requested.
-        restraints: Restraints before and after their fit, in JSON's types
-            (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any.
-        chain_confidence: Confidences of the chains of a complex; None for single chains and networks without aligned
-            errors.
-        given_structure: Scores against the structure that was scored
-            (:func:`fastfold.inference.score.compare.compare_with_given`); None if the target was folded.
-        sample: Method, number and values of the sample, in JSON's types
-            (:attr:`fastfold.inference.ensemble.samples.Sample.record`); None without sampling.
-        no_interface_scores: Reason why a complex has no interface scores; None if it has them.
-
     Raises:
         ValueError: Shapes disagree, or ``pae`` is given without ``max_pae``.
     """
 
-    name: str
-    sequences: tuple[str, ...]
-    model_name: str
-    seed: int
-    num_recycles: int
-    aatype: np.ndarray
-    residue_index: np.ndarray
-    chain_index: np.ndarray
-    atom_positions: np.ndarray
-    atom_mask: np.ndarray
-    plddt: np.ndarray
+    name: str  #: Name of the target; converted to a safe form in file names
+    sequences: tuple[str, ...]  #: One-letter sequence of each folded chain
+    model_name: str  #: Network, for example ``model_1_ptm``
+    seed: int  #: Random seed
+    num_recycles: int  #: Recycles that were run (multimer networks may stop early)
+    aatype: np.ndarray  #: ``[N]`` int32, 0-20
+    residue_index: np.ndarray  #: ``[N]`` int32, number in the whole protein from 0
+    chain_index: np.ndarray  #: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on
+    atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å
+    atom_mask: np.ndarray  #: ``[N, 37]`` float32; unknown residues (X) are without atoms
+    plddt: np.ndarray  #: ``[N]`` float32, 0 to 100
+    #: ``[N, N]`` float32 in Å, error at residue j when aligned on i; None without that head
     pae: np.ndarray | None = None
-    max_pae: float | None = None
-    ptm: float | None = None
-    iptm: float | None = None
+    max_pae: float | None = None  #: Largest error that the network can predict, in Å; required with ``pae``
+    ptm: float | None = None  #: Predicted TM-score, 0 to 1
+    iptm: float | None = None  #: Predicted interface TM-score, 0 to 1; None for single chains
+    #: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, if requested
     representations: Mapping[str, np.ndarray] | None = None
+    #: Of CB distances ``probabilities [N, N, bins]`` float16 and ``bin_edges [bins - 1]`` in Å; None unless requested
     distogram: Mapping[str, np.ndarray] | None = None
-    recycles: tuple[Recycle, ...] = ()
+    recycles: tuple[Recycle, ...] = ()  #: Structure after each pass, if requested
+    #: Confidences of the chains of a complex; None for single chains and networks without aligned errors
     chain_confidence: ChainConfidence | None = None
+    #: Per chain, the templates used by the network, and reasons why others were left out; None if the network uses
+    #: none or none were requested
     templates: tuple[Mapping[str, Any], ...] | None = None
+    #: Restraints before and after their fit, in JSON's types
+    #: (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any
     restraints: Mapping[str, Any] | None = None
+    #: Scores against the structure that was scored (:func:`fastfold.inference.score.compare.compare_with_given`); None
+    #: if the target was folded
     given_structure: Mapping[str, Any] | None = None
+    #: Method, number and values of the sample, in JSON's types
+    #: (:attr:`fastfold.inference.ensemble.samples.Sample.record`); None without sampling
     sample: Mapping[str, Any] | None = None
+    #: Reason why a complex has no interface scores; None if it has them
     no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:

@@ -42,8 +42,7 @@ from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.locks import held
 from fastfold.utils.text_files import json_object_or_none
 
-STATE = ".fastfold"
-"""Name of the hidden folder with the records."""
+STATE = ".fastfold"  #: Name of the hidden folder with the records
 _VERSION = 2
 _NUMBERS = ("plddt", "ptm", "iptm", "ipsae_max", "clashes")
 _PENDING = ".new"
@@ -51,22 +50,17 @@ _PENDING = ".new"
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """Record of a finished prediction and its files.
+    """Record of a finished prediction and its files."""
 
-    Attributes:
-        id: Hash of everything that the results depend on, 64 hexadecimal digits.
-        key: Part of the file names after target and rank: ``<network>_seed_<n>``, with eight digits of ``id`` if that
-            name is taken.
-        files: Size in bytes and SHA-256 of each file by its ending (``.pdb``, ``_scores.json``).
-        scores: Values by which predictions are ranked and listed: ``model``, ``seed``, ``plddt``, ``ptm`` and so on.
-        rank: Rank among the target's predictions, from 1.
-    """
-
-    id: str
+    id: str  #: Hash of everything that the results depend on, 64 hexadecimal digits
+    #: Part of the file names after target and rank: ``<network>_seed_<n>``, with eight digits of ``id`` if that name
+    #: is taken
     key: str
+    #: Size in bytes and SHA-256 of each file by its ending (``.pdb``, ``_scores.json``)
     files: Mapping[str, tuple[int, str]]
+    #: Values by which predictions are ranked and listed: ``model``, ``seed``, ``plddt``, ``ptm`` and so on
     scores: Mapping[str, Any]
-    rank: int = 0
+    rank: int = 0  #: Rank among the target's predictions, from 1
 
 
 Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
@@ -172,17 +166,11 @@ class ResultsFolder:
 
 @dataclass(frozen=True)
 class TargetResults:
-    """Predictions of one target in a folder.
+    """Predictions of one target in a folder."""
 
-    Attributes:
-        parent: The folder.
-        stem: Stem of the target's file names.
-        state: Folder of its records.
-    """
-
-    parent: ResultsFolder
-    stem: str
-    state: Path
+    parent: ResultsFolder  #: The folder
+    stem: str  #: Stem of the target's file names
+    state: Path  #: Folder of its records
 
     def records(self) -> list[PredictionRecord]:
         """Return all finished predictions in the order of their last ranks."""

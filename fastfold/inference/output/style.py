@@ -6,19 +6,12 @@ from typing import Final, NamedTuple
 
 
 class Band(NamedTuple):
-    """Range of pLDDT.
+    """Range of pLDDT."""
 
-    Attributes:
-        low: Lower end, inclusive.
-        high: Upper end.
-        colour: ``#rrggbb``, AlphaFold DB's colours.
-        name: Name of the range.
-    """
-
-    low: int
-    high: int
-    colour: str
-    name: str
+    low: int  #: Lower end, inclusive
+    high: int  #: Upper end
+    colour: str  #: ``#rrggbb``, AlphaFold DB's colours
+    name: str  #: Name of the range
 
 
 BANDS: Final = (

@@ -41,12 +41,9 @@ class SummaryFile:
     """Table of a results folder, updated target by target.
 
     Writes are limited so that they take a small part of the time.
-
-    Attributes:
-        folder: The results folder.
     """
 
-    folder: ResultsFolder
+    folder: ResultsFolder  #: The results folder
     _changed: dict[str, TargetResults] = field(default_factory=dict)
     _next: float = 0.0
 

@@ -42,8 +42,7 @@ from fastfold.protein.labels import residue_ranges
 from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.text_files import read_json_object
 
-CLASH_PENALTY = 100.0
-"""Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3."""
+CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
@@ -153,23 +152,14 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Optional files of a prediction, in addition to structure, scores and settings.
+    """Optional files of a prediction, in addition to structure, scores and settings."""
 
-    Attributes:
-        plots: The plot.
-        pae: Aligned errors of all pairs.
-        representations: The representations.
-        recycles: The structure after each pass.
-        distogram: Probabilities of distances.
-        colabfold: ColabFold's scores file.
-    """
-
-    plots: bool
-    pae: bool
-    representations: bool
-    recycles: bool
-    distogram: bool = False
-    colabfold: bool = False
+    plots: bool  #: The plot
+    pae: bool  #: Aligned errors of all pairs
+    representations: bool  #: The representations
+    recycles: bool  #: The structure after each pass
+    distogram: bool = False  #: Probabilities of distances
+    colabfold: bool = False  #: ColabFold's scores file
 
     def missing(self, record: PredictionRecord) -> set[str]:
         """Return the endings of the requested files that a finished prediction lacks."""
@@ -188,13 +178,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class WantedEmbedding:
-    """Files of an embedding.
+    """Files of an embedding."""
 
-    Attributes:
-        ending: Ending of the file of arrays.
-    """
-
-    ending: str
+    ending: str  #: Ending of the file of arrays
 
     def missing(self, record: PredictionRecord) -> set[str]:
         """Return the endings of the files that a finished embedding lacks."""

@@ -14,8 +14,7 @@ from fastfold.errors import InputError
 from fastfold.protein.labels import numbers_of_ranges
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
-MAX_SCORES_BYTES = 2**26
-"""Largest size in bytes of files with scores, settings or coverage."""
+MAX_SCORES_BYTES = 2**26  #: Largest size in bytes of files with scores, settings or coverage
 
 _MAX_PAE_BYTES = 2**33
 _LONGEST_NAME = 255

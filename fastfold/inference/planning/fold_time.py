@@ -20,10 +20,8 @@ from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.communication_cost import exchange_seconds
 from fastfold.parallel.planner.hardware import Rates
 
-LAUNCHES = 20
-"""Kernels per block of rows, on average over the steps."""
-DISK = 5e9
-"""Default bandwidth of the disk in bytes per second: an NVMe disk of PCIe Gen4, a part of 7 GB/s."""
+LAUNCHES = 20  #: Kernels per block of rows, on average over the steps
+DISK = 5e9  #: Default bandwidth of the disk in bytes per second: an NVMe disk of PCIe Gen4, a part of 7 GB/s
 _MESSAGES = 24
 # Messages of one block: gathers, reshards in four blocks of channels, blocks of two products.
 

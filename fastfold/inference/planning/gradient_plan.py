@@ -47,8 +47,7 @@ _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 Block inputs that leave and return make more of them. ``benchmarks/simulation/gradient.py`` counts them."""
 
 _SHORTEST = 20
-_FEW_ROWS = (128, 256)
-"""Rows of the MSA and of the extra MSA that are proposed where more do not fit."""
+_FEW_ROWS = (128, 256)  #: Rows of the MSA and of the extra MSA that are proposed where more do not fit
 _ASSUMED_GPU = "h100"
 _BYTES_OF_PAIR = 9 << 10
 """Bytes per pair of residues of a block of rows in the structure module's backward pass on a GPU.
@@ -98,33 +97,20 @@ def gradient_run(
 
 @dataclass(frozen=True)
 class GradientPlanner:
-    """Planner of passes with gradients of one network.
+    """Planner of passes with gradients of one network."""
 
-    Attributes:
-        config: Official configuration tree.
-        residues: Residues of the target, of all chains.
-        precision: ``bf16`` or ``fp32``.
-        device: ``cuda`` or ``cpu``.
-        ranks: Processes that share the target.
-        host_memory: Bytes of the host's memory for each of them.
-        msa: Rows of the alignment.
-        extra_msa: Rows of the extra alignment.
-        templates: Indices of the templates that a monomer network reads; None for all.
-        speeds: Rates of the GPUs; None for those of the data sheet of an H100.
-        held: Bytes of each device for tensors that the caller keeps between passes.
-    """
-
-    config: Any
-    residues: int
-    precision: str = "fp32"
-    device: str = "cuda"
-    ranks: int = 1
-    host_memory: int = 0
-    msa: int = 1
-    extra_msa: int = 1
+    config: Any  #: Official configuration tree
+    residues: int  #: Residues of the target, of all chains
+    precision: str = "fp32"  #: ``bf16`` or ``fp32``
+    device: str = "cuda"  #: ``cuda`` or ``cpu``
+    ranks: int = 1  #: Processes that share the target
+    host_memory: int = 0  #: Bytes of the host's memory for each of them
+    msa: int = 1  #: Rows of the alignment
+    extra_msa: int = 1  #: Rows of the extra alignment
+    #: Indices of the templates that a monomer network reads; None for all
     templates: tuple[int, ...] | None = ()
-    speeds: Rates | None = None
-    held: int = 0
+    speeds: Rates | None = None  #: Rates of the GPUs; None for those of the data sheet of an H100
+    held: int = 0  #: Bytes of each device for tensors that the caller keeps between passes
 
     def plan(self, budget: int) -> GradientPlan:
         """Return the fastest plan within a budget, the bytes of each device with all that is on it.

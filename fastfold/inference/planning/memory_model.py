@@ -52,8 +52,7 @@ _MONOMER_ROW, _MULTIMER_ROW = 2 * (1 + 4), 1 + 4 + 2 * 4
 A monomer's is there as :class:`~fastfold.data.msa.msa.Msa` and as
 :class:`~fastfold.data.features.transforms.Alignment`; a multimer's counts once, because each chain's is cropped."""
 
-Workspace = Callable[[int], int]
-"""Function from elements of a block to bytes."""
+Workspace = Callable[[int], int]  #: Function from elements of a block to bytes
 
 IN_ROWS = (
     *("embedding", "MSA attention", "outer product mean", "triangle attention", "structure module", "heads"),
@@ -67,18 +66,14 @@ FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
 They are for the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on an H100), and gaps between
 blocks of PyTorch's allocator."""
 
-CUDA_POSITIONS = 1 << 17
-"""Positions of the largest block of attention on a GPU."""
+CUDA_POSITIONS = 1 << 17  #: Positions of the largest block of attention on a GPU
 CUDA_BLOCK = CUDA_POSITIONS << 10
 """Elements of the largest block of attention on a GPU, with 1,024 channels in all."""
-FIXED_NCCL = 1 << 30
-"""Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target."""
-MAX_BLOCK = 1 << 22
-"""Elements of the largest blocks of rows on a CPU; larger ones are not faster."""
+FIXED_NCCL = 1 << 30  #: Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target
+MAX_BLOCK = 1 << 22  #: Elements of the largest blocks of rows on a CPU; larger ones are not faster
 MAX_BLOCK_CUDA = 1 << 26
 """Elements of the largest blocks of rows on a GPU: 200 rows of 2,500 residues, 26 rows of 20,000."""
-TEMPLATE_BLOCK = 1 << 20
-"""Elements of the blocks of the template embedding."""
+TEMPLATE_BLOCK = 1 << 20  #: Elements of the blocks of the template embedding
 
 
 def nccl_bytes(ranks: int) -> int:
@@ -88,22 +83,14 @@ def nccl_bytes(ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Fold:
-    """Sizes of one fold; other attributes are those of a :class:`~fastfold.inference.planning.planner.Planner`.
+    """Sizes of one fold; other attributes are those of a :class:`~fastfold.inference.planning.planner.Planner`."""
 
-    Attributes:
-        residues: N, all chains together.
-        clusters: Rows of the MSA.
-        extra: Rows of the extra MSA.
-        templates: Number of templates.
-        rows: Rows of all alignments.
-    """
-
-    residues: int
+    residues: int  #: N, all chains together
     element_size: int
-    clusters: int
-    extra: int
-    templates: int
-    rows: int
+    clusters: int  #: Rows of the MSA
+    extra: int  #: Rows of the extra MSA
+    templates: int  #: Number of templates
+    rows: int  #: Rows of all alignments
     parameters: int
     device: str
     ranks: int = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_STEPS = 8
-"""Steps in which a tensor is offloaded, unless the capacity is smaller."""
+_STEPS = 8  #: Steps in which a tensor is offloaded, unless the capacity is smaller
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ FOLDING_POLICY = ExecutionPolicy(
 )
 
 
-SMALL_PAIR = 8 << 20
-"""Bytes of a pair tensor below which a fold may keep its freed memory."""
+SMALL_PAIR = 8 << 20  #: Bytes of a pair tensor below which a fold may keep its freed memory
 
 
 @dataclass(frozen=True)
@@ -68,25 +67,15 @@ class FoldRequest:
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """Plan of a fold.
+    """Plan of a fold."""
 
-    Attributes:
-        chunks: Candidate chosen for each step.
-        unit: Bytes of the pair tensor, U.
-        slow_down: Expected time relative to a plan without a memory limit.
-        policy: Execution policy of the network; :data:`FOLDING_POLICY` if everything fits.
-        blocks: ``block_elements`` of each step; empty if everything fits.
-        templates: Contraction plan of the templates' pair stacks.
-        request: Request of the plan.
-    """
-
-    chunks: BlockPlan
-    unit: int
-    slow_down: float
-    policy: ExecutionPolicy
-    blocks: dict[str, int | None]
-    templates: ContractionPlan
-    request: FoldRequest
+    chunks: BlockPlan  #: Candidate chosen for each step
+    unit: int  #: Bytes of the pair tensor, U
+    slow_down: float  #: Expected time relative to a plan without a memory limit
+    policy: ExecutionPolicy  #: Execution policy of the network; :data:`FOLDING_POLICY` if everything fits
+    blocks: dict[str, int | None]  #: ``block_elements`` of each step; empty if everything fits
+    templates: ContractionPlan  #: Contraction plan of the templates' pair stacks
+    request: FoldRequest  #: Request of the plan
 
     def apply(self, model: AlphaFold) -> None:
         """Apply the plan to a network."""
@@ -132,31 +121,18 @@ class FoldPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Planner for one network on one device.
+    """Planner for one network on one device."""
 
-    Attributes:
-        config: Official configuration tree.
-        element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
-        device: ``cpu`` or ``cuda``.
-        costs: Costs of the candidates on the device.
-        host_memory: Bytes of host memory for offloaded tensors; 0 for none.
-        parameters: Bytes of the parameters.
-        host: Buffers for offloaded tensors.
-        disk: Bytes of a disk for tensors that exceed the host memory.
-        ranks: Number of processes that share the target, each with such a device and host memory.
-        cuda_graph: True if passes are replayed from a CUDA graph.
-    """
-
-    config: Any
-    element_size: int
-    device: str = "cpu"
-    costs: Costs = field(default_factory=Costs)
-    host_memory: int = 0
-    parameters: int = 0
-    host: HostBuffers = field(default_factory=HostBuffers)
-    disk: int = 0
-    ranks: int = 1
-    cuda_graph: bool = False
+    config: Any  #: Official configuration tree
+    element_size: int  #: Bytes per element of the trunk (4 for float32, 2 for bfloat16)
+    device: str = "cpu"  #: ``cpu`` or ``cuda``
+    costs: Costs = field(default_factory=Costs)  #: Costs of the candidates on the device
+    host_memory: int = 0  #: Bytes of host memory for offloaded tensors; 0 for none
+    parameters: int = 0  #: Bytes of the parameters
+    host: HostBuffers = field(default_factory=HostBuffers)  #: Buffers for offloaded tensors
+    disk: int = 0  #: Bytes of a disk for tensors that exceed the host memory
+    ranks: int = 1  #: Number of processes that share the target, each with such a device and host memory
+    cuda_graph: bool = False  #: True if passes are replayed from a CUDA graph
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None

@@ -44,25 +44,15 @@ _PAIR_TRAFFIC = {
 
 @dataclass(frozen=True)
 class Products:
-    """Time of steps with triangle multiplications, in seconds.
+    """Time of steps with triangle multiplications, in seconds."""
 
-    Attributes:
-        work: All in one group of channels.
-        per_group: Each further group.
-        count: Number of multiplications.
-        copies: Copies of one product to the host and back, which overlap the contraction.
-        contraction: Contraction of one product.
-        latency: Added to each multiplication with copies.
-        disk: Factor by which copies to a disk are slower.
-    """
-
-    work: float
-    per_group: float
-    count: int
-    copies: float
-    contraction: float
-    latency: float
-    disk: float
+    work: float  #: All in one group of channels
+    per_group: float  #: Each further group
+    count: int  #: Number of multiplications
+    copies: float  #: Copies of one product to the host and back, which overlap the contraction
+    contraction: float  #: Contraction of one product
+    latency: float  #: Added to each multiplication with copies
+    disk: float  #: Factor by which copies to a disk are slower
 
     def seconds(self, groups: int, *, away: float = 0.0, on_disk: float = 0.0) -> float:
         """Return the seconds of a step in a number of groups of channels.
@@ -79,43 +69,27 @@ class Products:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one pass of a network over one target, in seconds.
+    """Times of one pass of a network over one target, in seconds."""
 
-    Attributes:
-        work: Time of each step that runs in blocks of rows, in one block.
-        per_block: Time that each block adds.
-        trunk: Triangle multiplications of the trunk.
-        templates: Triangle multiplications of all templates, once.
-        unit_copy: Time of a copy of the pair to the host, or back.
-        per_exchange: Time that each further block of an exchange between ranks adds.
-    """
-
-    work: dict[str, float]
-    per_block: dict[str, float]
-    trunk: Products
-    templates: Products
-    unit_copy: float
-    per_exchange: float = 0.0
+    work: dict[str, float]  #: Time of each step that runs in blocks of rows, in one block
+    per_block: dict[str, float]  #: Time that each block adds
+    trunk: Products  #: Triangle multiplications of the trunk
+    templates: Products  #: Triangle multiplications of all templates, once
+    unit_copy: float  #: Time of a copy of the pair to the host, or back
+    per_exchange: float = 0.0  #: Time that each further block of an exchange between ranks adds
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs measured on a device.
+    """Costs measured on a device."""
 
-    Attributes:
-        rate: Floating-point operations per second of the operators.
-        per_block: Seconds that a block of rows adds to a step.
-        per_pair: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues.
-        bandwidth: Bytes per second to the host and back.
-        disk: Bytes per second to a disk and back.
-        memory: Bytes per second of the device's memory; infinite if ``rate`` includes its traffic.
-    """
-
-    rate: float = 1e11
-    per_block: float = 2e-4
+    rate: float = 1e11  #: Floating-point operations per second of the operators
+    per_block: float = 2e-4  #: Seconds that a block of rows adds to a step
+    #: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues
     per_pair: float = 1e-8
-    bandwidth: float = 1e10
-    disk: float = 2e9
+    bandwidth: float = 1e10  #: Bytes per second to the host and back
+    disk: float = 2e9  #: Bytes per second to a disk and back
+    #: Bytes per second of the device's memory; infinite if ``rate`` includes its traffic
     memory: float = float("inf")
 
     def of(self, config: Any, fold: Any) -> StepTimes:

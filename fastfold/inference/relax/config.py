@@ -7,33 +7,27 @@ from dataclasses import dataclass
 from fastfold.errors import ConfigError
 from fastfold.utils.packages import require_package
 
-PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")
-"""OpenMM's platforms, fastest first."""
+PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")  #: OpenMM's platforms, fastest first
 
 
 @dataclass(frozen=True)
 class RelaxConfig:
     """Settings of a relaxation.
 
-    Attributes:
-        platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works.
-        threads: Threads of the CPU platform; None for all cores. Results are reproducible only with one thread.
-        max_iterations: Largest number of iterations in one attempt of the minimiser. A round is one minimisation, in
-            which OpenMM makes several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
-        max_rounds: Largest number of rounds; each round after the first frees the residues with violations.
-        stiffness: Force constant of the restraints on heavy atoms, in kcal/mol/Å².
-        tolerance: The minimiser stops when the root mean square of all force components is below this, in
-            kcal/mol/nm.
-
     Raises:
         ConfigError: A setting is invalid; names it.
     """
 
-    platform: str = "auto"
+    platform: str = "auto"  #: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works
+    #: Threads of the CPU platform; None for all cores. Results are reproducible only with one thread.
     threads: int | None = None
+    #: Largest number of iterations in one attempt of the minimiser. A round is one minimisation, in which OpenMM makes
+    #: several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
     max_iterations: int = 2000
+    #: Largest number of rounds; each round after the first frees the residues with violations
     max_rounds: int = 3
-    stiffness: float = 10.0
+    stiffness: float = 10.0  #: Force constant of the restraints on heavy atoms, in kcal/mol/Å²
+    #: The minimiser stops when the root mean square of all force components is below this, in kcal/mol/nm
     tolerance: float = 2.39
 
     def __post_init__(self) -> None:

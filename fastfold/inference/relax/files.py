@@ -21,8 +21,7 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
-"""Version of ``_relax.json``; raised when a key is removed or changes its meaning."""
+SCHEMA_VERSION = 1  #: Version of ``_relax.json``; raised when a key is removed or changes its meaning
 _SUFFIXES = {"pdb": "_relaxed.pdb", "cif": "_relaxed.cif", "record": "_relax.json"}
 
 

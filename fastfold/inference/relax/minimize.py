@@ -20,14 +20,11 @@ from fastfold.inference.relax.stereo import CHIRAL_CENTRES, MAX_TWIST, dihedrals
 from fastfold.protein import residue_constants as rc
 
 _KJ_PER_KCAL = 4.184
-_MOST_ATTEMPTS = 10
-"""Attempts for which the minimiser has iterations; four are usual."""
-_FIRST_TOLERANCE = 0.7
-"""Part of the tolerance for the minimisation without constraints."""
+_MOST_ATTEMPTS = 10  #: Attempts for which the minimiser has iterations; four are usual
+_FIRST_TOLERANCE = 0.7  #: Part of the tolerance for the minimisation without constraints
 _WORKING_TOLERANCE = 1e-3
 """Relative error of constrained bonds at which the minimiser stops trying harder springs."""
-_BOND_TOLERANCE = 1e-5
-"""Largest relative error of constrained bonds in the result."""
+_BOND_TOLERANCE = 1e-5  #: Largest relative error of constrained bonds in the result
 _RESTRAINTS, _GUARDS = 1, 2
 """Force groups of restraints and of guards, which are zero for a valid structure; the force field is group 0."""
 _force_field = cache(app.ForceField)
@@ -36,10 +33,8 @@ _LEAST_VOLUME = 1.0
 """Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
 _TWIST_OF_FREE, _TWIST_OF_HELD = 30.0, 90.0
 """Degrees from cis or trans within which peptide bonds of free and of other residues are force-free."""
-_PLANE_STIFFNESS = 1000.0
-"""Force constant of springs on peptide bonds, in kJ/mol/rad²."""
-_HAND_STIFFNESS = 500.0
-"""Force constant of the pull on chiral carbons, in kJ/mol/Å⁶."""
+_PLANE_STIFFNESS = 1000.0  #: Force constant of springs on peptide bonds, in kJ/mol/rad²
+_HAND_STIFFNESS = 500.0  #: Force constant of the pull on chiral carbons, in kJ/mol/Å⁶
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import openmm
 from fastfold.errors import ConfigError, first_line
 from fastfold.inference.relax.config import PLATFORMS
 
-_EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}
-"""Extras of this package that install a platform."""
+_EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}  #: Extras of this package that install a platform
 
 
 @dataclass(frozen=True)

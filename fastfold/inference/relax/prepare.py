@@ -27,27 +27,18 @@ _LEAST_DISTANCE = 0.1
 """Distance in Å at which pdbfixer would consider atoms equal; bonded atoms are ten times as far apart."""
 _SAME_PLACE = 0.0005
 """Distance in Å below which atoms are equal in a file, and pdbfixer's minimisation does not end."""
-_MIN_ATOMS = 3
-"""Smallest number of atoms that determines position and orientation of a residue."""
+_MIN_ATOMS = 3  #: Smallest number of atoms that determines position and orientation of a residue
 
 
 @dataclass(frozen=True)
 class PreparedStructure:
-    """Structure with all of its ``A`` atoms.
+    """Structure with all of its ``A`` atoms."""
 
-    Attributes:
-        topology: OpenMM's topology, with the protein's residues that have atoms, in order.
-        positions: ``[A, 3]`` float64, in Å.
-        residue_of: ``[A]`` index of each atom's residue in the protein's arrays.
-        is_hydrogen: ``[A]`` bool.
-        atoms_added: Number of added heavy atoms.
-    """
-
-    topology: Any
-    positions: np.ndarray
-    residue_of: np.ndarray
-    is_hydrogen: np.ndarray
-    atoms_added: int
+    topology: Any  #: OpenMM's topology, with the protein's residues that have atoms, in order
+    positions: np.ndarray  #: ``[A, 3]`` float64, in Å
+    residue_of: np.ndarray  #: ``[A]`` index of each atom's residue in the protein's arrays
+    is_hydrogen: np.ndarray  #: ``[A]`` bool
+    atoms_added: int  #: Number of added heavy atoms
 
 
 def segments(protein: Protein) -> list[list[int]]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 10
 _SECONDS_BETWEEN_LINES = 10.0
-_USUAL_ITERATIONS = 300
-"""Iterations of a round in the estimate of the remaining time."""
+_USUAL_ITERATIONS = 300  #: Iterations of a round in the estimate of the remaining time
 
 
 class _Ticker:

@@ -21,43 +21,26 @@ class RelaxResult:
 
     Energies are potential energies of Amber99sb in vacuum, of all atoms with hydrogens, in kJ/mol, without the energy
     of the restraints.
-
-    Attributes:
-        protein: Final heavy atoms; the input if the minimiser failed.
-        hydrogens: Final hydrogens; None if the minimiser failed.
-        reason: Reason why the structure is not relaxed; empty if it is.
-        platform: OpenMM's platform, for example ``CPU (1 thread)``.
-        energy_before: Energy of the input with added hydrogens and missing atoms; None if it was not computed.
-        energy_after: Energy of the result; None if the minimiser failed.
-        restraint_energy: Energy of the restraints at the end, in kJ/mol.
-        heavy_atom_rmsd: Movement of the input's heavy atoms in Å, without superposition.
-        violations_before: Residues of the input with a violation of stereochemistry.
-        violations: Residues of the result with a violation.
-        rounds: Rounds of minimisation.
-        iterations: Iterations of the minimiser in all rounds.
-        iteration_limit_reached: True if the limit ended the last attempt of the last round.
-        residues_freed: Residues without restraints in the last round.
-        atoms_added: Number of added heavy atoms.
-        seconds: Seconds of the relaxation.
-        chain_breaks: Pairs of residues with consecutive numbers that are not bonded, with their distance.
     """
 
-    protein: Protein
-    hydrogens: Hydrogens | None
-    reason: str
-    platform: str
+    protein: Protein  #: Final heavy atoms; the input if the minimiser failed
+    hydrogens: Hydrogens | None  #: Final hydrogens; None if the minimiser failed
+    reason: str  #: Reason why the structure is not relaxed; empty if it is
+    platform: str  #: OpenMM's platform, for example ``CPU (1 thread)``
+    #: Energy of the input with added hydrogens and missing atoms; None if it was not computed
     energy_before: float | None
-    energy_after: float | None
-    restraint_energy: float | None
-    heavy_atom_rmsd: float | None
-    violations_before: tuple[Violation, ...]
-    violations: tuple[Violation, ...]
-    rounds: int
-    iterations: int
-    iteration_limit_reached: bool
-    residues_freed: int
-    atoms_added: int
-    seconds: float
+    energy_after: float | None  #: Energy of the result; None if the minimiser failed
+    restraint_energy: float | None  #: Energy of the restraints at the end, in kJ/mol
+    heavy_atom_rmsd: float | None  #: Movement of the input's heavy atoms in Å, without superposition
+    violations_before: tuple[Violation, ...]  #: Residues of the input with a violation of stereochemistry
+    violations: tuple[Violation, ...]  #: Residues of the result with a violation
+    rounds: int  #: Rounds of minimisation
+    iterations: int  #: Iterations of the minimiser in all rounds
+    iteration_limit_reached: bool  #: True if the limit ended the last attempt of the last round
+    residues_freed: int  #: Residues without restraints in the last round
+    atoms_added: int  #: Number of added heavy atoms
+    seconds: float  #: Seconds of the relaxation
+    #: Pairs of residues with consecutive numbers that are not bonded, with their distance
     chain_breaks: tuple[str, ...] = ()
 
     @property

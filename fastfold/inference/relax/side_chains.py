@@ -16,26 +16,20 @@ from fastfold.protein.protein import Protein
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C, _O, _CD = (rc.atom_order[name] for name in ("N", "CA", "C", "O", "CD"))
-_PSI, _CHI1 = 3, 4
-"""Rigid groups; group 0 is the backbone's."""
+_PSI, _CHI1 = 3, 4  #: Rigid groups; group 0 is the backbone's
 _STAGGERED = (-60.0, 180.0, 60.0)
 _PLANAR = (-90.0, -30.0, 30.0, 90.0, 150.0, -150.0)
-_PLANAR_LAST = "DEFHNQRWY"
-"""Residues whose last chi angle rotates a planar group."""
+_PLANAR_LAST = "DEFHNQRWY"  #: Residues whose last chi angle rotates a planar group
 _PROLINE = ((-25.0, 36.0), (27.0, -36.0))
-_PROLINE_CLOSURE = 1.47
-"""Length in Å of the bond that closes proline's ring."""
+_PROLINE_CLOSURE = 1.47  #: Length in Å of the bond that closes proline's ring
 _FREE_PSI = (135.0, -45.0)
-_CONTACT = 3.6
-"""Distance in Å below which two atoms clash."""
-_REACH = 20.0
-"""Distance in Å between alpha carbons beyond which side chains cannot touch."""
+_CONTACT = 3.6  #: Distance in Å below which two atoms clash
+_REACH = 20.0  #: Distance in Å between alpha carbons beyond which side chains cannot touch
 _NEAR_BACKBONE = {rc.atom_order[name] for name in ("CB", "CG", "CG1", "CG2", "OG", "OG1", "SG", "O")}
 """Atoms that are always near their residue's backbone."""
 _LEAST_BEND = 0.5
 """Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
-_PASSES = 2
-"""Number of passes over the residues; in the second pass all other residues are complete."""
+_PASSES = 2  #: Number of passes over the residues; in the second pass all other residues are complete
 
 
 def add_missing_atoms(protein: Protein) -> Protein:

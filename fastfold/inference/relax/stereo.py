@@ -16,14 +16,10 @@ CHIRAL_CENTRES = (
     ("I", "CB", ("CA", "CG1", "CG2")),
 )
 """Residue types, chiral atom, and three neighbours whose triple product is positive in L-amino acids."""
-_LEAST_MIRRORED = 3
-"""Number of wrong hands from which a chain can be a mirror image."""
-_LEAST_PHI = 8
-"""Number of positive phi angles from which a chain without beta carbons can be a mirror image."""
-MAX_TWIST = 45.0
-"""Largest deviation of omega from cis or trans, in degrees."""
-_MAX_STRETCH = 0.2
-"""Largest deviation of a backbone bond from its length, in Å."""
+_LEAST_MIRRORED = 3  #: Number of wrong hands from which a chain can be a mirror image
+_LEAST_PHI = 8  #: Number of positive phi angles from which a chain without beta carbons can be a mirror image
+MAX_TWIST = 45.0  #: Largest deviation of omega from cis or trans, in degrees
+_MAX_STRETCH = 0.2  #: Largest deviation of a backbone bond from its length, in Å
 _BACKBONE_BONDS = (("N", "CA", 1.458), ("CA", "C", 1.525), ("C", "O", 1.231))
 """Bonds within a residue and their lengths in Å."""
 _PEPTIDE_BOND = 1.33

@@ -17,19 +17,14 @@ from fastfold.protein.protein import Protein
 
 @dataclass(frozen=True)
 class Violation:
-    """Residue with violations.
+    """Residue with violations."""
 
-    Attributes:
-        index: Index in the protein's arrays.
-        residue: Name, for example ``LYS 15 of chain A``.
-        kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an adjacent
-            angle is off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances
-            within the residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more than
-            45° from cis and trans).
-    """
-
-    index: int
-    residue: str
+    index: int  #: Index in the protein's arrays
+    residue: str  #: Name, for example ``LYS 15 of chain A``
+    #: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an adjacent angle is
+    #: off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances within the
+    #: residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more than 45° from cis
+    #: and trans)
     kinds: tuple[str, ...]
 
 

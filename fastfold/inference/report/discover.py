@@ -20,8 +20,7 @@ from fastfold.inference.output.file_names import fastfold_name
 from fastfold.inference.output.written_scores import check_scores
 from fastfold.inference.report.guard import check_size, leaving_out, numbers_of, read_table
 
-SCORES = "_scores.json"
-"""Ending of the file that identifies a prediction."""
+SCORES = "_scores.json"  #: Ending of the file that identifies a prediction
 _RELAXED = ("_relaxed.pdb", "_relaxed.cif")
 
 _RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")

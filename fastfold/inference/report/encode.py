@@ -21,8 +21,7 @@ from fastfold.protein.io.read import read_structure
 MAX_SIDE = 320
 """Largest number of rows of an aligned error that is stored whole; larger ones are averaged over squares."""
 
-PAE_STEP = 0.25
-"""Step in Å of aligned errors, which are stored as one byte each."""
+PAE_STEP = 0.25  #: Step in Å of aligned errors, which are stored as one byte each
 
 _COORDINATE_STEP = 0.01
 

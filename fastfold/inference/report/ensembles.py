@@ -14,10 +14,8 @@ from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.encode import pack_structure
 from fastfold.inference.report.guard import check_size, is_regular, leaving_out
 
-ENDING = "_ensemble.json"
-"""Ending of the file with all numbers of an ensemble."""
-MAX_OVERLAID = 8
-"""Largest number of representatives that the page shows together."""
+ENDING = "_ensemble.json"  #: Ending of the file with all numbers of an ensemble
+MAX_OVERLAID = 8  #: Largest number of representatives that the page shows together
 
 
 def find_ensembles(

@@ -12,8 +12,7 @@ from fastfold.inference.report.interfaces import COLUMNS, TEXT_COLUMNS, Row
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.packages import require_package
 
-INTERFACES = "interfaces.csv"
-"""Name of the table in a folder of results."""
+INTERFACES = "interfaces.csv"  #: Name of the table in a folder of results
 _WHOLE = frozenset(("rank", "seed", "contacts", "pair_clashes", "clashes"))
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from fastfold.inference.report.encode import pack
 
-PACKAGE = "molstar-cli"
-"""Package on PyPI with the viewer's files."""
+PACKAGE = "molstar-cli"  #: Package on PyPI with the viewer's files
 
 SHA256 = {
     "molstar.js": "7fad5561c74bc900930fb57d6ab028d1aafdda82223a901bf932b1098e84f1f3",

@@ -38,14 +38,12 @@ from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
 
-NAME = "report.html"
-"""File name of the page."""
+NAME = "report.html"  #: File name of the page
 
 MAX_EMBEDDED = 20_000_000
 """Largest number of characters of embedded data; structures and aligned errors of the best predictions come first."""
 
-MAX_DETAILED = 1000
-"""Predictions up to which a page has the settings and the coverage of all."""
+MAX_DETAILED = 1000  #: Predictions up to which a page has the settings and the coverage of all
 
 _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
@@ -53,14 +51,10 @@ _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
 _LARGEST_SCAN = 2**23
-SCAN = "mutations.png"
-"""Picture of a scan of mutants in a folder of results, which the page shows."""
-MUTATIONS = "mutations.tsv"
-"""Table of mutants in a folder of results."""
-_OF_MUTANTS = ("dplddt", "dpae", "strain")
-"""Columns of that table that the page lists."""
-FAILURES = "failures.tsv"
-"""Table of failed targets in a folder of results."""
+SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results, which the page shows
+MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
+_OF_MUTANTS = ("dplddt", "dpae", "strain")  #: Columns of that table that the page lists
+FAILURES = "failures.tsv"  #: Table of failed targets in a folder of results
 _SCRIPTS = (
     *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
     *("restraints.js", "design.js", "main.js"),

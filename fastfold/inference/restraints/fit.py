@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from fastfold.inference.distributed import DistributedFolder
     from fastfold.parallel.distributed import DistributedContext
 
-BIASED = ("msa_feat", "target_feat")
-"""Features that get a bias."""
+BIASED = ("msa_feat", "target_feat")  #: Features that get a bias
 
 _RATE, _CONFIDENCE, _LOCAL, _SIZE = 0.03, 0.3, 2.0, 0.1
-_NEAR = 8
-"""Residues within this separation in the sequence keep their distances."""
+_NEAR = 8  #: Residues within this separation in the sequence keep their distances
 
 _BETA_TOLERANCE = 3.0
 """Difference in Å between distances of CA, which restraints limit, and of CB, which the distogram has."""
@@ -115,21 +113,13 @@ class RestraintReport:
 
 
 class FitResult(NamedTuple):
-    """Result of a fit.
+    """Result of a fit."""
 
-    Attributes:
-        bias: Bias of each feature of :data:`BIASED`, on the host.
-        before: Figures without the bias.
-        fitted: Figures with it.
-        steps: Steps of the fit.
-        left_out: Trials without each group; None if there were none.
-    """
-
-    bias: dict[str, Tensor]
-    before: Figures
-    fitted: Figures
-    steps: int
-    left_out: tuple[LeftOut, ...] | None
+    bias: dict[str, Tensor]  #: Bias of each feature of :data:`BIASED`, on the host
+    before: Figures  #: Figures without the bias
+    fitted: Figures  #: Figures with it
+    steps: int  #: Steps of the fit
+    left_out: tuple[LeftOut, ...] | None  #: Trials without each group; None if there were none
 
 
 @dataclass(frozen=True)

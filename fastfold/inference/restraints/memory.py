@@ -6,8 +6,7 @@ from fastfold.inference.folding.gradients import CHECKPOINTED
 from fastfold.inference.planning.fit import Fit
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 
-_CHANNELS = 49 + 22
-"""Channels of the features with a bias: of the MSA per row, of the target at most."""
+_CHANNELS = 49 + 22  #: Channels of the features with a bias: of the MSA per row, of the target at most
 
 _COPIES = 6
 """Float32 copies of these features: themselves, the bias, their sum, its gradient, and two moments of Adam."""

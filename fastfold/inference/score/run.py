@@ -22,12 +22,9 @@ from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
 from fastfold.utils.atomic_files import write_atomic
 
-TABLE = "scores.tsv"
-"""Table of scored structures in the results folder, the best first."""
-STRUCTURES = "structures"
-"""Folder of structures in the results folder that were given as objects."""
-TEMPLATE_RECYCLES = 1
-"""Recycles of AF2Rank."""
+TABLE = "scores.tsv"  #: Table of scored structures in the results folder, the best first
+STRUCTURES = "structures"  #: Folder of structures in the results folder that were given as objects
+TEMPLATE_RECYCLES = 1  #: Recycles of AF2Rank
 
 _MEANS = (
     *("composite", "plddt", "ptm", "iptm", "tm_score", "rmsd", "ipsae_max"),

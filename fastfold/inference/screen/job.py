@@ -10,8 +10,7 @@ from fastfold.errors import FastFoldError
 
 Kind = Literal["search", "fold", "finish"]
 Status = Literal["done", "finished", "in_progress", "failed", "lost", "fatal"]
-MAX_LOSSES = 2
-"""Number of lost workers after which a job is given up, because it may be the cause."""
+MAX_LOSSES = 2  #: Number of lost workers after which a job is given up, because it may be the cause
 
 
 class ScreenError(FastFoldError):
@@ -20,27 +19,19 @@ class ScreenError(FastFoldError):
 
 @dataclass(frozen=True)
 class Job:
-    """Piece of work for one worker.
+    """Piece of work for one worker."""
 
-    Attributes:
-        id: Unique number.
-        name: Name for users.
-        kind: Kind of workers that can do it.
-        payload: Input of the worker: a :class:`~fastfold.data.targets.Target` to fold, a :class:`FoldedJob` to finish,
-            or sequences to search for.
-        cost: Work in arbitrary units; more expensive jobs start first.
-        smallest: Smallest sufficient host memory in bytes; 0 if it is unknown or no host memory is used.
-        needs: Jobs that must be finished first.
-        members: Jobs that are done together as this one, with the same ``needs``; empty for a job of its own.
-    """
-
-    id: int
-    name: str
-    kind: Kind
+    id: int  #: Unique number
+    name: str  #: Name for users
+    kind: Kind  #: Kind of workers that can do it
+    #: Input of the worker: a :class:`~fastfold.data.targets.Target` to fold, a :class:`FoldedJob` to finish, or
+    #: sequences to search for
     payload: Any = field(repr=False)
-    cost: float
+    cost: float  #: Work in arbitrary units; more expensive jobs start first
+    #: Smallest sufficient host memory in bytes; 0 if it is unknown or no host memory is used
     smallest: int = 0
-    needs: frozenset[int] = frozenset()
+    needs: frozenset[int] = frozenset()  #: Jobs that must be finished first
+    #: Jobs that are done together as this one, with the same ``needs``; empty for a job of its own
     members: tuple[Job, ...] = ()
 
 
@@ -53,24 +44,17 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job.
+    """Result of a job."""
 
-    Attributes:
-        status: ``done``; ``finished`` before, so nothing was done; ``in_progress``, another process is working on it;
-            ``failed`` for a permanent reason; ``lost``, because its worker ended; or ``fatal``, if every other job
-            would fail too.
-        text: Result in words, or the reason, which names a failed job.
-        lines: Further lines for users, in order.
-        seconds: Duration in seconds.
-        members: Results of the members of a job; empty for a job of its own.
-        predictions: See :class:`fastfold.inference.target_runner.FoldedTarget`.
-    """
-
+    #: ``done``; ``finished`` before, so nothing was done; ``in_progress``, another process is working on it;
+    #: ``failed`` for a permanent reason; ``lost``, because its worker ended; or ``fatal``, if every other job would
+    #: fail too
     status: Status
-    text: str = ""
-    lines: Sequence[str] = ()
-    seconds: float = 0.0
-    members: tuple[JobResult, ...] = ()
+    text: str = ""  #: Result in words, or the reason, which names a failed job
+    lines: Sequence[str] = ()  #: Further lines for users, in order
+    seconds: float = 0.0  #: Duration in seconds
+    members: tuple[JobResult, ...] = ()  #: Results of the members of a job; empty for a job of its own
+    #: See :class:`fastfold.inference.target_runner.FoldedTarget`
     predictions: tuple[str, ...] = field(default=(), compare=False)
 
 

@@ -12,8 +12,7 @@ from fastfold.inference.models import Network, suitable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.planner import Planner
 
-PROCESS_BYTES = 512 << 20
-"""Memory of an idle worker: Python, PyTorch and its cache."""
+PROCESS_BYTES = 512 << 20  #: Memory of an idle worker: Python, PyTorch and its cache
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from fastfold.inference.screen.setup import Setup
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
 
-MAX_REPORTED = 10_000
-"""Targets of the largest screen that ends with a page of its results."""
+MAX_REPORTED = 10_000  #: Targets of the largest screen that ends with a page of its results
 
 
 def screen(request: InferRequest, where: ScreenOptions) -> Summary:

@@ -17,8 +17,7 @@ from fastfold.inference.error_messages import internal_error
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.utils.atomic_files import prepare_output_directory
 
-BATCH = 16
-"""Number of chains per search."""
+BATCH = 16  #: Number of chains per search
 
 
 class ChainQuery(NamedTuple):

@@ -31,8 +31,7 @@ from fastfold.utils.device import choose_device
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
 
-_FOLDERS_OF_PLOTTER = 4
-"""Number of workers that fold whose plots one process draws."""
+_FOLDERS_OF_PLOTTER = 4  #: Number of workers that fold whose plots one process draws
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from fastfold.inference.serve.service import ID, Service
 from fastfold.inference.serve.submission import JobView, Problem, Submission
 from fastfold.inference.serve.tokens import LOCAL_USER
 
-POLL_S = 0.2
-"""Seconds between two looks at a job whose progress is streamed."""
+POLL_S = 0.2  #: Seconds between two looks at a job whose progress is streamed
 _HEARTBEAT_S = 15.0
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,128}")
 _REFUSALS: dict[int | str, dict[str, Any]] = {

@@ -18,8 +18,7 @@ from fastfold.inference.serve.queue import FINAL
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 from fastfold.utils.http import BROKEN, check_url, open_url
 
-VARIABLE = "FASTFOLD_TOKEN"
-"""Environment variable with the token of a user."""
+VARIABLE = "FASTFOLD_TOKEN"  #: Environment variable with the token of a user
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _PIECE = 1 << 20
 

@@ -26,8 +26,7 @@ from fastfold.inference.serve.queue import JobQueue, QueuedJob, State
 from fastfold.inference.serve.request import ANSWER
 from fastfold.inference.serve.worker import JobFolder
 
-PAUSE_S = 10.0
-"""Seconds without new groups after an error that is not a job's, for example a full disk."""
+PAUSE_S = 10.0  #: Seconds without new groups after an error that is not a job's, for example a full disk
 _POLL_S = 0.05
 
 

@@ -8,47 +8,33 @@ from pathlib import Path
 
 from fastfold.errors import ConfigError
 
-DEFAULT_PORT = 8470
-"""Port of a server, unless another is given."""
+DEFAULT_PORT = 8470  #: Port of a server, unless another is given
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Options of a server other than the fold's.
 
-    Attributes:
-        data: Folder of the queue and the results.
-        host: Address to listen on; others than the loopback need tokens.
-        port: Port; 0 for a free one.
-        tokens: File of tokens (:func:`fastfold.inference.serve.tokens.read_tokens`); None for one user without token.
-        group: Largest number of jobs of similar length that a worker gets together.
-        max_jobs: Largest number of unfinished jobs of a user.
-        max_queue: Largest number of unfinished jobs of all users.
-        max_residues: Largest number of residues of a target; None for the memory's limit alone.
-        max_body: Largest number of bytes of a request.
-        body_seconds: Seconds in which a request must have arrived.
-        head_seconds: Seconds in which the head of a request must have arrived.
-        send_seconds: Seconds in which a client must take a piece of an answer.
-        max_connections: Largest number of connections.
-        keep_days: Days after which finished jobs and their files are removed; None to keep them.
-
     Raises:
         ConfigError: A number is out of range, or the address is invalid, or other machines reach it without tokens.
     """
 
-    data: Path
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    data: Path  #: Folder of the queue and the results
+    host: str = "127.0.0.1"  #: Address to listen on; others than the loopback need tokens
+    port: int = DEFAULT_PORT  #: Port; 0 for a free one
+    #: File of tokens (:func:`fastfold.inference.serve.tokens.read_tokens`); None for one user without token
     tokens: Path | None = None
-    group: int = 8
-    max_jobs: int = 100
-    max_queue: int = 10_000
+    group: int = 8  #: Largest number of jobs of similar length that a worker gets together
+    max_jobs: int = 100  #: Largest number of unfinished jobs of a user
+    max_queue: int = 10_000  #: Largest number of unfinished jobs of all users
+    #: Largest number of residues of a target; None for the memory's limit alone
     max_residues: int | None = None
-    max_body: int = 64 << 20
-    body_seconds: float = 30.0
-    head_seconds: float = 10.0
-    send_seconds: float = 60.0
-    max_connections: int = 200
+    max_body: int = 64 << 20  #: Largest number of bytes of a request
+    body_seconds: float = 30.0  #: Seconds in which a request must have arrived
+    head_seconds: float = 10.0  #: Seconds in which the head of a request must have arrived
+    send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
+    max_connections: int = 200  #: Largest number of connections
+    #: Days after which finished jobs and their files are removed; None to keep them
     keep_days: float | None = None
 
     def __post_init__(self) -> None:

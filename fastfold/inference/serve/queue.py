@@ -14,10 +14,8 @@ from typing import Literal
 from fastfold.errors import InputError
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
-FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
-"""States after which a job does not change."""
-SIMILAR = 1.25
-"""Largest ratio of the lengths of the first job of a group and of another one."""
+FINAL: tuple[State, ...] = ("done", "failed", "cancelled")  #: States after which a job does not change
+SIMILAR = 1.25  #: Largest ratio of the lengths of the first job of a group and of another one
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (

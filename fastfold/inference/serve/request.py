@@ -18,8 +18,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.request import RunOptions
 from fastfold.utils.atomic_files import write_atomic
 
-Kind = Literal["sequence", "fasta", "a3m"]
-"""Formats of a target."""
+Kind = Literal["sequence", "fasta", "a3m"]  #: Formats of a target
 SETTINGS = (
     *("num_recycles", "recycle_tolerance", "seeds", "max_msa", "dropout", "num_ensemble", "stop_at_score"),
     *("use_cluster_profile", "rank", "cyclic", "pae", "plots", "relax", "num_relax"),
@@ -28,14 +27,10 @@ SETTINGS = (
 """Fields of :class:`~fastfold.inference.config.InferConfig` that a request may set: none names a file or a device."""
 RUN_SETTINGS = ("num_models", "pair_mode", "zip_results")
 """Fields of :class:`~fastfold.inference.request.RunOptions` that a request may set."""
-MAX_SEEDS = 100
-"""Largest number of seeds of a job."""
-RESULTS = "results"
-"""Name of the folder of results in a job's folder."""
-PROGRESS = "progress.log"
-"""Name of the file of a job's progress, one line each."""
-ANSWER = "answer.json"
-"""Name of the file with the answer of a finished job."""
+MAX_SEEDS = 100  #: Largest number of seeds of a job
+RESULTS = "results"  #: Name of the folder of results in a job's folder
+PROGRESS = "progress.log"  #: Name of the file of a job's progress, one line each
+ANSWER = "answer.json"  #: Name of the file with the answer of a finished job
 _REQUEST = "request.json"
 
 

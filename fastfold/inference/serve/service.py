@@ -24,8 +24,7 @@ from fastfold.utils.atomic_files import prepare_output_directory, sync_folder
 
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
-ID = re.compile(r"[0-9a-f]{32}")
-"""Form of the names of jobs, which are those of their folders."""
+ID = re.compile(r"[0-9a-f]{32}")  #: Form of the names of jobs, which are those of their folders
 _DAY_S = 24 * 3600.0
 _SWEEP_S = 3600.0
 

@@ -16,8 +16,7 @@ from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.queue import JobQueue, QueuedJob
 from fastfold.inference.serve.request import RUN_SETTINGS, SETTINGS, JobRequest, Kind, template_file
 
-MAX_TEXT = 64 << 20
-"""Largest number of characters of a target or a template."""
+MAX_TEXT = 64 << 20  #: Largest number of characters of a target or a template
 MAX_PRIORITY = 10
 _MAX_TEMPLATES = 20
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

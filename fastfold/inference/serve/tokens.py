@@ -13,10 +13,8 @@ from pathlib import Path
 from fastfold.errors import InputError
 from fastfold.utils.text_files import read_text_bytes
 
-LOCAL_USER = "local"
-"""User of all requests to a server without tokens."""
-MIN_TOKEN = 16
-"""Smallest number of characters of a token."""
+LOCAL_USER = "local"  #: User of all requests to a server without tokens
+MIN_TOKEN = 16  #: Smallest number of characters of a token
 _LIMIT = 1 << 20
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = "sha256:"

@@ -23,8 +23,7 @@ from fastfold.errors import InputError
 from fastfold.inference.verify.recorded_array import MissingInputError, RecordedArray, check_present
 from fastfold.inference.verify.templates import TEMPLATE_DATE, unpack_entries
 
-EXPECTED = "expected.npz"
-"""File that identifies such a record."""
+EXPECTED = "expected.npz"  #: File that identifies such a record
 
 _QUERY = "query.fasta"
 _PAIRED_ROWS = "debug/paired_rows"

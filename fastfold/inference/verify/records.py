@@ -31,8 +31,7 @@ from fastfold.inference.verify.shipped import RECORD, compare_shipped
 from fastfold.inference.verify.templates import DECISIONS, ENTRIES, compare_entries, compare_templates
 
 RELATIVE_TOLERANCE = 1e-4
-POSITION_TOLERANCE = 0.01
-"""Largest distance in Å between an atom and the recorded one."""
+POSITION_TOLERANCE = 0.01  #: Largest distance in Å between an atom and the recorded one
 REDUCED_TOLERANCES = {"bf16": 0.1, "bf16-products": 0.03, "int8": 0.03}
 """Relative errors allowed in less than float32; distances of atoms are not checked there."""
 _JUMPING = "violations"

@@ -14,8 +14,7 @@ import numpy as np
 from fastfold.evoformer.config import MINI
 from fastfold.inference.verify.recorded_array import RecordedArray
 
-RECORD = Path(__file__).with_name("mini_record.npz")
-"""File of the record."""
+RECORD = Path(__file__).with_name("mini_record.npz")  #: File of the record
 
 SEQUENCE = "EDFKAVFGMTRSAFANLPLWKQQNLKKEKGLF"
 """Sequence of the record, most of the headpiece of villin: the fold of an invented sequence may change by rounding."""

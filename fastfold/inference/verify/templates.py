@@ -23,15 +23,12 @@ from fastfold.data.templates.source import read_hits
 from fastfold.errors import InputError
 from fastfold.inference.verify.recorded_array import MissingInputError, RecordedArray, check_present
 
-DECISIONS = "expected_decisions.json"
-"""File that identifies such a record."""
-ENTRIES = "expected.json"
-"""File that identifies a record of AlphaFold's mmCIF reader."""
+DECISIONS = "expected_decisions.json"  #: File that identifies such a record
+ENTRIES = "expected.json"  #: File that identifies a record of AlphaFold's mmCIF reader
 
 _DIFFERENCES = "expected_v2.3.2_differences.json"
 """Entries that the newest version of AlphaFold reads differently; a record may lack them."""
-TEMPLATE_DATE = "2021-11-01"
-"""Latest release date of all recorded searches."""
+TEMPLATE_DATE = "2021-11-01"  #: Latest release date of all recorded searches
 _HITS = ("expected_pdb_hits.sto", "expected_pdb_hits.hhr")
 _REASONS = {
     "features": ("used",),

@@ -63,18 +63,13 @@ class ProgramSequence(NamedTuple):
 class SequenceProgram:
     """Command of a program that designs sequences.
 
-    Attributes:
-        command: A name of :data:`PROGRAMS`, or a command line with fields such as ``{pdb}``.
-        number: Sequences for a backbone.
-        forbid: Residues that are never used.
-
     Raises:
         ConfigError: The command has an unknown field, lacks ``{pdb}`` or ``{out}``, or is not installed.
     """
 
-    command: str
-    number: int = 4
-    forbid: str = ""
+    command: str  #: A name of :data:`PROGRAMS`, or a command line with fields such as ``{pdb}``
+    number: int = 4  #: Sequences for a backbone
+    forbid: str = ""  #: Residues that are never used
 
     def __post_init__(self) -> None:
         try:

@@ -17,8 +17,7 @@ from fastfold.inference.models import Network, suitable
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.where import parse_condition
 
-PASSED = "passed"
-"""Verdict of a design that passes all filters."""
+PASSED = "passed"  #: Verdict of a design that passes all filters
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
@@ -28,23 +27,15 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Design:
-    """A designed sequence.
+    """A designed sequence."""
 
-    Attributes:
-        name: Name of its record and files.
-        task: Its task.
-        parameters: Letters of the designed residues, in the order of the task's parameters.
-        state: Final state of the optimisation that made it or its backbone.
-        score: Score of the program that made the sequence; None for one of the optimisation.
-        is_external: True if another program made the sequence.
-    """
-
-    name: str
-    task: DesignTask
-    parameters: str
-    state: DesignState
+    name: str  #: Name of its record and files
+    task: DesignTask  #: Its task
+    parameters: str  #: Letters of the designed residues, in the order of the task's parameters
+    state: DesignState  #: Final state of the optimisation that made it or its backbone
+    #: Score of the program that made the sequence; None for one of the optimisation
     score: float | None = None
-    is_external: bool = False
+    is_external: bool = False  #: True if another program made the sequence
 
     @property
     def sequences(self) -> tuple[str, ...]:
