@@ -35,7 +35,9 @@ def test_a_hallucination_is_designed_folded_and_listed(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = []
-    monkeypatch.setattr(models, "load_model", lambda path: loaded.append(path) or load_model(path))
+    monkeypatch.setattr(
+        models, "load_model", lambda path, **given: loaded.append(path) or load_model(path, **given)
+    )
     done = design(cli, "hallucinate", "--length", "10", *SHORT, "--num-designs", "2", "--forbid", "C")
     assert done.code == 0, done.err
     rows = table(cli)

@@ -51,7 +51,9 @@ def test_a_target_is_done_once_and_finished_afterwards_and_networks_are_loaded_o
 
     loads: list[Path] = []
     load_model = models.load_model
-    monkeypatch.setattr(models, "load_model", lambda path: loads.append(path) or load_model(path))
+    monkeypatch.setattr(
+        models, "load_model", lambda path, **given: loads.append(path) or load_model(path, **given)
+    )
     one = worker(cli)
     other = target_from_sequence("GSHMAWLPE", "T2")
     results = [fold(one), fold(one, other), fold(one)]
