@@ -26,6 +26,8 @@ MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
 it; on more cores, several cores work on each block. Not measured on more than two cores."""
 
+_OWN_TOTALS = 3 * BLOCK_ELEMENTS  #: Maximum elements of totals that each thread has of its own
+
 
 def forward_positions(channels: int, positions: int) -> int:
     """Return the number of positions per block of a forward pass, which sums nothing over positions.
@@ -75,11 +77,13 @@ def sum_blocks(
 ) -> None:
     """Call ``work(scratch, totals, *block)`` for each block, as :func:`for_blocks` does, to add to ``totals``.
 
-    Totals are tensors in lists and tuples of any depth. Each thread adds to its own, which are summed at the end. The
-    number of threads alone decides which thread computes a block, so sums are the same bits every time. Products are
-    made by the library of the caller's setting, which ``work`` must not change.
+    Totals are tensors in lists and tuples of any depth. Each thread adds to its own, which are summed at the end; all
+    threads share each block if these would be large. The number of threads alone decides which thread computes a block,
+    so sums are the same bits every time. Products are made by the library of the caller's setting, which ``work`` must
+    not change.
     """
-    lanes = _lanes(scratch, lanes)
+    size = sum(x.numel() for x in tree_leaves(totals) if isinstance(x, Tensor))
+    lanes = _lanes(scratch, lanes) if size <= _OWN_TOTALS else 1
     blocks = list(blocks)
     if lanes == 1 or len(blocks) < lanes:
         for block in blocks:

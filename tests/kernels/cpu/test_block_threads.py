@@ -195,14 +195,14 @@ def test_the_library_does_not_change_while_blocks_are_made(
     assert found == [("highest", False)] * 9
 
 
-def _sum(count: int) -> tuple[list[Any], list[str]]:
+def _sum(count: int, together: bool = True) -> tuple[list[Any], list[str]]:
     """Sums of numbers that depend on the order of addition, and the names of the threads that added."""
     totals: list[Any] = [torch.zeros(()), (None, torch.zeros(2))]
-    names, together = [""] * count, threading.Barrier(torch.get_num_threads())
+    names, start = [""] * count, threading.Barrier(torch.get_num_threads())
 
     def work(scratch: Scratch, totals: list[Any], index: int) -> None:
-        if index < together.parties <= count:
-            together.wait(10)
+        if together and index < start.parties <= count:
+            start.wait(10)
         totals[0] += 1 / (index + 3)
         totals[1][1].add_(torch.tensor([1.0, index]))
         names[index] = threading.current_thread().name
@@ -227,6 +227,13 @@ def test_too_few_blocks_are_summed_in_the_caller_s_thread(threads: int) -> None:
     totals, names = _sum(threads - 1)
     assert set(names) == {threading.current_thread().name}
     assert totals[1][1][0] == threads - 1
+
+
+def test_large_totals_are_not_copied_for_each_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_threads, "_OWN_TOTALS", 2)
+    totals, names = _sum(2 * threads, together=False)
+    assert set(names) == {threading.current_thread().name}
+    assert totals[1][1][0] == 2 * threads
 
 
 def test_an_error_ends_the_sums_of_all_threads(threads: int) -> None:

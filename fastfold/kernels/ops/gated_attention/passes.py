@@ -166,11 +166,9 @@ def backward(
         block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun)
         finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
 
-    # Each thread has a gradient of the bias.
-    is_small = sums[0] is None or sums[0].numel() <= 2 * BLOCK_ELEMENTS
-    lanes = _most_lanes(x, backend) if is_small else 1
+    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
     scratch = Scratch().of(x, blocks.backward_dtype(x))
-    sum_blocks(block, _with_first(row_blocks(x, blocks.row_step), begun), scratch, sums, lanes=lanes)
+    sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
     # Without rows, Triton has no totals.
     return grad_x, sums[0], zeros_like(weights, exact) if sums[1] is None else sums[1]
 

@@ -18,7 +18,7 @@ from fastfold.kernels.common.scratch import (
     share_of,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import Least, Linear, by_onednn, product_dtype
 from fastfold.kernels.cpu.products import onednn_linear
 
@@ -154,9 +154,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
         tiles = _tiles(factor.shape, c, left.shape[-3])
         blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)
-        # Each thread has gradients of both sides.
-        lanes = MAX_LANES if grad_l.numel() + grad_r.numel() <= 2 * BLOCK_ELEMENTS else 1
-        sum_blocks(block, blocks, scratch, [grad_weight, grad_bias, grad_l, grad_r], lanes=lanes)
+        sum_blocks(block, blocks, scratch, [grad_weight, grad_bias, grad_l, grad_r])
         torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
