@@ -51,7 +51,6 @@ class ChunkStore:
         self._changed: set[int] = set()
         self._versions: dict[int, list[int]] = {}
         self._away: list[list[Tensor]] = []
-        self._here: list[list[Tensor]] = []
         self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
         with device.host_work(), torch.no_grad():
             for chunk in chunks:
@@ -71,15 +70,14 @@ class ChunkStore:
         if self.fixed:
             chunk.become(ChunkState.HOLD)
             self._resident.add(chunk.index)
-        self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
         self._away.append([self._blank(slot) for slot in chunk.slots])
-        self._place(chunk, self._here if self.fixed else self._away)
+        self._place(chunk, chunk.views(buffer) if self.fixed else self._away[-1])
         chunk.manage(self.fixed, self._copy_of, partial(self._store_gradient, chunk))
 
     @staticmethod
-    def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
+    def _place(chunk: Chunk, views: Sequence[Tensor]) -> None:
         with untouched():
-            for slot, view in zip(chunk.slots, views[chunk.index], strict=True):
+            for slot, view in zip(chunk.slots, views, strict=True):
                 slot.parameter.data = view
 
     def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
@@ -136,7 +134,8 @@ class ChunkStore:
                     needed,
                 ) from error
             chunk.become(ChunkState.HOLD)
-            self._place(chunk, self._here)
+            # Only now: a buffer without memory has no views.
+            self._place(chunk, chunk.views(copy))
         self._versions[index] = self._versions_of(chunk)
         self._resident.add(index)
         self.loads += 1
@@ -164,7 +163,7 @@ class ChunkStore:
             self.device.settle()
         with self.device.host_work(), torch.no_grad():
             self.device.drop(self._copies[index])
-            self._place(chunk, self._away)
+            self._place(chunk, self._away[index])
         self._resident.discard(index)
 
     def note_change(self, parameter: nn.Parameter) -> None:
@@ -308,7 +307,7 @@ class ChunkStore:
                 view.copy_(gradient)
             chunk.arrived.add(slot.name)
         if not self.fixed:
-            self._place(chunk, self._away)
+            self._place(chunk, self._away[chunk.index])
         chunk.expose(False)
 
     def release(self) -> None:

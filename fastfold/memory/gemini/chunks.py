@@ -94,6 +94,10 @@ class Chunk:
         self.arrived: set[str] = set()
         self._places: list[Place] | None = None
 
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """Return the parameters' parts of a flat buffer, which must have memory."""
+        return [slot.view(buffer) for slot in self.slots]
+
     def manage(
         self, readable: bool, read: Callable[[Slot], Tensor], add_gradient: Callable[[Slot, Tensor], None]
     ) -> None:

@@ -181,3 +181,31 @@ def test_on_the_device_itself_nothing_moves() -> None:
     small = SimulatedDevice(600)
     with pytest.raises(BudgetError, match=r"policy 'cuda' keeps parameters on the device.*Policy 'auto'"):
         ChunkStore(build_chunks(_model(), largest=1), small, small)
+
+
+class _EmptyingDevice(SimulatedDevice):
+    """Its buffers give their memory back, as a GPU's do: views of them cannot be made in between."""
+
+    def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
+        buffer = super().reserve(numel, dtype)
+        buffer.untyped_storage().resize_(0)
+        return buffer
+
+    def fill(self, buffer: Tensor, source: Tensor) -> None:
+        buffer.untyped_storage().resize_(buffer.nbytes)
+        super().fill(buffer, source)
+
+    def drop(self, buffer: Tensor) -> None:
+        super().drop(buffer)
+        buffer.untyped_storage().resize_(0)
+
+
+def test_parameters_come_to_buffers_that_had_no_memory() -> None:
+    model = _model()
+    plain = copy.deepcopy(model)
+    store = ChunkStore(build_chunks(model, largest=1), _EmptyingDevice(10_000), Tier())
+    for _ in range(2):
+        _compute(store, 1)
+        assert torch.equal(model[1].weight, plain[1].weight)
+        store.chunks[1].idle()
+        store.evict(1)
