@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import Rigid
@@ -117,18 +118,15 @@ def atom37_to_torsion_angles(
     sin_cos = torch.stack([fourth[..., 2], fourth[..., 1]], -1)
     sin_cos = sin_cos / torch.sqrt(sin_cos.square().sum(-1, keepdim=True) + 1e-8)
     # Psi is measured at the oxygen, which is opposite the next nitrogen.
-    sign = torch.ones(7, dtype=sin_cos.dtype, device=sin_cos.device)
-    sign[2] = -1.0
-    sin_cos = sin_cos * sign[:, None]
+    sin_cos = torch.cat([sin_cos[..., :2, :], -sin_cos[..., 2:3, :], sin_cos[..., 3:, :]], -2)
     periodic = lookup("chi_pi_periodic", aatype, sin_cos)
     mirror = torch.cat([torch.ones_like(periodic[..., :3]), 1.0 - 2.0 * periodic], -1)
     alternative = sin_cos * mirror[..., None]
     if placeholder_for_undefined:
-        placeholder = torch.zeros(2, dtype=sin_cos.dtype, device=sin_cos.device)
-        placeholder[0] = 1.0
         weight = torsion_mask[..., None]
-        sin_cos = sin_cos * weight + placeholder * (1.0 - weight)
-        alternative = alternative * weight + placeholder * (1.0 - weight)
+        placeholder = pad(1.0 - weight, (0, 1))  # (1, 0) where the weight is 0
+        sin_cos = sin_cos * weight + placeholder
+        alternative = alternative * weight + placeholder
     return {
         "torsion_angles_sin_cos": sin_cos,
         "alt_torsion_angles_sin_cos": alternative,
