@@ -141,7 +141,8 @@ class Linear:
         """Return ``[N, n]`` for ``x [n, K]``, as :meth:`__call__` does."""
         if not self._by_onednn:
             out = scratch(name, self._outputs, len(x))
-            self.fill(out.t(), x, scratch)
+            # cuBLAS refuses the strides of a single row's transposed view.
+            self.fill(out.view(1, -1) if len(x) == 1 else out.t(), x, scratch)
             return out
         out = onednn_linear(self._weight, x)
         return self._activate(out if self._bias is None else out.add_(self._bias[:, None]))
