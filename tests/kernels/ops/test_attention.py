@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import attention, reference
+from fastfold.kernels.common.backend import launches_replaced
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention import eager, triton_bwd_kernels
-from fastfold.kernels.ops.attention.triton_bwd import BackwardOperands
+from fastfold.kernels.ops.attention.triton_bwd import BackwardOperands, Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import attend_triton, triton_operands
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -408,3 +409,23 @@ def test_the_gradient_of_a_bias_is_the_sum_of_parts_of_its_rows() -> None:
     )
     for mine, theirs in zip(found, parts, strict=True):
         assert relative_error(mine[0], theirs) < 2e-6
+
+
+def test_kernels_get_a_pointer_for_each_missing_operand() -> None:
+    """A function of Triton 3.6 cannot return None, and kernels pass their operands through functions."""
+    launched: list[str] = []
+
+    def launcher(kernel: Any, grid: Any) -> Any:
+        def launch(x: Any, *arguments: Any, **options: Any) -> None:
+            if isinstance(x, tuple):
+                launched.append(kernel.__name__)
+                assert all(pointer is not None for pointer in x)
+
+        return launch
+
+    q = torch.empty(1, 3, 5, 2, 8, device="meta")
+    read = triton_operands(q, q, q, None, None, None)
+    with launches_replaced(launcher):
+        lse = attend_triton(torch.empty_like(q), read, 1.0)
+        attend_backward_triton(q, read, q, lse, Gradients(q, q, q, None), 1.0, need_bias=True)
+    assert launched == ["attention_forward_kernel", "attention_grad_q_kernel", "attention_grad_kv_kernel"]

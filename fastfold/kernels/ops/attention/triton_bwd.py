@@ -113,7 +113,7 @@ def attend_backward_triton(
     ``out`` and the sums of exponentials are the results of the forward pass. The bias's gradient, ``[B, H, Nq, Nk]`` in
     float32, is returned, or None if it is not needed.
     """
-    q, k, v, bias, hidden, gate = operands
+    q, k, _, bias, hidden, gate = operands
     batch, rows, queries, heads, channels = q.shape
     keys = k.shape[2]
     sizes: dict[str, Any] = {"D": channels, "BD": padded(channels)}
@@ -130,7 +130,7 @@ def attend_backward_triton(
         HAS_GATE=gate is not None,
         **chosen.launch,
     )
-    read = BackwardOperands(q, k, v, bias, hidden, grad_out, lse, delta)
+    read = BackwardOperands(*operands.pointers[:5], grad_out, lse, delta)
     of = operands.strides
     read_strides = BackwardOperands(of.q, of.k, of.v, of.bias, of.hidden, strides(grad_out, 4))
     numbers = (scale, heads, rows, queries, keys)

@@ -73,7 +73,7 @@ def head_block(x, strides, i_b, i_r, i_h, o_n, o_d):
 
 @triton.jit
 def bias_of(bias, strides, i_b, i_h, o_own, HAS_BIAS: tl.constexpr):
-    """Return pointers to a program's part of a head of ``bias [B, H, Nq, Nk]``; None without a bias."""
+    """Return pointers to a program's part of a head of ``bias [B, H, Nq, Nk]``; unused without a bias."""
     if HAS_BIAS:
         return bias + i_b * strides[0] + i_h * strides[1] + o_own
     else:
@@ -82,7 +82,7 @@ def bias_of(bias, strides, i_b, i_h, o_own, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
-    """Return the pointer to a row of ``hidden [B, R, Nk]``; None without a mask."""
+    """Return the pointer to a row of ``hidden [B, R, Nk]``; unused without a mask."""
     if HAS_MASK:
         return hidden + i_b * strides[0] + i_r * strides[1]
     else:
@@ -91,7 +91,7 @@ def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def further(p_x, offset, GIVEN: tl.constexpr):
-    """Advance pointers by ``offset``; None without a tensor.
+    """Advance pointers by ``offset``; unused without a tensor.
 
     Kernels begin with the remaining keys or queries that fill no whole block. After the loop over whole blocks, the
     remainder's operands would occupy registers during the loop.
@@ -271,6 +271,11 @@ class TritonOperands(NamedTuple):
         own = strides(q, 4), strides(k, 4), strides(v, 4)
         return TritonOperands(*own, strides(bias, 3), strides(hidden, 2), strides(gate, 4))
 
+    @property
+    def pointers(self) -> TritonOperands:
+        """Operands with the queries in place of missing ones: a function of Triton 3.6 cannot return None."""
+        return TritonOperands(*(self.q if x is None else x for x in self))
+
 
 def aligned(bias: Tensor) -> Tensor:
     """Lay out ``bias [*, Nq, Nk]`` with adjacent keys and room for a multiple of 16; copy it if necessary.
@@ -340,7 +345,7 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
     if programs == 0 or channels == 0:
         return lse
     launch(attention_forward_kernel, (programs,))(
-        *(operands, out, lse, scale, heads, rows, queries, operands.k.shape[2]),
+        *(operands.pointers, out, lse, scale, heads, rows, queries, operands.k.shape[2]),
         *(operands.strides, strides(out, 4)),
         D=channels,
         BD=padded(channels),
