@@ -82,15 +82,18 @@ def far_apart(values: Tensor, path: Path) -> Tensor:
     """``values [n, c]`` in bfloat16 as rows that lie so far apart that the last is beyond 2^31 elements.
 
     The memory is a file with holes of which only the rows take up space, so it works without a GPU and without
-    gigabytes. Offsets that wrap around in 32 bits fall into the file too: a kernel that computes them reads wrong
-    numbers, and does not crash.
+    gigabytes. Values on a GPU get gigabytes there. Offsets that wrap around in 32 bits fall into the file too: a
+    kernel that computes them reads wrong numbers, and does not crash.
 
     Args:
         values: What the rows hold.
-        path: Of the file, which is to be removed by the caller.
+        path: Of the file, which is to be removed by the caller if it is there.
     """
     rows, channels = values.shape
     stride = -(-(2**31 + 64) // (rows - 1))
     size = 2**31 + (rows - 1) * stride + channels
-    memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+    if values.is_cuda:
+        memory = torch.zeros(size, dtype=torch.bfloat16, device=values.device)
+    else:
+        memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
     return memory.as_strided((rows, channels), (stride, 1), storage_offset=2**31).copy_(values)

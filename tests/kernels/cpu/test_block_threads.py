@@ -341,6 +341,8 @@ def test_an_outer_product_mean_gives_the_same_bits_in_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever library makes its products: threads have their own rule for that."""
+    if onednn and not cpu_products._is_exact():
+        pytest.skip("oneDNN rounds on this processor")
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: onednn)
     torch.manual_seed(0)
     left, right = torch.randn(2, sequences, 200, 8)

@@ -128,6 +128,10 @@ def test_operators_lose_less_to_rounding(
 @pytest.mark.parametrize("name", ["transition", "gated_attention"])
 def test_a_row_that_is_not_finite_stays_alone(name: str, products: Products) -> None:
     """Although a sample is taken of all rows."""
+    if name == "transition" and torch.cpu._is_amx_tile_supported():
+        pytest.skip(
+            "with AMX, oneDNN multiplies what follows a narrow row by zeros, and NaN times zero is NaN"
+        )
     inputs, _ = _with_a_common_part(name, 33)
     row = (1,) * (inputs["x"].dim() - (2 if name == "gated_attention" else 1))
     inputs["x"][row] = torch.nan

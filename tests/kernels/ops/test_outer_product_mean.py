@@ -193,7 +193,7 @@ def test_alignments_beyond_two_to_the_31_elements(
     axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
-    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
+    inputs = {k: x.to(DEVICE, torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
     expected = reference.outer_product_mean(**{k: x.double() for k, x in inputs.items()})
     near = dict(inputs)
     for name in ("left", "right"):
@@ -201,7 +201,7 @@ def test_alignments_beyond_two_to_the_31_elements(
         rows = far_apart(x.flatten(1), tmp_path / name)
         inputs[name] = rows.unflatten(1, x.shape[1:]).transpose(0, axis)
     assert relative_error(_on("triton")(**inputs), expected) < 5e-3
-    pairs = torch.randn(expected.shape, dtype=torch.float64).bfloat16().transpose(0, axis)
+    pairs = torch.randn(expected.shape, dtype=torch.float64).to(DEVICE, torch.bfloat16).transpose(0, axis)
     grad = far_apart(pairs.flatten(1), tmp_path / "grad").unflatten(1, pairs.shape[1:]).transpose(0, axis)
     rest = (1e-3, [True] * 4, "triton")
     backward = torch.ops.fastfold.outer_product_mean_backward
@@ -209,7 +209,7 @@ def test_alignments_beyond_two_to_the_31_elements(
     for found, value in zip(backward(grad, *_lists(inputs.values()), *rest), close, strict=True):
         assert torch.equal(found, value)
     for name in ("left", "right", "grad"):
-        (tmp_path / name).unlink()
+        (tmp_path / name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -152,19 +152,19 @@ def test_wider_rows_take_the_torch_path() -> None:
 
 def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64)
-    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 12).items()}
+    inputs = {k: x.to(DEVICE, torch.bfloat16) for k, x in _inputs(3, 12).items()}
     x = far_apart(inputs["x"], tmp_path / "rows")
-    out = torch.empty(3, 12, dtype=torch.bfloat16)
+    out = torch.empty(3, 12, dtype=torch.bfloat16, device=DEVICE)
     named_operators.transition(**(inputs | {"x": x}), out=out, backend="triton")
     assert relative_error(out, reference.transition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
-    grad = far_apart(torch.randn(x.shape), tmp_path / "gradient")
+    grad = far_apart(torch.randn(x.shape).to(DEVICE), tmp_path / "gradient")
     rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
     backward = torch.ops.fastfold.transition_backward
     near = backward(grad.contiguous(), inputs["x"], *rest)
     for found, value in zip(backward(grad, x, *rest), near, strict=True):
         assert torch.equal(found, value)
     for name in ("rows", "gradient"):
-        (tmp_path / name).unlink()
+        (tmp_path / name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

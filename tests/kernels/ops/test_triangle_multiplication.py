@@ -237,15 +237,15 @@ def test_pairs_beyond_two_to_the_31_elements(
     axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force_blocks(monkeypatch, BM=16, BH=64)
-    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3).items()}
+    inputs = {k: x.to(DEVICE, torch.bfloat16) for k, x in _inputs(3).items()}
     expected = _definition(True)(**{k: x.double() for k, x in inputs.items()})
     rows = inputs["z"].transpose(0, axis).flatten(1)
     inputs["z"] = far_apart(rows, tmp_path / "pairs").unflatten(1, (3, 12)).transpose(0, axis)
-    out = torch.empty(3, 3, 12, dtype=torch.bfloat16)
+    out = torch.empty(3, 3, 12, dtype=torch.bfloat16, device=DEVICE)
     _on("triton", outgoing=True)(**inputs, out=out)
     assert relative_error(out, expected) < 5e-3
     z, mask, *parameters = inputs.values()
-    far = far_apart(torch.randn(rows.shape), tmp_path / "gradient")
+    far = far_apart(torch.randn(rows.shape).to(DEVICE), tmp_path / "gradient")
     grad = far.unflatten(1, (3, 12)).transpose(0, axis)
     options = {"outgoing": True, "add_z": True, "needs": [True] * 13, "backend": "triton"}
     rest = (None, parameters)
@@ -254,7 +254,7 @@ def test_pairs_beyond_two_to_the_31_elements(
     for found, value in zip(backward(grad, z, mask, *rest), near, strict=True):
         assert torch.equal(found, value)
     for name in ("pairs", "gradient"):
-        (tmp_path / name).unlink()
+        (tmp_path / name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
