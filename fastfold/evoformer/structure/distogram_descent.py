@@ -4,7 +4,7 @@ A small structure module uses less than the distogram knows. Residues move as ri
 predicted CB distances (Senior et al., Nature 577, 2020) under sterics, and keep the geometry of neighbours in the
 chain. They start from the structure module's fold, and from two mirror images of a fold that the distogram alone
 gives. The start that ends in the lowest energy is taken, where strands that twist as in proteins count as energy, since
-distances do not tell mirror images apart. At last residues move to a high expected lDDT.
+distances do not tell mirror images apart. At last residues move to high expected scores.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def descend(
         config: Config node ``descent`` with ``steps``, ``rate`` in Å per unit of the gradient, ``momentum``,
             ``largest_force`` in 1/Å, ``overlap`` (weight per Å²), ``overlap_distance`` in Å, ``bond`` and ``local``
             (weights per Å²), ``local_start``, the factor of ``local`` in the first step, ``window``, the residues along
-            the chain whose distances are kept, and ``last_steps`` with ``lddt``, the weight of the expected lDDT in
-            them, and ``share``, the factor of the potential; ``twist``, the energy of
+            the chain whose distances are kept, and ``last_steps`` with ``lddt`` and ``agreement``, the weights of
+            expected scores in them, and ``share``, the factor of the potential; ``twist``, the energy of
             :func:`fastfold.evoformer.structure.strand_twist.strand_twist` in the choice of the start.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
@@ -94,7 +94,7 @@ def descend(
             return float(fall.energy(end) - config.twist * twist)
 
         best = min(ends, key=energy)
-        distances.add_expected_lddt(config.share, config.lddt)
+        distances.add_expected_scores(config.share, config.lddt, config.agreement)
         return fall.descend(best, config.last_steps, 1.0)
 
 

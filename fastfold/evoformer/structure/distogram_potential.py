@@ -99,20 +99,26 @@ class Distances:
         blocks = [pairs.repeated(copies) for pairs in self.blocks]
         return replace(self, blocks=blocks, copies=copies * self.copies)
 
-    def add_expected_lddt(self, share: float, weight: float) -> None:
-        """Replace the potential by ``share`` of it less ``weight`` times the expected lDDT of each pair, in place.
+    def add_expected_scores(self, share: float, lddt: float, agreement: float) -> None:
+        """Replace the potential by ``share`` of it less weighted expected scores of each pair, in place.
 
         The expected lDDT of a distance is the mean, over the distances that are predicted below 15 Å, of the share of
-        lDDT's four thresholds that it meets. It is bounded, so uncertain pairs do not pull against certain ones.
+        lDDT's four thresholds that it meets. The agreement is the mean of ``1 / (1 + e²)`` for errors ``e`` in Å, over
+        all distances but those of the last bin, less that under the reference, so that pairs of unknown distance do
+        not pull. Both are bounded, so uncertain pairs do not pull against certain ones.
         """
         middles = self.start + self.width * torch.arange(self.energy.shape[-1], device=self.energy.device)
         error = (middles[:, None] - middles).abs()
         met = torch.stack([torch.sigmoid((limit - error) / _LDDT_WIDTH) for limit in _LDDT]).mean(0)
         met *= (middles < _LDDT_RADIUS)[:, None]
+        agrees = agreement / (1 + error.square())
+        agrees[-1] = 0.0  # the last bin has no upper edge
+        scores = lddt * met + agrees
+        expected = self.reference.exp() @ agrees
         for block in _blocks(len(self.energy)):
-            energy = self.energy[block]
-            probability = (self.reference[self.separation[block]] - energy).exp()
-            self.energy[block] = share * energy - weight * (probability @ met)
+            energy, classes = self.energy[block], self.separation[block]
+            probability = (self.reference[classes] - energy).exp()
+            self.energy[block] = share * energy - probability @ scores + expected[classes]
 
     def total(self, points: Tensor) -> Tensor:
         """Return the sum over pairs for ``points [N, 3]`` in Å, a scalar."""

@@ -130,12 +130,28 @@ def test_the_expected_lddt_counts_distances_that_meet_the_thresholds():
     present, index = torch.ones(2).bool(), torch.tensor([0, 5])
     found = Distances.from_logits(logits, edges, index, present, 0, lambda x: x)
     assert found.energy.shape == (1, 40)
-    found.add_expected_lddt(0.0, 2.0)
+    found.add_expected_scores(0.0, 2.0, 0.0)
     for at, share in ((10, 1.0), (12, 0.625), (13, 0.5), (16, 0.25), (20, 0.0)):
         error = abs(float(middles[at]) - 7.0)
         smooth = sum(1 / (1 + math.exp((error - limit) / 0.3)) for limit in (0.5, 1.0, 2.0, 4.0)) / 4
         assert float(found.energy[0, at]) == pytest.approx(-2 * smooth, abs=1e-4)
         assert smooth == pytest.approx(share, abs=0.1)
+
+
+def test_the_agreement_counts_what_the_separation_does_not_tell():
+    """One pair at 7 Å, one beyond the last bin, and their mean as the reference; two pairs without a difference."""
+    bins = torch.full((2, 40), -40.0)
+    bins[0, 10] = bins[1, 39] = 0.0
+    classes, middles = torch.zeros(2).long(), 2.0 + 0.5 * torch.arange(40)
+    for logits, factors in ((bins, (0.5, -0.5)), (bins[:1].repeat(2, 1), (0.0, 0.0))):
+        reference = (logits.softmax(-1).mean(0, keepdim=True) + 1e-6).log()
+        energy = reference - logits.log_softmax(-1)
+        blocks = pair_blocks(torch.tensor([0, 0]), torch.tensor([1, 2]), 3)
+        found = Distances(blocks, classes, energy, reference, 2.0, 0.5)
+        found.add_expected_scores(0.0, 0.0, 4.0)
+        for row, factor in zip(found.energy, factors, strict=True):
+            expected = -factor * 4.0 / (1 + (middles - 7.0).square())
+            torch.testing.assert_close(row, expected, rtol=0, atol=1e-3)
 
 
 def test_a_bent_chain_moves_to_the_distances_of_the_distogram():
