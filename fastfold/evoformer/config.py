@@ -202,8 +202,16 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> dict[str, Any
 
 _DESCENT = {
     **{"steps": 100, "rate": 0.004, "momentum": 0.9, "largest_force": 100.0},
-    **{"overlap": 80.0, "overlap_distance": 4.3, "bond": 60.0, "local": 20.0, "window": 4},
-    **{"local_start": 5.0, "twist": 2.0, "last_steps": 100, "lddt": 15.0, "agreement": 40.0, "share": 0.8},
+    **{"overlap": 25.0, "overlap_distance": 4.3, "bond": 30.0, "local": 20.0, "window": 4},
+    **{
+        "local_start": 5.0,
+        "twist": 2.0,
+        "last_steps": 100,
+        "lddt": 15.0,
+        "agreement": 40.0,
+        "share": 0.8,
+        "stiffness": 2.0,
+    },
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ def descend(
             ``largest_force`` in 1/Å, ``overlap`` (weight per Å²), ``overlap_distance`` in Å, ``bond`` and ``local``
             (weights per Å²), ``local_start``, the factor of ``local`` in the first step, ``window``, the residues along
             the chain whose distances are kept, and ``last_steps`` with ``lddt`` and ``agreement``, the weights of
-            expected scores in them, and ``share``, the factor of the potential; ``twist``, the energy of
+            expected scores in them, ``share``, the factor of the potential, and ``stiffness``, that of ``overlap`` and
+            ``bond``; ``twist``, the energy of
             :func:`fastfold.evoformer.structure.strand_twist.strand_twist` in the choice of the start.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
@@ -95,7 +97,7 @@ def descend(
 
         best = min(ends, key=energy)
         distances.add_expected_scores(config.share, config.lddt, config.agreement)
-        return fall.descend(best, config.last_steps, 1.0)
+        return fall.stiffer(config.stiffness).descend(best, config.last_steps, 1.0)
 
 
 def descent_bytes(rows: int, residues: int, bins: int) -> int:
@@ -119,6 +121,7 @@ class _Fall:
     ) -> None:
         centre = affines[:, 4:]
         self._config, self._distances, self._sum_over_ranks = config, distances, sum_over_ranks
+        self._overlap = config.overlap
         self._shape = _rigid_points(aatype, centre)
         points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
         self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
@@ -134,12 +137,19 @@ class _Fall:
         found._bonds, found._local = self._bonds.repeated(copies), self._local.repeated(copies)
         return found
 
+    def stiffer(self, factor: float) -> _Fall:
+        """Return the fall with stronger sterics and peptide bonds."""
+        found = copy.copy(self)
+        found._overlap = factor * self._overlap
+        found._bonds = replace(self._bonds, weight=factor * self._bonds.weight)
+        return found
+
     def energy(self, affines: Tensor) -> Tensor:
         """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""
         config, centre = self._config, affines[:, 4:]
         points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
         own = self._distances.total(points[:, _POINTS["CB"]])
-        own += self._distances.overlap(centre, config.overlap_distance, config.overlap)
+        own += self._distances.overlap(centre, config.overlap_distance, self._overlap)
         flat = points.flatten(0, 1)
         return self._sum_over_ranks(own) + self._bonds.total(flat) + self._local.total(flat)
 
@@ -168,7 +178,7 @@ class _Fall:
         gradient = torch.zeros_like(points)
         gradient[:, _POINTS["CB"]] = distances.forces(points[:, _POINTS["CB"]])
         gradient[:, _POINTS["CA"]] = distances.overlaps(
-            points[:, _POINTS["CA"]], config.overlap_distance, config.overlap
+            points[:, _POINTS["CA"]], config.overlap_distance, self._overlap
         )
         gradient = self._sum_over_ranks(gradient)
         flat = points.flatten(0, 1)
