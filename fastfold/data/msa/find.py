@@ -58,14 +58,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChainAlignments:
-    """Alignment files of one chain.
+    """Alignment files of one chain."""
 
-    Attributes:
-        unpaired: Files in the order of the network's rows: UniRef90, BFD, MGnify, then by name.
-        paired: UniProt search, used only to pair the chains of a complex by species.
-    """
-
+    #: Files in the order of the network's rows: UniRef90, BFD, MGnify, then by name
     unpaired: list[AlignmentFile] = field(default_factory=list)
+    #: UniProt search, used only to pair the chains of a complex by species
     paired: list[AlignmentFile] = field(default_factory=list)
 
     def __bool__(self) -> bool:

@@ -22,16 +22,11 @@ OnStep = Callable[[str, str, float], None]
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """Summary of a search.
+    """Summary of a search."""
 
-    Attributes:
-        searched: Number of new results, one per chain and engine.
-        reused: Number of earlier results.
-        failed: Targets without a result, with reasons; the others are complete.
-    """
-
-    searched: int
-    reused: int
+    searched: int  #: Number of new results, one per chain and engine
+    reused: int  #: Number of earlier results
+    #: Targets without a result, with reasons; the others are complete
     failed: tuple[tuple[Target, str], ...] = ()
 
     def left(self, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
@@ -43,19 +38,12 @@ class SearchSummary:
 
 @dataclass(frozen=True)
 class _Job:
-    """Search of one engine.
-
-    Attributes:
-        engine: The engine.
-        key: Key of its results.
-        sequences: Distinct sequences to search for.
-        missing: Sequences without a result.
-    """
+    """Search of one engine."""
 
     engine: SearchEngine
-    key: SearchKey
-    sequences: list[str]
-    missing: list[str]
+    key: SearchKey  #: Key of its results
+    sequences: list[str]  #: Distinct sequences to search for
+    missing: list[str]  #: Sequences without a result
 
 
 class SearchPlan:
