@@ -11,29 +11,12 @@ from fastfold.data.search.engine import SearchEngine, Step
 from fastfold.data.search.folder import chain_places, check_place, publish
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.units import clock
 
 Say = Callable[[str], None]
 OnStep = Callable[[str, str, float], None]
 """Callback with the current work, its status, and the new progress in units of :attr:`SearchPlan.cost`."""
-
-
-@dataclass(frozen=True)
-class SearchSummary:
-    """Summary of a search."""
-
-    searched: int  #: Number of new results, one per chain and engine
-    reused: int  #: Number of earlier results
-    #: Targets without a result, with reasons; the others are complete
-    failed: tuple[tuple[Target, str], ...] = ()
-
-    def left(self, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
-        """Split targets into those that did not fail, and errors that name the others."""
-        reasons = {id(target): reason for target, reason in self.failed}
-        errors = [InputError(reasons[id(t)], record=t.record) for t in targets if id(t) in reasons]
-        return [target for target in targets if id(target) not in reasons], errors
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class SearchPlan:
         """Total work, in the engines' unit."""
         return sum(job.engine.cost(job.missing) for job in self._jobs)
 
-    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> SearchSummary:
+    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> None:
         """Search for missing results, and put all results into their folders.
 
         A result is in its folder as soon as it is found; finished results are not searched again after an interruption.
@@ -102,14 +85,11 @@ class SearchPlan:
         Raises:
             FastFoldError: An engine cannot search, or a result cannot be written.
         """
-        searched = reused = 0
         for job in self._jobs:
             known = set(job.sequences) - set(job.missing)
             for sequence in job.sequences:
                 if sequence in known:
                     self._publish(job, sequence)
-            searched += len(job.missing)
-            reused += len(known)
             before = f", {len(known)} found before" if known else ""
             if job.missing:
                 meter = _Meter(job.engine.name, len(job.missing), on_step, interval_s)
@@ -120,7 +100,6 @@ class SearchPlan:
                 say(f"{job.engine.name}: {meter.close()}{before}")
             else:
                 say(f"{job.engine.name}: all {len(known)} found before")
-        return SearchSummary(searched, reused)
 
     def _publish(self, job: _Job, sequence: str) -> None:
         files = self._store.find(sequence, job.key)
