@@ -303,7 +303,7 @@ class SampleLoader(Iterator[Draw]):
     def __enter__(self) -> SampleLoader:
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
