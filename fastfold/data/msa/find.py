@@ -95,7 +95,7 @@ def read_hits(path: PathLike, *, query: str) -> Msa:
     limit = MAX_ROWS.get(os.path.basename(os.fspath(path)).split(".")[0])
     if limit is None or len(msa.sequences) <= limit:
         return msa
-    return Msa(msa.sequences[:limit], msa.deletions[:limit], msa.descriptions[:limit])
+    return msa.take(range(limit))
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:

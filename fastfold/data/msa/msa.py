@@ -54,6 +54,15 @@ class Msa:
     #: if rows are paired with other chains' rows, row i is paired with row i
     as_is: bool = False
 
+    def take(self, rows: Sequence[int] | np.ndarray) -> Msa:
+        """Return some rows, by number from 0, in the given order."""
+        return Msa(
+            tuple(self.sequences[row] for row in rows),
+            np.asarray(self.deletions)[rows],
+            tuple(self.descriptions[row] for row in rows),
+            self.as_is,
+        )
+
 
 ChainMsas = tuple[list[Msa], list[Msa]]
 """Alignments of one chain, and those whose rows are paired with other chains'."""
