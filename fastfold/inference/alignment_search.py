@@ -125,7 +125,10 @@ class AlignmentSearch:
             wanted = [
                 target for target in targets if not (needed_alone and _has_alignment(target.uncut, out))
             ]
-            return search_colabfold(wanted, engines, out, say=_print).left(targets)
+            failures = search_colabfold(wanted, engines, out, say=_print)
+            failed = {id(target) for target, _ in failures}
+            complete = [target for target in targets if id(target) not in failed]
+            return complete, [error for _, error in failures]
 
         def skip(engine: SearchEngine, target: Target) -> bool:
             if not needed_alone:

@@ -17,38 +17,27 @@ DAP_MODES = ("axial", "grid")
 class ParallelPlan:
     """Sizes of the axes over which ranks are laid out; their product is the number of ranks.
 
-    Attributes:
-        dp: Data parallel replicas.
-        zero: ZeRO stage 0 to 3; sharded over the replicas are nothing, optimizer states, gradients, parameters.
-        pp: Pipeline stages.
-        tp: Ranks of one tensor parallel group.
-        tp_mode: ``1d`` (Megatron), ``2d`` (SUMMA), ``2.5d`` (SUMMA with depth) or ``3d`` (cube).
-        tp_depth: Depth of ``2.5d``; the group is ``depth`` square grids.
-        sp: Ranks over which the sequence is sharded.
-        dap: Ranks of one group that shares a protein.
-        dap_mode: ``axial`` (dynamic axial parallelism: one axis of MSA and pair is sharded) or ``grid`` (the pair
-            tensor is cut into blocks over a grid of ranks).
-        dap_rows: Rows of that grid; 0 for a square one.
-        dp_shard: Number of neighbouring replicas over which stage 3 shards; 0 for all. Several such groups hold the
-            same shards and sum their gradients (HSDP): ``dp`` is ``dp_replicate`` times ``dp_shard``.
-        across_machines: True if groups of ``tp`` and ``dap`` may have ranks on several machines.
-
     Raises:
         ConfigError: A size is impossible; the message shows the arithmetic.
     """
 
-    dp: int = 1
+    dp: int = 1  #: Data parallel replicas
+    #: ZeRO stage 0 to 3; sharded over the replicas are nothing, optimizer states, gradients, parameters
     zero: int = 0
-    pp: int = 1
-    tp: int = 1
-    tp_mode: str = "1d"
-    tp_depth: int = 1
-    sp: int = 1
-    dap: int = 1
+    pp: int = 1  #: Pipeline stages
+    tp: int = 1  #: Ranks of one tensor parallel group
+    tp_mode: str = "1d"  #: ``1d`` (Megatron), ``2d`` (SUMMA), ``2.5d`` (SUMMA with depth) or ``3d`` (cube)
+    tp_depth: int = 1  #: Depth of ``2.5d``; the group is ``depth`` square grids
+    sp: int = 1  #: Ranks over which the sequence is sharded
+    dap: int = 1  #: Ranks of one group that shares a protein
+    #: ``axial`` (dynamic axial parallelism: one axis of MSA and pair is sharded) or ``grid`` (the pair tensor is cut
+    #: into blocks over a grid of ranks)
     dap_mode: str = "axial"
-    dap_rows: int = 0
+    dap_rows: int = 0  #: Rows of that grid; 0 for a square one
+    #: Number of neighbouring replicas over which stage 3 shards; 0 for all. Several such groups hold the same shards
+    #: and sum their gradients (HSDP): ``dp`` is ``dp_replicate`` times ``dp_shard``.
     dp_shard: int = 0
-    across_machines: bool = False
+    across_machines: bool = False  #: True if groups of ``tp`` and ``dap`` may have ranks on several machines
 
     def __post_init__(self) -> None:
         for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):

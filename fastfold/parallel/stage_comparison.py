@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.errors import ConfigError, first_line
@@ -65,8 +65,7 @@ class StageComparison:
         stages = list(self._split(plain, self._ranks))
         names = {id(x): name for name, x in (*plain.named_parameters(), *plain.named_buffers())}
         with mode:
-            given = tree_map(lambda x: fake(x) if isinstance(x, Tensor) else x, tuple(args))
-            named = tree_map(lambda x: fake(x) if isinstance(x, Tensor) else x, dict(everywhere))
+            given, named = tree_map_only(Tensor, fake, (tuple(args), dict(everywhere)))
             expected = _Fingerprints(names, (given, named)).of_call(
                 type(model).__name__, lambda: plain(*given, **named)
             )

@@ -184,7 +184,8 @@ class _Run:
             if context.is_rank_zero:
                 record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
-            self._forget_validations(trainer.progress.step)
+            if context.is_rank_zero:
+                JsonLinesLogger(self.out / "validation.jsonl").resume_from(trainer.progress.step + 1)
             if path is not None:
                 self._event(f"resuming from {path} after step {trainer.progress.step}")
                 suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
@@ -208,13 +209,13 @@ class _Run:
                 # Do not wait for other processes, which may be anywhere, so that this process's error is reported.
                 self._write_quarantine([loader.quarantined])
                 if context.size == 1:
-                    checkpoints.close()
+                    checkpoints.wait()
                 raise
             finally:
                 self.loggers.close()
                 if order is not None:
                     order.close()
-            checkpoints.close()
+            checkpoints.wait()
             self._write_quarantine(context.gather(loader.quarantined))
         if trainer.stopped_by is None:
             self._export(trainer)
@@ -315,20 +316,6 @@ class _Run:
             f"step {step}: validation on {len(scores)} chains: lDDT-CA {means['valid_lddt_ca']:.3f}, "
             f"TM-score {means['valid_tm_score']:.3f}, predicted lDDT {means['valid_plddt']:.3f}"
         )
-
-    def _forget_validations(self, step: int) -> None:
-        """Drop validations after the step that the run resumes from, because they are repeated."""
-        path = self.out / "validation.jsonl"
-        if not (self.context.is_rank_zero and path.is_file()):
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_atomic(path, "".join(kept))
 
     # ---- results of the run ----------------------------------------------------------------------
 

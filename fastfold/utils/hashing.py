@@ -60,13 +60,13 @@ def _canonical(value: Any) -> Any:
     raise TypeError(f"input_hash cannot take a {type(value).__name__}")
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file's contents as 64 hexadecimal digits, read in pieces.
+def file_digest(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:
+    """Return the digest of a file's contents in hexadecimal digits, read in pieces.
 
     Raises:
         OSError: The file cannot be read.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

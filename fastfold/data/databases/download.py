@@ -178,7 +178,7 @@ def _bring(
     if database.kind == "rsync":
         _rsync(place / MMCIF_FOLDER, mirror, say)
     if database.kind in ("rsync", "file"):
-        files = {packed[0].name: _facts(packed[0])}
+        files = {packed[0].name: {"size": packed[0].stat().st_size, "sha256": file_digest(packed[0])}}
     else:
         say(f"{database.name}: unpacking")
         try:
@@ -217,7 +217,7 @@ def _fetch(url: str, place: Path, mirror: str | None, say: Say, progress: Progre
             )
         except EOFError:
             raise NetworkError(f"{source.place}: the file ends too early") from None
-        if source.md5 is not None and _md5(partial) != source.md5:
+        if source.md5 is not None and file_digest(partial, "md5") != source.md5.hex():
             partial.unlink()
             raise InputError(
                 "differs from the MD5 sum that its server states, and was removed; run the same command again",
@@ -340,15 +340,3 @@ def _record(place: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return record if all(isinstance(size, int) for size in sizes) else None
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": file_digest(path)}
-
-
-def _md5(path: Path) -> bytes:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.digest()

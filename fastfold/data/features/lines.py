@@ -11,7 +11,7 @@ from fastfold.data.features import merging, pairing
 from fastfold.data.features.assembly import alignments_by_sequence
 from fastfold.data.features.raw import msa_features
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.msa.sampling import begins_with, join_alignments, take_rows
+from fastfold.data.msa.sampling import begins_with, join_alignments
 from fastfold.data.targets import Chain
 
 
@@ -44,12 +44,12 @@ class ComplexLines:
         found: dict[str, ChainMsas] = {}
         for sequence, own in self.own.items():
             end = start + len(own.sequences)
-            alone = take_rows(own, lines[(lines >= start) & (lines < end)] - start)
+            alone = own.take(lines[(lines >= start) & (lines < end)] - start)
             start = end
             if len(self.own) == 1:
                 found[sequence] = ([_stack(self.queries[sequence], alone)], [])
             else:
-                lines_here = _stack(self.queries[sequence], take_rows(self.paired[sequence], shared))
+                lines_here = _stack(self.queries[sequence], self.paired[sequence].take(shared))
                 found[sequence] = ([alone] if alone.sequences else [], [lines_here])
         return [found[sequence] for sequence in self.sequences]
 
@@ -72,7 +72,7 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
         pairable[sequence] = _with_query(paired, queries[sequence])
     none = np.zeros(0, np.int64)
     if len(by_sequence) == 1:
-        return ComplexLines(sequences, queries, {key: take_rows(msa, none) for key, msa in own.items()}, own)
+        return ComplexLines(sequences, queries, {key: msa.take(none) for key, msa in own.items()}, own)
     order = merging.chain_order(sequences)
     raw = {key: msa_features([msa], key) for key, msa in pairable.items()}
     rows = merging.paired_lines([raw[sequences[index]] for index in order], in_lines)[1:]
@@ -82,14 +82,14 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
         for key, msa in own.items():
             if msa.sequences:
                 ids = [msa_features([one], key)["msa"] for one in (msa, _stack(queries[key], lines[key]))]
-                own[key] = take_rows(msa, pairing.rows_without_copy(*ids))
+                own[key] = msa.take(pairing.rows_without_copy(*ids))
     return ComplexLines(sequences, queries, lines, own)
 
 
 def _below_query(msas: Sequence[Msa], query: Msa) -> Msa:
     """Join alignments to their rows without the query."""
     joined = _with_query(msas, query)
-    return take_rows(joined, np.arange(1, len(joined.sequences)))
+    return joined.take(np.arange(1, len(joined.sequences)))
 
 
 def _with_query(msas: Sequence[Msa], query: Msa) -> Msa:
@@ -111,7 +111,7 @@ def _stack(first: Msa, second: Msa) -> Msa:
 
 def _with_gaps(msa: Msa, rows: np.ndarray) -> Msa:
     """Return rows by number, with a row of gaps for -1."""
-    found = take_rows(msa, rows)
+    found = msa.take(rows)
     gaps = "-" * len(msa.sequences[0])
     letters = tuple(row if number >= 0 else gaps for row, number in zip(found.sequences, rows, strict=True))
     names = tuple(

@@ -15,6 +15,7 @@ import numpy as np
 
 from fastfold.data.features.checks import check_layout
 from fastfold.data.msa.msa import Msa, check_query
+from fastfold.data.msa.sampling import join_alignments
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
@@ -116,10 +117,6 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
     Raises:
         InputError: An alignment is empty, has another width than the chain, or begins with another sequence.
     """
-    rows: list[str] = []
-    deletions: list[np.ndarray] = []
-    species: list[str] = []
-    seen: set[str] = set()
     for msa in msas:
         if not msa.sequences:
             raise InputError("an alignment without rows; leave it out to fold from the sequence alone")
@@ -129,20 +126,13 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
             raise InputError(
                 f"an alignment has {msa.deletions.shape[1]} columns, its chain {len(query)} residues"
             )
-        kept = []
-        for index, row in enumerate(msa.sequences):
-            if msa.as_is or row not in seen:
-                seen.add(row)
-                kept.append(index)
-        rows += [msa.sequences[index] for index in kept]
-        species += [species_identifier(msa.descriptions[index]) for index in kept]
-        deletions.append(np.asarray(msa.deletions, np.int32)[kept])
-    if not rows:
-        rows, species, deletions = [query], [""], [np.zeros((1, len(query)), np.int32)]
+    alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("",))
+    joined = join_alignments(msas or [alone], unique=True)
+    species = [species_identifier(description) for description in joined.descriptions]
     return {
-        "deletion_matrix_int": np.concatenate(deletions),
-        "msa": alignment_ids(rows).astype(np.int32),
-        "num_alignments": np.full(len(query), len(rows), np.int32),
+        "deletion_matrix_int": np.asarray(joined.deletions, np.int32),
+        "msa": alignment_ids(joined.sequences).astype(np.int32),
+        "num_alignments": np.full(len(query), len(joined.sequences), np.int32),
         "msa_species_identifiers": np.array(species, dtype=np.bytes_),
     }
 

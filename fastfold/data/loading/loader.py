@@ -17,7 +17,7 @@ import numpy as np
 
 from fastfold.data.loading.sampler_state import ConsumedDraws, merge_draws
 from fastfold.errors import ConfigError, InputError
-from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerDeath, WorkerPool
+from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerPool
 
 Features = dict[str, np.ndarray]
 MakeSample = Callable[[int, Any], Features]
@@ -139,7 +139,6 @@ class SampleLoader(Iterator[Draw]):
         self._max_failures = max_failures
         self.consumed: list[ConsumedDraw] = []
         self.waited_s = 0.0
-        self._deaths: list[WorkerDeath] = []
         self._bad: dict[str, str] = {}
         self._suspect: dict[str, str] = {}
         self._failures_in_a_row = 0
@@ -251,11 +250,6 @@ class SampleLoader(Iterator[Draw]):
         """Unusable entries with the reasons; after a resume also earlier ones that were not drawn again."""
         return [*self._suspect.items(), *self._bad.items()]
 
-    @property
-    def worker_deaths(self) -> list[WorkerDeath]:
-        """Worker processes that ended unexpectedly; each was replaced."""
-        return self._deaths + (self._pool.deaths if self._pool else [])
-
     def take_consumed(self) -> list[ConsumedDraw]:
         """Return and clear :attr:`consumed`, for the log."""
         taken, self.consumed = self.consumed, []
@@ -297,13 +291,12 @@ class SampleLoader(Iterator[Draw]):
             pool.close()
             if isinstance(pool, WorkerPool):
                 self._abandoned.detach()
-            self._deaths += pool.deaths
             self._plan_anew()
 
     def __enter__(self) -> SampleLoader:
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

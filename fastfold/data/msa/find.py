@@ -58,14 +58,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChainAlignments:
-    """Alignment files of one chain.
+    """Alignment files of one chain."""
 
-    Attributes:
-        unpaired: Files in the order of the network's rows: UniRef90, BFD, MGnify, then by name.
-        paired: UniProt search, used only to pair the chains of a complex by species.
-    """
-
+    #: Files in the order of the network's rows: UniRef90, BFD, MGnify, then by name
     unpaired: list[AlignmentFile] = field(default_factory=list)
+    #: UniProt search, used only to pair the chains of a complex by species
     paired: list[AlignmentFile] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -92,18 +89,13 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
 def read_hits(path: PathLike, *, query: str) -> Msa:
     """Read an alignment of a sequence, with AlphaFold's limits of rows for its searches.
 
-    Args:
-        path: Path of the file, whose name identifies the search.
-        query: See :func:`read_msa`.
-
-    Raises:
-        InputError: See :func:`read_msa`.
+    The name of the file identifies the search; ``query`` and errors are those of :func:`read_msa`.
     """
     msa = read_msa(path, query=query)
     limit = MAX_ROWS.get(os.path.basename(os.fspath(path)).split(".")[0])
     if limit is None or len(msa.sequences) <= limit:
         return msa
-    return Msa(msa.sequences[:limit], msa.deletions[:limit], msa.descriptions[:limit])
+    return msa.take(range(limit))
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
@@ -130,10 +122,7 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
 def alignment_files(msa_dir: PathLike, target: Target, chain: Chain | None = None) -> list[AlignmentFile]:
     """Return the alignment files of a target under each of its names; none where a folder has no alignment.
 
-    Args:
-        msa_dir: Folder of alignments.
-        target: The target.
-        chain: One of its chains; None for the whole target.
+    ``chain`` is one of its chains, or None for the whole target.
     """
     files: list[AlignmentFile] = []
     for name in dict.fromkeys((target.record, target.name)):
@@ -146,10 +135,6 @@ def alignment_files(msa_dir: PathLike, target: Target, chain: Chain | None = Non
 def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[ChainMsas]:
     """Return the alignments of a target's whole chains: its own, those of a folder, or empty ones without a folder.
 
-    Args:
-        msa_dir: Folder of alignments, for a target without its own; None for no folder.
-        target: The target.
-
     Raises:
         InputError: See :func:`load_alignments`.
     """
@@ -159,12 +144,7 @@ def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[Chai
 
 
 def count_rows(msa_dir: PathLike | None, target: Target) -> int:
-    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports.
-
-    Args:
-        msa_dir: See :func:`target_alignments`.
-        target: The target.
-    """
+    """Return the number of alignment rows of a target; 0 if its alignments cannot be used, which its fold reports."""
     try:
         alignments = target_alignments(msa_dir, target)
     except InputError:
@@ -229,15 +209,9 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
 
 
 def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> list[Path]:
-    """Find template hits for a name, or for one chain of a complex of that name.
+    """Find template hits for a name, or for one chain of a complex of that name, in order of preference.
 
-    Args:
-        msa_dir: Folder of alignments.
-        name: Identifier, as in :func:`find_alignments`.
-        chain: Chain of a complex; None for a target of one chain.
-
-    Returns:
-        The files in order of preference; empty if there are none.
+    Arguments are those of :func:`find_alignments`.
 
     Raises:
         InputError: ``msa_dir`` cannot be searched.

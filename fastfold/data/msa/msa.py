@@ -42,21 +42,26 @@ _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred",
 
 @dataclass(frozen=True)
 class Msa:
-    """Alignment whose columns are the residues of its first row, the query.
+    """Alignment whose columns are the residues of its first row, the query."""
 
-    Attributes:
-        sequences: S rows of N letters each: A-Z and ``-`` for a gap; row 0, the query, has no gap.
-        deletions: ``[S, N]`` int32, residues of the row before each column that the query lacks; those after the last
-            column are not counted (as in AlphaFold).
-        descriptions: S texts, the row's name first.
-        as_is: True to use the rows unchanged, as ColabFold does: repeated rows are kept, the query need not be among
-            them, and if rows are paired with other chains' rows, row i is paired with row i.
-    """
-
+    #: S rows of N letters each: A-Z and ``-`` for a gap; row 0, the query, has no gap
     sequences: tuple[str, ...]
+    #: ``[S, N]`` int32, residues of the row before each column that the query lacks; those after the last column are
+    #: not counted (as in AlphaFold)
     deletions: np.ndarray
-    descriptions: tuple[str, ...]
+    descriptions: tuple[str, ...]  #: S texts, the row's name first
+    #: True to use the rows unchanged, as ColabFold does: repeated rows are kept, the query need not be among them, and
+    #: if rows are paired with other chains' rows, row i is paired with row i
     as_is: bool = False
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> Msa:
+        """Return some rows, by number from 0, in the given order."""
+        return Msa(
+            tuple(self.sequences[row] for row in rows),
+            np.asarray(self.deletions)[rows],
+            tuple(self.descriptions[row] for row in rows),
+            self.as_is,
+        )
 
 
 ChainMsas = tuple[list[Msa], list[Msa]]

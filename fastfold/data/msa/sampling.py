@@ -43,16 +43,6 @@ def mask_columns(msa: Msa, columns: np.ndarray, query: str) -> Msa:
     return replace(msa, sequences=tuple(row.tobytes().decode("ascii") for row in letters))
 
 
-def take_rows(msa: Msa, rows: np.ndarray) -> Msa:
-    """Return some rows of an alignment, from 0, in the given order."""
-    return replace(
-        msa,
-        sequences=tuple(msa.sequences[row] for row in rows),
-        deletions=np.asarray(msa.deletions)[rows],
-        descriptions=tuple(msa.descriptions[row] for row in rows),
-    )
-
-
 def row_letters(msa: Msa) -> np.ndarray:
     """Return the letters of an alignment as ASCII codes ``[S, N]`` uint8."""
     letters = np.frombuffer("".join(msa.sequences).encode("ascii", "replace"), np.uint8)

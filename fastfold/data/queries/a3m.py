@@ -52,10 +52,7 @@ def parse_a3m_query(file: QueryFile) -> Record:
 def add_alignments(record: Record, path: PathLike, place: str) -> Record:
     """Return a record of another file with the alignments of an A3M, in the order of the record's chains.
 
-    Args:
-        record: The record.
-        path: Path of its file.
-        place: Path of the A3M, from the folder of that file.
+    ``place`` is the path of the A3M from the folder of the record's file, which is at ``path``.
 
     Raises:
         InputError: The A3M is invalid, or has other chains, or another number of them.

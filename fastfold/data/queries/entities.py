@@ -31,9 +31,6 @@ _MAX_COPIES = 1000
 def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
     """Parse the complexes of a JSON or YAML file of AlphaFold 3, its server, or Boltz.
 
-    Args:
-        file: The file.
-
     Yields:
         Each complex, or its error: one in most files, several in those of AlphaFold's server.
 

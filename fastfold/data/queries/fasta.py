@@ -46,9 +46,6 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
 def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
     """Parse the records of a FASTA file.
 
-    Args:
-        file: The file.
-
     Yields:
         Each record, or its error.
 

@@ -123,25 +123,13 @@ def read_complexes(
 
 
 def all_against_all(proteins: Sequence[Partner], *, homodimers: bool = False) -> list[Target]:
-    """Return every pair of the proteins of a list.
-
-    Args:
-        proteins: The proteins.
-        homodimers: Pair each protein with itself as well.
-
-    Returns:
-        Pairs in the order of the list.
-    """
+    """Return every pair of the proteins of a list, in its order; with ``homodimers`` also each with itself."""
     pairs = itertools.combinations_with_replacement if homodimers else itertools.combinations
     return _complexes(pairs(proteins, 2))
 
 
 def baits_against_candidates(baits: Sequence[Partner], candidates: Sequence[Partner]) -> list[Target]:
-    """Return every bait with every candidate; a protein in both lists is also paired with itself.
-
-    Args:
-        baits: First of each pair.
-        candidates: Second of each pair.
+    """Return every bait with every candidate, the bait first; a protein in both lists is also paired with itself.
 
     Raises:
         InputError: A name has one sequence among the baits and another among the candidates.

@@ -18,16 +18,11 @@ _COPIES = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 @dataclass(frozen=True)
 class Partner:
-    """A protein of a complex, or parts of it, in a number of copies.
+    """A protein of a complex, or parts of it, in a number of copies."""
 
-    Attributes:
-        protein: The whole protein.
-        copies: Number of copies.
-        regions: First and last residue of each part, from 1; empty for all residues.
-    """
-
-    protein: Target
-    copies: int = 1
+    protein: Target  #: The whole protein
+    copies: int = 1  #: Number of copies
+    #: First and last residue of each part, from 1; empty for all residues
     regions: tuple[tuple[int, int], ...] = ()
 
     @property

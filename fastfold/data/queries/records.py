@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 
 class QueryFile(NamedTuple):
-    """Content of a file of queries.
+    """Content of a file of queries."""
 
-    Attributes:
-        path: Path of the file.
-        data: Its content, unpacked.
-    """
-
-    path: PathLike
-    data: bytes
+    path: PathLike  #: Path of the file
+    data: bytes  #: Its content, unpacked
 
     @property
     def stem(self) -> str:
@@ -36,24 +31,17 @@ class QueryFile(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Parsed record of a file of queries.
+    """Parsed record of a file of queries."""
 
-    Attributes:
-        identifier: Name of the record.
-        line: Line in the file, from 1.
-        sequences: Its chains, upper case.
-        warnings: Changes of the input, one sentence each.
-        chain_records: Per chain, the name of its own record; None if they share one.
-        alignments: Per chain, the alignments of the input; None if it has none.
-        is_named: True if the file names the record; otherwise its identifier comes from the file's name.
-    """
-
-    identifier: str
-    line: int
-    sequences: list[str]
-    warnings: list[str]
+    identifier: str  #: Name of the record
+    line: int  #: Line in the file, from 1
+    sequences: list[str]  #: Its chains, upper case
+    warnings: list[str]  #: Changes of the input, one sentence each
+    #: Per chain, the name of its own record; None if they share one
     chain_records: Sequence[str] | None = None
+    #: Per chain, the alignments of the input; None if it has none
     alignments: Sequence[ChainMsas] | None = None
+    #: True if the file names the record; otherwise its identifier comes from the file's name
     is_named: bool = True
 
 

@@ -45,11 +45,9 @@ def chain_places(target: Target) -> dict[str, str]:
 
 
 def check_place(place: Path, name: str) -> None:
-    """Check, before a search, that its files will not replace others.
+    """Check, before a search, that its files ``<name>_hits.<format>`` will not replace others.
 
-    Args:
-        place: Folder of a chain; it need not exist.
-        name: Name of the search; its files are named ``<name>_hits.<format>``.
+    The folder of the chain need not exist.
 
     Raises:
         OutputError: An alignment of that name exists that is not from a search.
@@ -58,16 +56,10 @@ def check_place(place: Path, name: str) -> None:
     _own_files(place, name, dict.fromkeys(f"{name}_hits{ending}" for ending in endings))
 
 
-def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path]:
+def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> None:
     """Put the files of a result into a chain's folder, replacing earlier ones of the same name.
 
-    Args:
-        place: Folder of the chain; created if missing.
-        key: Key of the search.
-        files: Paths in the store by file name.
-
-    Returns:
-        Paths in the folder.
+    The folder is created if missing. ``files`` are paths in the store by file name.
 
     Raises:
         OutputError: A file of that name exists that is not from a search.
@@ -87,7 +79,6 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
         with contextlib.suppress(OSError):
             if file_digest(place / name) in ours[name]:
                 (place / name).unlink()
-    return [place / name for name in files]
 
 
 def _own_files(
@@ -95,10 +86,7 @@ def _own_files(
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return a folder's record, and the digests of a search's present and earlier files by name.
 
-    Args:
-        place: Folder of a chain.
-        search: Name of the search.
-        new: Names of files to put there, with their digests once they are known.
+    ``new`` has the names of files to put there, with their digests once they are known.
 
     Raises:
         OutputError: A file of such a name is not from the search.

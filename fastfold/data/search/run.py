@@ -11,7 +11,6 @@ from fastfold.data.search.engine import SearchEngine, Step
 from fastfold.data.search.folder import chain_places, check_place, publish
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.units import clock
 
@@ -21,41 +20,13 @@ OnStep = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True)
-class SearchSummary:
-    """Summary of a search.
-
-    Attributes:
-        searched: Number of new results, one per chain and engine.
-        reused: Number of earlier results.
-        failed: Targets without a result, with reasons; the others are complete.
-    """
-
-    searched: int
-    reused: int
-    failed: tuple[tuple[Target, str], ...] = ()
-
-    def left(self, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
-        """Split targets into those that did not fail, and errors that name the others."""
-        reasons = {id(target): reason for target, reason in self.failed}
-        errors = [InputError(reasons[id(t)], record=t.record) for t in targets if id(t) in reasons]
-        return [target for target in targets if id(target) not in reasons], errors
-
-
-@dataclass(frozen=True)
 class _Job:
-    """Search of one engine.
-
-    Attributes:
-        engine: The engine.
-        key: Key of its results.
-        sequences: Distinct sequences to search for.
-        missing: Sequences without a result.
-    """
+    """Search of one engine."""
 
     engine: SearchEngine
-    key: SearchKey
-    sequences: list[str]
-    missing: list[str]
+    key: SearchKey  #: Key of its results
+    sequences: list[str]  #: Distinct sequences to search for
+    missing: list[str]  #: Sequences without a result
 
 
 class SearchPlan:
@@ -101,7 +72,7 @@ class SearchPlan:
         """Total work, in the engines' unit."""
         return sum(job.engine.cost(job.missing) for job in self._jobs)
 
-    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> SearchSummary:
+    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> None:
         """Search for missing results, and put all results into their folders.
 
         A result is in its folder as soon as it is found; finished results are not searched again after an interruption.
@@ -114,14 +85,11 @@ class SearchPlan:
         Raises:
             FastFoldError: An engine cannot search, or a result cannot be written.
         """
-        searched = reused = 0
         for job in self._jobs:
             known = set(job.sequences) - set(job.missing)
             for sequence in job.sequences:
                 if sequence in known:
                     self._publish(job, sequence)
-            searched += len(job.missing)
-            reused += len(known)
             before = f", {len(known)} found before" if known else ""
             if job.missing:
                 meter = _Meter(job.engine.name, len(job.missing), on_step, interval_s)
@@ -132,7 +100,6 @@ class SearchPlan:
                 say(f"{job.engine.name}: {meter.close()}{before}")
             else:
                 say(f"{job.engine.name}: all {len(known)} found before")
-        return SearchSummary(searched, reused)
 
     def _publish(self, job: _Job, sequence: str) -> None:
         files = self._store.find(sequence, job.key)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from pyhmmer.plan7 import HMM, TopHits
@@ -85,9 +84,7 @@ class ShardPool:
     def __enter__(self) -> ShardPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pool in self._pools:
             pool.close()
 

@@ -181,19 +181,14 @@ def is_profile_database(database: PathLike) -> bool:
     return Path(f"{database}{_HHM}").is_file()
 
 
-def find_hhsearch() -> str | None:
-    """Return the program hhsearch; None if it is not installed."""
-    return find_program("hhsearch")
-
-
-def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:
+def hhsearch(msa: Msa, databases: Sequence[PathLike]) -> str:
     """Search profile databases, by the common prefix of their files, with AlphaFold's settings.
 
     Raises:
         ConfigError: The program is missing.
         InputError: The program fails.
     """
-    program = program or find_hhsearch()
+    program = find_program("hhsearch")
     if program is None:
         raise ConfigError(
             "hhsearch is not installed: install HH-suite or the Python package colabfold-binaries, or search "
@@ -202,7 +197,7 @@ def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = N
     with tempfile.TemporaryDirectory() as folder:
         query, output = Path(folder) / "query.a3m", Path(folder) / "output.hhr"
         query.write_text(to_a3m(msa), encoding="utf-8")
-        command = [program, "-i", str(query), "-o", str(output), "-maxseq", "1000000", "-cpu", str(threads)]
+        command = [program, "-i", str(query), "-o", str(output), "-maxseq", "1000000", "-cpu", "1"]
         for database in databases:
             command += ["-d", str(database)]
         try:

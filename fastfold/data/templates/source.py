@@ -18,6 +18,7 @@ from fastfold.data.search.colabfold.server_templates import (
     find_server_templates,
     unpacked_templates,
 )
+from fastfold.data.search.hh_suite.hhblits import find_program
 from fastfold.data.targets import Target
 from fastfold.data.templates.custom import (
     CustomAlignment,
@@ -30,7 +31,7 @@ from fastfold.data.templates.hhr import parse_hhr
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, is_profile_database
+from fastfold.data.templates.search import hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.data.templates.whole.chain_map import ChainMap
 from fastfold.data.templates.whole.complexes import complex_templates, read_whole
@@ -74,14 +75,14 @@ class TemplateFinder:
         self._said: set[str] = set()
         if options.mmcif_dir is not None:
             _ = self._entries
-        if options.server and find_hhsearch() is None:
+        if options.server and find_program("hhsearch") is None:
             raise ConfigError(
                 "--templates without files aligns the MSA server's hits by hhsearch, which is not installed: install "
                 "HH-suite or the Python package colabfold-binaries, or give structures of your own after --templates"
             )
         if options.database is not None:
             if is_profile_database(options.database):
-                if find_hhsearch() is None:
+                if find_program("hhsearch") is None:
                     raise ConfigError(
                         f"{options.database} is an HH-suite database, and hhsearch is not installed: install "
                         "HH-suite or the Python package colabfold-binaries, or give pdb_seqres.txt, which needs "

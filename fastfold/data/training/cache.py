@@ -45,11 +45,11 @@ _TEMPORARY = "temporary"
 _STALE_S = 3600.0
 _NAMES = """
     protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
-    protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs protein.io.align_to_seqres
-    protein.structure protein.residue_constants data.features.coevolution data.features.raw
-    data.features.transforms data.msa.msa data.msa.stockholm data.templates.hhr data.templates.hits
-    data.templates.hmmsearch_hits data.templates.prefilter data.templates.select data.templates.source
-    data.fasta data.targets data.msa.find utils.text_files data.training.entry data.training.cache
+    protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs
+    protein.io.align_to_seqres protein.structure protein.residue_constants data.features.coevolution
+    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.stockholm data.templates.hhr
+    data.templates.hits data.templates.hmmsearch_hits data.templates.select data.templates.source data.fasta
+    data.targets data.msa.find utils.text_files data.training.entry data.training.cache
     data.training.cache_format data.training.templates
 """
 _PARSERS = tuple(f"fastfold.{name}" for name in _NAMES.split())

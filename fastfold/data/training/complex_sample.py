@@ -7,6 +7,7 @@ copies to predicted ones is known only after the network has run, so a sample co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,16 @@ from fastfold.data.features.merging import chain_order, merge_chains
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import row_blocks
-from fastfold.data.training.augmentation import delete_blocks, subsample_rows
 from fastfold.data.training.complex_entry import ComplexMsas
 from fastfold.data.training.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
 from fastfold.data.training.labels import structure_labels
-from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings, require_backbone
+from fastfold.data.training.sample import (
+    FEATURES,
+    LABELS,
+    SampleSettings,
+    augment_alignment,
+    require_backbone,
+)
 from fastfold.data.training.templates import Candidates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
@@ -65,13 +71,8 @@ def complex_sample(
         alignments = [ComplexMsas()] * len(chains)
     wanted = dict.fromkeys(chain.sequence for chain in chains if chain.sequence in (templates or {}))
     drawn = {sequence: (templates or {})[sequence].draw(rng) for sequence in wanted}
-
-    def augmented(msa: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if settings.max_rows is not None:
-            msa = subsample_rows(msa, settings.max_rows, rng)
-        return delete_blocks(msa, rng) if settings.block_deletion else msa
-
-    merged = merged_features(chains, alignments, augmented, templates=drawn)
+    augment = partial(augment_alignment, settings=settings, rng=rng)
+    merged = merged_features(chains, alignments, augment, templates=drawn)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     crop = _draw_crop(merged["asym_id"], positions[:, _CA], mask[:, _CA], settings, rng)

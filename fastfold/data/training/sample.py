@@ -78,10 +78,7 @@ def training_sample(
     clamped = sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
     crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
     msa = msa_features([] if alone else alignments, chain.sequence)
-    if settings.max_rows is not None:
-        msa = subsample_rows(msa, settings.max_rows, rng)
-    if settings.block_deletion:
-        msa = delete_blocks(msa, rng)
+    msa = augment_alignment(msa, settings, rng)
     drawn = {} if templates is None else templates.draw(rng)
     raw = sequence_features(chain.sequence) | msa | template_features(drawn, len(chain))
     raw["residue_index"] = chain.residue_index
@@ -102,6 +99,15 @@ def training_sample(
     labels["use_clamped_fape"] = clamped
     parts = {FEATURES: features, LABELS: labels}
     return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
+
+
+def augment_alignment(
+    msa: dict[str, np.ndarray], settings: SampleSettings, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Draw rows of a chain's alignment, and delete blocks, as the settings say."""
+    if settings.max_rows is not None:
+        msa = subsample_rows(msa, settings.max_rows, rng)
+    return delete_blocks(msa, rng) if settings.block_deletion else msa
 
 
 def _coevolution(

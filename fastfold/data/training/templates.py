@@ -19,8 +19,7 @@ from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.data.templates.outcome import TemplateSkipped
-from fastfold.data.templates.prefilter import check_hit
-from fastfold.data.templates.select import best_first, choose_templates
+from fastfold.data.templates.select import best_first, check_hit, choose_templates
 from fastfold.data.templates.source import read_hits
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData

@@ -15,7 +15,7 @@ import numpy as np
 from fastfold.data.features.lines import ComplexLines, complex_lines
 from fastfold.data.msa.clusters import cluster_rows
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns, take_rows
+from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.ensemble.settings import Sampling
@@ -64,7 +64,7 @@ class Sample:
         if self.rows is not None:
             ((own, _),) = self.alignments
             joined = join_alignments(own, unique=self.values["method"] == "depth")
-            return [([take_rows(joined, self.rows)], [])]
+            return [([joined.take(self.rows)], [])]
         if self.values["method"] == "columns":
             return self._mask()
         return list(self.alignments)

@@ -23,44 +23,41 @@ POLICIES = ("auto", "cuda", "cpu", "nvme")
 class GeminiConfig:
     """Settings of :class:`fastfold.memory.Gemini`.
 
-    Attributes:
-        budget: Bytes on the device for chunks and activations together, for example ``"20GiB"``.
-        policy: ``"auto"``: parameters on the host, and on the device as planned. ``"cpu"``: the same, but evicted after
-            each use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on
-            the device; a budget smaller than parameters, gradients and optimizer states together is refused.
-        device: Device of the model; None for a GPU if there is one, otherwise a simulated device of that budget.
-        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. One file there holds
-            parameters, gradients and optimizer states; its space is reserved at the start.
-        lookahead: Largest number of operators by which a load may precede its use.
-        group: Process group of data parallelism. All ranks start from the first rank's parameters and buffers, and
-            :meth:`~fastfold.memory.Gemini.step` averages gradients. Its backend must support the tier of the gradients:
-            the host, or with ``"cuda"`` the device.
-        statistics: Process group, on the host, whose ranks make equal plans; None for ``group``. All its ranks call
-            :meth:`~fastfold.memory.Gemini.step` together.
-        shard: Each rank of ``group`` keeps the optimizer's states of its share of the parameters only (ZeRO stage 1).
-            :meth:`~fastfold.memory.Gemini.state_dict` is then a collective.
-        activations: Plan saved tensors too: those over the budget are offloaded until the backward pass. Without effect
-            with ``"cuda"``.
-        recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network. The
-            plan decides for each call. The modules must not use activation checkpointing themselves.
-        hard_budget: On a GPU, limit PyTorch's allocator to the budget until :meth:`~fastfold.memory.Gemini.release`. An
-            allocation over it raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise
-            only the plans keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
-
     Raises:
         ConfigError: The policy or the budget is unknown.
     """
 
+    #: Bytes on the device for chunks and activations together, for example ``"20GiB"``
     budget: str | int = "16GiB"
+    #: ``"auto"``: parameters on the host, and on the device as planned. ``"cpu"``: the same, but evicted after each
+    #: use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on the device;
+    #: a budget smaller than parameters, gradients and optimizer states together is refused.
     policy: str = "auto"
+    #: Device of the model; None for a GPU if there is one, otherwise a simulated device of that budget
     device: Device | torch.device | str | None = None
+    #: Folder for ``"nvme"``; None for the system's folder of temporary files. One file there holds parameters,
+    #: gradients and optimizer states; its space is reserved at the start.
     nvme_folder: str | os.PathLike[str] | None = None
-    lookahead: int = 2
+    lookahead: int = 2  #: Largest number of operators by which a load may precede its use
+    #: Process group of data parallelism. All ranks start from the first rank's parameters and buffers, and
+    #: :meth:`~fastfold.memory.Gemini.step` averages gradients. Its backend must support the tier of the gradients: the
+    #: host, or with ``"cuda"`` the device.
     group: dist.ProcessGroup | None = None
+    #: Process group, on the host, whose ranks make equal plans; None for ``group``. All its ranks call
+    #: :meth:`~fastfold.memory.Gemini.step` together.
     statistics: dist.ProcessGroup | None = None
+    #: Each rank of ``group`` keeps the optimizer's states of its share of the parameters only (ZeRO stage 1).
+    #: :meth:`~fastfold.memory.Gemini.state_dict` is then a collective.
     shard: bool = False
+    #: Plan saved tensors too: those over the budget are offloaded until the backward pass. Without effect with
+    #: ``"cuda"``.
     activations: bool = True
+    #: Modules that may be recomputed in the backward pass instead, such as the blocks of a network. The plan decides
+    #: for each call. The modules must not use activation checkpointing themselves.
     recompute: Iterable[nn.Module] = ()
+    #: On a GPU, limit PyTorch's allocator to the budget until :meth:`~fastfold.memory.Gemini.release`. An allocation
+    #: over it raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise only the plans
+    #: keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
     hard_budget: bool = False
 
     def __post_init__(self) -> None:

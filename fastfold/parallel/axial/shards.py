@@ -146,7 +146,7 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
     Raises:
         ConfigError: A number differs; every rank raises.
     """
-    if group.size == 1 or group.backend == "fake":
+    if group.is_alone:
         return
     own = torch.tensor(list(numbers.values()), dtype=torch.int64, device=device)
     found = async_ops.gather_numbers(own, group)

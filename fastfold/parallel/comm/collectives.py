@@ -56,7 +56,7 @@ def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu"
 
     On torch's fake process group, which has no other ranks, all lengths equal this rank's.
     """
-    if group.size == 1 or group.backend == "fake":
+    if group.is_alone:
         return [length] * group.size
     own = torch.tensor(length, dtype=torch.int64, device=device)
     return [int(n) for n in async_ops.gather_numbers(own, group).tolist()]

@@ -106,6 +106,11 @@ class Group:
         """``nccl``, ``gloo``, ``fake``, ...; empty for a single rank."""
         return "" if self.process_group is None else dist.get_backend(self.process_group)
 
+    @property
+    def is_alone(self) -> bool:
+        """True without other ranks to compare with: one rank, or torch's fake process group."""
+        return self.size == 1 or self.backend == "fake"
+
     def shard(self, length: int) -> slice:
         """Return this rank's part of an axis of ``length`` as :func:`shard_sizes` cuts it."""
         return shard_slices(length, self.size)[self.rank]

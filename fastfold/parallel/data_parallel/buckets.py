@@ -49,12 +49,8 @@ class Sharding:
             start += group.rank * length
         return slice(start, start + length)
 
-    def reduce_scatter(self, flat: Tensor) -> Tensor:
-        """Return this rank's shard of the sum over all ranks of ``flat`` ``[length]``."""
-        return self.start_reduce_scatter(flat)()
-
     def start_reduce_scatter(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start :meth:`reduce_scatter`; the returned function waits and reduces over the other groups."""
+        """Start summing ``flat`` ``[length]`` over all ranks; the returned function waits for this rank's shard."""
 
         def start(x: Tensor, group: Group) -> async_ops.AsyncResult[Tensor]:
             each = x.shape[0] // group.size
@@ -62,13 +58,9 @@ class Sharding:
 
         return self._start(flat, start)
 
-    def all_reduce(self, flat: Tensor) -> Tensor:
-        """Return the sum over all ranks of ``flat``."""
-        return self.start_all_reduce(flat)()
-
     def start_all_reduce(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start :meth:`all_reduce`; the returned function waits and reduces over the other groups."""
-        return self._start(flat, lambda x, group: async_ops.start_all_reduce(x, group))
+        """Start summing ``flat`` over all ranks; the returned function waits for the sum."""
+        return self._start(flat, async_ops.start_all_reduce)
 
     def _start(
         self, flat: Tensor, start: Callable[[Tensor, Group], async_ops.AsyncResult[Tensor]]

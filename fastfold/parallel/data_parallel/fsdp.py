@@ -221,7 +221,7 @@ class FullySharded(ReducedGradients):
             self._calls.end_step()
         used, self._used = self._used, []
         history = zlib.crc32(repr(used).encode())
-        if self._group.size > 1 and self._group.backend != "fake":
+        if not self._group.is_alone:
             of_all = async_ops.gather_numbers(torch.tensor(history, device=self._device()), self._group)
             if bool((of_all != history).any()):
                 raise ConfigError(

@@ -34,7 +34,7 @@ class UnitCalls:
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module], group: Group) -> None:
         self._side: dist.ProcessGroup | None = None
-        if group.size == 1 or group.backend == "fake":
+        if group.is_alone:
             return
         assert group.process_group is not None
         ranks = dist.get_process_group_ranks(group.process_group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -228,7 +228,7 @@ class Replicated(ReducedGradients):
         if not own or self.every.ranks == 1:
             return own
         flags = torch.tensor(own, dtype=torch.float32, device=self._values[0].device)
-        total = self.every.all_reduce(flags)
+        total = self.every.start_all_reduce(flags)()
         # If this rank used all parameters, it need not wait for the sum.
         return own if total.is_meta or all(own) else [bool(x) for x in total.cpu()]
 
@@ -276,9 +276,6 @@ class ShardedStates(Replicated):
         self._own_elements = {
             self.names[number]: own for spans in self._spans for number, (own, _) in spans.items()
         }
-        self._piece_norms = ShardNorms(
-            {name: [*shard_groups.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
-        )
 
     def check_step(self) -> None:
         """Check as in stage 0, after the pieces follow parameters to new memory (``.data =``)."""
@@ -296,10 +293,15 @@ class ShardedStates(Replicated):
         """Pieces ``[n]`` of this rank; some are empty."""
         return self._pieces
 
-    @property
+    @cached_property
     def norms(self) -> ShardNorms:
         """Norms of the pieces."""
-        return self._piece_norms
+        return self._norms_over(self.every.groups)
+
+    def _norms_over(self, groups: Sequence[Group]) -> ShardNorms:
+        """Return the norms of tensors whose parameters are also cut over some groups."""
+        cut = {name: [*self.shard_groups.get(name, ()), *groups] for name in self.names}
+        return ShardNorms(cut, self.mesh.group("pp"))
 
     @torch.no_grad()
     def all_gather_params(self) -> None:
@@ -344,17 +346,10 @@ class ShardedGradients(ShardedStates):
 
     stage = 2
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        mesh: ParallelMesh,
-        shard_groups: Mapping[str, Sequence[Group]],
-    ) -> None:
-        super().__init__(parameters, mesh, shard_groups)
-        self._sample_norms = ShardNorms(
-            {name: [*shard_groups.get(name, ()), *self.sample.groups] for name in self.names},
-            mesh.group("pp"),
-        )
+    @cached_property
+    def _sample_norms(self) -> ShardNorms:
+        """Norms of the shards of a sample's gradient."""
+        return self._norms_over(self.sample.groups)
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """Return the squared norm of a sample's gradient, from its shards over the ranks of the sample."""

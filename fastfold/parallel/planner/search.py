@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 from fastfold.parallel.planner.cost_model import Cost, imbalance, least_seconds, step_cost
 from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload, divisors
@@ -39,8 +37,6 @@ def best_plans(
     gpus: int,
     gpu: str | Rates,
     count: int = 5,
-    assumptions: Assumptions = TRAINING,
-    measured: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Cost]:
     """Return the fastest plans that fit into memory, the fastest first; of each only its fastest ZeRO stage.
@@ -50,10 +46,9 @@ def best_plans(
     Args:
         workload: The training step.
         gpus: Number of GPUs.
-        gpu: Their name, one of :data:`fastfold.parallel.planner.hardware.ACCELERATORS`, or rates.
+        gpu: Their name, one of :data:`fastfold.parallel.planner.hardware.ACCELERATORS`, or rates
+            (:func:`fastfold.parallel.planner.hardware.rates`).
         count: Maximum number of plans.
-        assumptions: Constants that data sheets lack.
-        measured: See :func:`fastfold.parallel.planner.hardware.rates`.
         progress: Called with a line for each layout that is traced.
 
     Raises:
@@ -62,7 +57,7 @@ def best_plans(
     """
     if gpus < 1:
         raise ConfigError(f"expected at least one GPU, found {gpus}")
-    speeds = gpu if isinstance(gpu, Rates) else rates(gpu, assumptions, measured)
+    speeds = gpu if isinstance(gpu, Rates) else rates(gpu)
     fitting: dict[ParallelPlan, Cost] = {}
     smallest: Cost | None = None
     every = [

@@ -59,7 +59,7 @@ def compare_first_calls(
     ``cuts`` what cut each layer. Layouts other than 1d lack whole tensors to compare and are left out.
     """
     group = mesh.group("tp")
-    if mesh.plan.tp_mode != "1d" or group.size == 1 or group.backend == "fake":
+    if mesh.plan.tp_mode != "1d" or group.is_alone:
         return
     open_ = [path for path in cuts if not isinstance(part.get_submodule(path), _CLOSED)]
     for target in _targets(part, open_):

@@ -51,7 +51,7 @@ def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
         for name, part in module.named_modules()
         if draws(part) and not any(name == path or name.startswith(f"{path}.") for path in paths)
     ]
-    if group.size == 1 or group.backend == "fake" or not drawing:
+    if group.is_alone or not drawing:
         return
 
     def check(called: nn.Module, _: Any) -> None:

@@ -115,10 +115,6 @@ class Checkpoints:
             self.problem = f"a checkpoint could not be written ({_reason(error)}); {last}"
             self._report(self.problem)
 
-    def close(self) -> None:
-        """Finish the background write."""
-        self.wait()
-
     def _write(self, step: int, tensors: Tensors, state: Json) -> None:
         storage, first = self._storage, self._context.is_rank_zero
         final = storage.join(f"step_{step:08d}")

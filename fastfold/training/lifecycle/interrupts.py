@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _NAMES = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
@@ -34,9 +34,7 @@ class Interrupts:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

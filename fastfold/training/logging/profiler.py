@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
@@ -37,9 +36,7 @@ class StepProfiler:
             self._profile.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._profile is not None:
             self._profile.stop()
 

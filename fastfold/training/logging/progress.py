@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import IO, Any
 
 import torch
@@ -52,9 +51,7 @@ class TrainingProgress:
                 self._guarded(self._live.start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._guarded(self._live.stop)
             self._live = None

@@ -27,7 +27,7 @@ _PARTS = (
 )
 _LISTED = 20  # maximum number of quarantined samples and worst chains to list
 
-_SCORES = {
+_SCORE_CURVES = {
     "lddt_ca": "lDDT-CA in training",
     "valid_lddt_ca": "lDDT-CA in validation",
     "valid_tm_score": "TM-score in validation",
@@ -49,7 +49,7 @@ _NORMS = {"gradient_norm": "of a sample, before clipping", "mean_gradient_norm":
 _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
     ("loss.png", "Loss", "loss of a step", True, {"loss": "loss"}),
     ("parts.png", "Parts of the loss", "unweighted loss", True, {name: name for name in _PARTS}),
-    ("lddt.png", "lDDT-CA and TM-score", "score, 0 to 1", False, _SCORES),
+    ("lddt.png", "lDDT-CA and TM-score", "score, 0 to 1", False, _SCORE_CURVES),
     ("distogram.png", "Distogram in validation", "cross-entropy in nats", False, _CROSS_ENTROPIES),
     ("contacts.png", "Contacts in validation", "precision", False, _PRECISIONS),
     ("gradient.png", "Gradient norm", "norm", True, _NORMS),

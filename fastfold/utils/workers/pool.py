@@ -49,14 +49,6 @@ class Outcome(NamedTuple):
     failure: str | None  #: Reason of a failure in one line; None for success
 
 
-class WorkerDeath(NamedTuple):
-    """Worker process that ended unexpectedly."""
-
-    pid: int | None  #: Process id
-    cause: str  #: Cause of the end, for example ``killed by SIGKILL``
-    key: int | None  #: Task that it worked on, or None
-
-
 @dataclass
 class _Task:
     key: int
@@ -80,7 +72,6 @@ class InlinePool:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._waiting: deque[tuple[int, Any]] = deque()
-        self.deaths: list[WorkerDeath] = []
 
     def submit(self, key: int, argument: Any) -> None:
         """Add a task."""
@@ -119,7 +110,6 @@ class WorkerPool:
                 f"the function that prepares samples cannot be sent to worker processes ({error}); define it at the "
                 "top level of a module, or set workers=0"
             ) from None
-        self.deaths: list[WorkerDeath] = []
         self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("spawn")
         self._waiting: deque[_Task] = deque()
@@ -247,7 +237,6 @@ class WorkerPool:
         task = worker.task
         end = describe_end(worker.process)
         cause = worker.killed_for or end
-        self.deaths.append(WorkerDeath(worker.process.pid, cause, task.key if task else None))
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:

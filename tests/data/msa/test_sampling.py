@@ -11,7 +11,7 @@ import pytest
 from fastfold.data.features.raw import msa_features
 from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns, take_rows
+from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns
 from fastfold.inference.ensemble.samples import random_columns
 from tests.helpers.networks import folder
 
@@ -50,7 +50,7 @@ def test_a_first_row_other_than_the_query_is_masked():
 
 def test_written_rows_are_read_with_their_deletions():
     msa = parse_a3m(">q\nMKT\n>a\nMaaA-\n>b x\n-gCT\n")
-    again = parse_a3m(a3m_text(take_rows(msa, np.array([0, 2])), "MKT"))
+    again = parse_a3m(a3m_text(msa.take(np.array([0, 2])), "MKT"))
     assert again.sequences == ("MKT", "-CT")
     assert again.descriptions == ("q", "b x")
     assert np.array_equal(again.deletions, msa.deletions[[0, 2]])

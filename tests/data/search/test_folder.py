@@ -22,8 +22,9 @@ def _alignment(*rows: str) -> bytes:
 
 def _put(folder: Path, target: Target, key: SearchKey, sequence: str, name: str, content: bytes) -> Path:
     files = SearchStore(folder / FOLDER).add(sequence, key, {name: content})
-    (path,) = publish(folder / chain_places(target)[sequence], key, files)
-    return path
+    place = folder / chain_places(target)[sequence]
+    publish(place, key, files)
+    return place / name
 
 
 def test_a_chain_is_found_under_its_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.engine import Found, Report, Step
-from fastfold.data.search.run import SearchPlan, SearchSummary
+from fastfold.data.search.run import SearchPlan
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import OutputError
@@ -44,23 +44,21 @@ class Engine:
             yield Found(sequence, {f"{self.name}_hits.a3m": text.encode()}, {"hits": 1})
 
 
-def run(
-    targets: Sequence[Target], engines: Sequence[Engine], out: Path
-) -> tuple[SearchSummary, list[str], float]:
+def run(targets: Sequence[Target], engines: Sequence[Engine], out: Path) -> tuple[list[str], float]:
     lines: list[str] = []
     done: list[float] = []
     plan = SearchPlan(targets, engines, out)
     cost = plan.cost
-    summary = plan.run(say=lines.append, on_step=lambda work, status, cost: done.append(cost), interval_s=0)
+    plan.run(say=lines.append, on_step=lambda work, status, cost: done.append(cost), interval_s=0)
     assert sum(done) == cost
-    return summary, lines, cost
+    return lines, cost
 
 
 def test_a_sequence_is_searched_once_whatever_its_name(tmp_path: Path) -> None:
     engines = [Engine(), Engine("mgnify")]
-    summary, lines, cost = run(TARGETS, engines, tmp_path / "out")
+    lines, cost = run(TARGETS, engines, tmp_path / "out")
     assert [engine.searched for engine in engines] == [["MKV", "GGG"]] * 2
-    assert (summary, cost) == (SearchSummary(searched=4, reused=0), 12.0)
+    assert cost == 12.0
     assert lines[0].startswith("uniref90: 2 sequences searched in 0:00, ")
     for target in TARGETS:
         for chain, (unpaired, _) in zip(
@@ -68,10 +66,7 @@ def test_a_sequence_is_searched_once_whatever_its_name(tmp_path: Path) -> None:
         ):
             assert [msa.sequences for msa in unpaired] == [(chain.sequence, chain.sequence[::-1])] * 2
     again = Engine()
-    assert run(TARGETS, [again], tmp_path / "out")[:2] == (
-        SearchSummary(0, 2),
-        ["uniref90: all 2 found before"],
-    )
+    assert run(TARGETS, [again], tmp_path / "out")[0] == ["uniref90: all 2 found before"]
     assert again.searched == []
 
 
@@ -88,9 +83,9 @@ def test_after_an_interruption_the_rest_is_searched(tmp_path: Path) -> None:
         run(TARGETS, [Engine(fails_at="GGG")], tmp_path)
     assert (tmp_path / "two/uniref90_hits.a3m").exists()  # in its place as soon as it was found
     engine = Engine()
-    summary, lines, cost = run(TARGETS, [engine], tmp_path)
+    lines, cost = run(TARGETS, [engine], tmp_path)
     assert (engine.searched, cost) == (["GGG"], 3.0)
-    assert (summary.reused, lines[0].endswith(", 1 found before")) == (1, True)
+    assert lines[0].endswith(", 1 found before")
 
 
 def test_a_new_version_is_searched_and_takes_the_place_of_the_old(tmp_path: Path) -> None:

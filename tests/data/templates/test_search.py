@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.search.hh_suite.hhblits import find_program
 from fastfold.data.templates import search
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.search import (
     _collinear,
     align_to_profile,
-    find_hhsearch,
     hhsearch,
     hmmsearch,
     is_profile_database,
@@ -117,22 +117,24 @@ def test_hhsearch_is_run_with_the_alignment(
     assert is_profile_database(tmp_path / "db")
     assert not is_profile_database(tmp_path / "other")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert find_hhsearch() == str(path)
-    assert hhsearch(msa, [tmp_path / "db"], threads=2) == text
+    assert find_program("hhsearch") == str(path)
+    assert hhsearch(msa, [tmp_path / "db"]) == text
     assert (tmp_path / "query").read_text() == to_a3m(msa)
     arguments = (tmp_path / "arguments").read_text()
-    assert re.search(rf"-maxseq 1000000 -cpu 2 -d {tmp_path}/db$", arguments.strip())
+    assert re.search(rf"-maxseq 1000000 -cpu 1 -d {tmp_path}/db$", arguments.strip())
 
 
 def test_hhsearch_that_fails_or_is_not_there_is_one_error(
     tmp_path: Path, msa: Msa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = program(tmp_path, "echo database is broken >&2; exit 3")
+    monkeypatch.setattr(search, "find_program", lambda name: str(path))
     with pytest.raises(InputError, match="hhsearch failed with exit code 3: database is broken"):
-        hhsearch(msa, [tmp_path / "db"], program=str(path))
+        hhsearch(msa, [tmp_path / "db"])
+    monkeypatch.setattr(search, "find_program", lambda name: str(tmp_path / "none"))
     with pytest.raises(InputError, match="cannot be run"):
-        hhsearch(msa, [tmp_path / "db"], program=str(tmp_path / "none"))
-    monkeypatch.setattr(search, "find_hhsearch", lambda: None)
+        hhsearch(msa, [tmp_path / "db"])
+    monkeypatch.setattr(search, "find_program", lambda name: None)
     with pytest.raises(
         ConfigError, match="hhsearch is not installed: install HH-suite or the Python package"
     ):

@@ -13,9 +13,8 @@ from fastfold.data.templates.features import find_chain
 from fastfold.data.templates.hhr import parse_hhr
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.outcome import TemplateSkipped
-from fastfold.data.templates.prefilter import check_hit
 from fastfold.data.templates.realign import map_to_sequence
-from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.data.templates.select import ChainTemplates, check_hit, choose_templates
 from fastfold.protein import residue_constants as rc
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, hhr, position, sto, write_entries
 

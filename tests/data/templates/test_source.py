@@ -59,10 +59,10 @@ def test_a_profile_database_is_searched_by_hhsearch(
 ) -> None:
     (tmp_path / "pdb70_hhm.ffdata").touch()
     options = TemplateOptions(database=tmp_path / "pdb70", mmcif_dir=entries)
-    monkeypatch.setattr(source, "find_hhsearch", lambda: None)
+    monkeypatch.setattr(source, "find_program", lambda name: None)
     with pytest.raises(ConfigError, match="pdb70 is an HH-suite database, and hhsearch is not installed"):
         TemplateFinder(options)
-    monkeypatch.setattr(source, "find_hhsearch", lambda: "hhsearch")
+    monkeypatch.setattr(source, "find_program", lambda name: "hhsearch")
     asked = []
 
     def search(msa: Msa, databases: list[Path]) -> str:

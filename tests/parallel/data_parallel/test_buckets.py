@@ -71,12 +71,12 @@ def test_shards_of_shards_are_consecutive_and_come_back_whole() -> None:
     def run(outer: Group, inner: Group) -> tuple[Tensor, ...]:
         sharding = Sharding([outer, Group(None, "alone"), inner])
         own = buffers[3 * outer.rank + inner.rank]
-        shard = sharding.reduce_scatter(own.clone())
+        shard = sharding.start_reduce_scatter(own.clone())()
         assert sharding.ranks == 6
         return (
             torch.arange(length)[sharding.own(length)],
             shard,
-            sharding.all_reduce(own),
+            sharding.start_all_reduce(own)(),
             sharding.gather(shard),
         )
 
@@ -89,4 +89,4 @@ def test_shards_of_shards_are_consecutive_and_come_back_whole() -> None:
         torch.testing.assert_close(gathered, total)
     alone = Sharding([Group(None)])
     assert (alone.ranks, alone.own(5)) == (1, slice(0, 5))
-    assert alone.gather(total) is alone.reduce_scatter(total) is total
+    assert alone.gather(total) is alone.start_reduce_scatter(total)() is total

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from fastfold.data.msa.msa import ChainMsas, Msa
+    from fastfold.data.msa.msa import ChainMsas
 
 MsaMode = Literal["mmseqs2_uniref_env", "mmseqs2_uniref_env_envpair", "mmseqs2_uniref", "single_sequence"]
 PairMode = Literal["unpaired_paired", "paired", "unpaired"]
@@ -54,11 +54,5 @@ def select_rows(alignments: Sequence[ChainMsas], pair_mode: PairMode) -> list[Ch
     if pair_mode == "paired":
         return [([], paired) for _, paired in alignments]
     if pair_mode == "unpaired":
-        return [(own, [_first_row(msa) for msa in paired]) for own, paired in alignments]
+        return [(own, [msa.take([0]) for msa in paired]) for own, paired in alignments]
     return list(alignments)
-
-
-def _first_row(msa: Msa) -> Msa:
-    return replace(
-        msa, sequences=msa.sequences[:1], deletions=msa.deletions[:1], descriptions=msa.descriptions[:1]
-    )

@@ -15,7 +15,6 @@ from fastfold.data.msa.find import alignment_files
 from fastfold.data.search.colabfold.join import join_complex
 from fastfold.data.search.colabfold.modes import ColabFoldModes, PairMode
 from fastfold.data.search.folder import check_place, publish
-from fastfold.data.search.run import SearchSummary
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import FastFoldError, InputError, OutputError
@@ -67,10 +66,11 @@ def search_colabfold(
     out: Path,
     *,
     say: Callable[[str], None] = lambda line: None,
-) -> SearchSummary:
+) -> list[tuple[Target, InputError]]:
     """Make the alignments of targets in a folder, whose store keeps the results.
 
-    The summary has the targets that the source failed on; nothing is written for them.
+    Returns:
+        Targets that the source failed on, with the error of each; nothing is written for them.
 
     Raises:
         OutputError: An alignment exists that is not from a search, or would take precedence over the result.
@@ -96,7 +96,6 @@ def search_colabfold(
     to_pair = [chains for chains in complexes if store.find(":".join(chains), keys["paired"]) is None]
     if to_search or to_pair:
         source.announce(to_search, to_pair, say)
-    reused = len(sequences) + len(complexes) - len(to_search) - len(to_pair)
     waiting = list(targets)
     failed: dict[str | Chains, str] = {}
     for sequence, found in source.unpaired(to_search) if to_search else ():
@@ -113,7 +112,7 @@ def search_colabfold(
         files = {f"{number}.a3m": text.encode("ascii") for number, text in enumerate(texts)}
         store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
         waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
-    without: list[tuple[Target, str]] = []
+    failures: list[tuple[Target, InputError]] = []
     given_of = {id(target): one for target, one in zip(targets, given, strict=True)}
     for target in waiting:
         if _publish(target, plans[id(target)], store, keys, out):
@@ -124,8 +123,8 @@ def search_colabfold(
                 "the search returned no alignment of its chains; run the same command again",
                 record=target.record,
             )
-        without.append((given_of[id(target)], reason))
-    return SearchSummary(len(to_search) + len(to_pair) - len(failed), reused, tuple(without))
+        failures.append((given_of[id(target)], InputError(reason, record=target.record)))
+    return failures
 
 
 def _letters(target: Target) -> list[str]:

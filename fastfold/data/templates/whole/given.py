@@ -52,11 +52,16 @@ class GivenStructure:
             found = [masked_template(chain, name) for chain in structure.chains]
         else:
             first, *targets = structure.chains
-            found = [empty_template(len(first), name), *(full_template(chain, name) for chain in targets)]
-        return in_one_frame(found) if len(found) > 1 else tuple(found)
+            found = [
+                _features("-" * len(first), np.zeros_like(first.positions), np.zeros_like(first.mask), name)
+            ]
+            found += [_features(one.sequence, one.positions, one.mask, name) for one in targets]
+        if len(found) > 1:  # their atoms are in one frame
+            found = [one | {"template_frame": np.array([1], np.int32)} for one in found]
+        return tuple(found)
 
 
-def masked_template(chain: ChainStructure, name: bytes) -> Features:
+def masked_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]:
     """Return AF2Rank's template of a chain: gaps as its sequence, N, CA, C, O and CB as its atoms.
 
     Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
@@ -70,23 +75,7 @@ def masked_template(chain: ChainStructure, name: bytes) -> Features:
     absent = (mask[:, [n, ca, c]].min(-1) > 0) & (mask[:, cb] == 0)
     positions[absent, cb] = virtual_cb(*(positions[absent, atom] for atom in (n, ca, c)))
     mask[absent, cb] = 1.0
-    return _features("-" * len(chain), positions * mask[..., None], mask, name)
-
-
-def full_template(chain: ChainStructure, name: bytes) -> Features:
-    """Return the template of a chain with its sequence and all atoms; see :func:`masked_template`."""
-    return _features(chain.sequence, chain.positions * chain.mask[..., None], chain.mask, name)
-
-
-def empty_template(length: int, name: bytes) -> Features:
-    """Return a template without atoms, for a chain that a structure lacks; see :func:`masked_template`."""
-    atoms = rc.atom_type_num
-    return _features("-" * length, np.zeros((length, atoms, 3)), np.zeros((length, atoms)), name)
-
-
-def in_one_frame(chains: list[Features], number: int = 1) -> tuple[Features, ...]:
-    """Mark the templates of several chains as parts of one structure, by the number of its frame."""
-    return tuple({**one, "template_frame": np.array([number], np.int32)} for one in chains)
+    return _features("-" * len(chain), positions, mask, name)
 
 
 def virtual_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -111,7 +100,7 @@ def _features(letters: str, positions: np.ndarray, mask: np.ndarray, name: bytes
     ids = [rc.hhblits_letter_to_id[letter] for letter in letters]
     return {
         "template_aatype": np.eye(22, dtype=np.float32)[ids][None],
-        "template_all_atom_positions": positions.astype(np.float32)[None],
+        "template_all_atom_positions": (positions * mask[..., None]).astype(np.float32)[None],
         "template_all_atom_masks": mask.astype(np.float32)[None],
         "template_sum_probs": np.zeros((1, 1), np.float32),
         "template_domain_names": np.array([name]),

@@ -14,7 +14,6 @@ from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.colabfold.source import search_colabfold
 from fastfold.data.search.colabfold.tickets import TicketServer
-from fastfold.data.search.run import SearchSummary
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import FastFoldError, InputError, NetworkError, OutputError
 from tests.conftest import REPOSITORY
@@ -23,7 +22,9 @@ from tests.helpers.stand_in_msa_server import ENVIRONMENT, StandIn, msa_server, 
 A, B = "MKVLAAGIT", "GSHMWLPEK"
 
 
-def search(url: str, targets: list[Target], out: Path, said: list[str] | None = None) -> SearchSummary:
+def search(
+    url: str, targets: list[Target], out: Path, said: list[str] | None = None
+) -> list[tuple[Target, InputError]]:
     """Search by a client that does not wait."""
     say = (said if said is not None else []).append
     server = TicketServer(url, pause=lambda seconds: None, timeout_s=5)
@@ -33,7 +34,7 @@ def search(url: str, targets: list[Target], out: Path, said: list[str] | None = 
 def test_a_chain_gets_its_alignment(tmp_path: Path) -> None:
     target, said = target_from_sequence(A, "protein"), list[str]()
     with msa_server(StandIn(["PENDING"])) as server:
-        assert search(server.url, [target], tmp_path, said) == SearchSummary(1, 0)
+        assert search(server.url, [target], tmp_path, said) == []
     assert said == [
         f"--msa-server: leaving this machine for {server.url}, whose owner can read and keep the data: 1 sequence "
         "(9 residues)"
@@ -57,11 +58,11 @@ def test_each_sequence_is_sent_once_and_never_again(tmp_path: Path) -> None:
     ]
     stand_in = StandIn()
     with msa_server(stand_in) as server:
-        assert search(server.url, targets, tmp_path) == SearchSummary(3, 0)
+        assert search(server.url, targets, tmp_path) == []
         assert stand_in.queries == [("msa", "env", [A]), ("msa", "env", [B]), ("pair", "pairgreedy", [A, B])]
         number, said = len(server.requests), list[str]()
         more = [*targets, target_from_sequence(f"{A}:{A}:{B}", "trimer")]
-        assert search(server.url, more, tmp_path, said) == SearchSummary(0, 3)
+        assert search(server.url, more, tmp_path, said) == []
         assert (len(server.requests), said) == (number, [])
     (first, second, third) = load_alignments(tmp_path, more[-1])
     assert first == second
@@ -92,12 +93,10 @@ def test_template_hits_are_mentioned_once(tmp_path: Path) -> None:
 def test_a_pair_that_the_server_cannot_do_fails_its_complex_alone(tmp_path: Path) -> None:
     targets = [target_from_sequence(f"{A}:{B}", "dimer"), target_from_sequence(B, "b")]
     with msa_server(StandIn(["COMPLETE", "COMPLETE", "ERROR"])) as server:
-        found = search(server.url, targets, tmp_path)
-        assert [target.name for target, _ in found.failed] == ["dimer"]
+        ((failed, error),) = search(server.url, targets, tmp_path)
+        assert failed is targets[0]
         assert (tmp_path / "b" / "colabfold_hits.a3m").is_file()
-        rest, errors = found.left(targets)
-        assert [target.name for target in rest] == ["b"]
-        assert str(errors[0]).startswith("record 'dimer': http://")
+        assert str(error).startswith("record 'dimer': http://")
 
 
 def test_maintenance_ends_the_search(tmp_path: Path) -> None:
@@ -116,11 +115,10 @@ def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
     ]
     stand_in = StandIn(["COMPLETE", "ERROR"])
     with msa_server(stand_in) as server:
-        found = search(server.url, targets, tmp_path)
-        assert (found.searched, found.reused) == (1, 0)
-        assert [(target.name, "failed on this query" in why) for target, why in found.failed] == [
-            ("dimer", True),
-            ("b", True),
+        failures = search(server.url, targets, tmp_path)
+        assert [target.name for target, error in failures if "failed on this query" in str(error)] == [
+            "dimer",
+            "b",
         ]
         assert [query[2] for query in stand_in.queries] == [
             [A],
@@ -129,7 +127,7 @@ def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
         assert (tmp_path / "a" / "colabfold_hits.a3m").is_file()
         assert not (tmp_path / "b").exists()
         stand_in.queries.clear()
-        assert search(server.url, targets, tmp_path) == SearchSummary(2, 1)
+        assert search(server.url, targets, tmp_path) == []
     assert [query[2] for query in stand_in.queries] == [[B], [A, B]]
     assert all((tmp_path / name / "colabfold_hits.a3m").is_file() for name in ("a", "b", "dimer"))
 
@@ -229,7 +227,7 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
         stand_in.states.clear()
         stand_in.queries.clear()
         targets = [target_from_sequence(A, "t0"), target_from_sequence(B, "t1")]
-        assert search(server.url, targets, tmp_path / "out") == SearchSummary(1, 1)
+        assert search(server.url, targets, tmp_path / "out") == []
         assert [query[2] for query in stand_in.queries] == [[B]]
     assert not list((tmp_path / "out").rglob("*.tmp"))
 

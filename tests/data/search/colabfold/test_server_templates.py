@@ -49,7 +49,7 @@ def test_hits_are_fetched_and_aligned_by_hhsearch(tmp_path: Path, monkeypatch: p
         return hhr([("1ABC_A", QUERY, HOMOLOGUE, 30.0), ("2ABC_A", QUERY, FAMILY[2], 40.0)])
 
     monkeypatch.setattr(source, "hhsearch", hhsearch)
-    monkeypatch.setattr(source, "find_hhsearch", lambda: "hhsearch")
+    monkeypatch.setattr(source, "find_program", lambda name: "hhsearch")
     finder = TemplateFinder(TemplateOptions(server=True))
     (found,) = finder.find(target, load_alignments(tmp_path, target), tmp_path)
     assert [template.name for template in found.templates] == ["2abc_A", "1abc_A"]
@@ -106,7 +106,7 @@ def test_only_names_of_pdb_chains_are_asked_for() -> None:
 
 
 def test_without_hhsearch_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "find_hhsearch", lambda: None)
+    monkeypatch.setattr(source, "find_program", lambda name: None)
     with pytest.raises(ConfigError, match="hhsearch, which is not installed"):
         TemplateFinder(TemplateOptions(server=True))
     assert check_templates(tar_gz(EMPTY), origin="x").keys() == EMPTY.keys()
