@@ -75,7 +75,7 @@ def field_values(options: argparse.Namespace, kind: type, only: Collection[str] 
         if isinstance(value, list):
             value = tuple(value)
         if value is not None:
-            values[field.name] = value
+            values |= dict(zip(option.fields, value, strict=False)) if option.fields else {field.name: value}
     return values
 
 
