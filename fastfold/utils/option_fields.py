@@ -70,7 +70,7 @@ def check_options(settings: Any) -> None:
         if value is None and (one.default is None or str(one.type).endswith("| None")):
             continue
         if choice.bounds is not None:
-            _check_number(one.name, value, *choice.bounds)
+            check_number(one.name, value, *choice.bounds)
         elif choice.choices is not None:
             _check_choice(one.name, value, choice.choices)
         elif isinstance(one.default, bool):
@@ -94,7 +94,12 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
         raise ConfigError(f"{name} must be from {least} to {most}, found {value}")
 
 
-def _check_number(name: str, value: Any, least: float, most: float) -> None:
+def check_number(name: str, value: Any, least: float, most: float) -> None:
+    """Check a number, which is whole if both its bounds are.
+
+    Raises:
+        ConfigError: The value is another number, or none; names it.
+    """
     if isinstance(least, int) and isinstance(most, int):
         check_whole(name, value, least, most)
         return
