@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
 

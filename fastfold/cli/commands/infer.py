@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastfold.cli.commands.resources.search import search_alone
 from fastfold.cli.options.fold import add_fold_options, infer_request
@@ -14,12 +14,9 @@ from fastfold.cli.process import (
     imports_without_collection,
     is_first_process,
     orderly_termination,
-    silence_stdout,
+    print_summary,
 )
 from fastfold.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fastfold.inference.runner import Summary
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -124,22 +121,3 @@ def run_infer(options: argparse.Namespace) -> int:
     with orderly_termination():
         summary = run(request)
     return print_summary(summary, request.output)
-
-
-def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code.
-
-    Of several processes that fold together, only the first one prints.
-    """
-    if not is_first_process():
-        return 0
-    from fastfold.inference.report.write import NAME as PAGE
-
-    where = ""
-    if summary.folded or summary.skipped:
-        where = f"; open {out / PAGE}" if (out / PAGE).is_file() else f"; results in {out}"
-    try:
-        print(summary.counts(done) + where, flush=True)
-    except OSError:  # closed pipe or full disk: the results are written anyway
-        silence_stdout()
-    return 1 if summary.failed else 0

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
 
 _MUTATE = """\
@@ -73,7 +72,4 @@ def run_mutate(options: argparse.Namespace) -> int:
 
     with orderly_termination():
         summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
-    code = print_summary(summary, request.output)
-    if summary.predictions:
-        print(f"Table: {request.output / TABLE}", flush=True)
-    return code
+    return print_summary(summary, request.output, table=TABLE)

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
 from fastfold.inference.screen.options import ScreenOptions
 
@@ -91,7 +90,4 @@ def run_score(options: argparse.Namespace) -> int:
     workers = ScreenOptions(**given) if given else None
     with orderly_termination():
         summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
-    code = print_summary(summary, request.output, done="scored")
-    if summary.predictions:
-        print(f"Table: {request.output / TABLE}", flush=True)
-    return code
+    return print_summary(summary, request.output, done="scored", table=TABLE)

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
 from fastfold.cli.options.fold import add_fold_options, infer_request
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import announce, imports_without_collection, orderly_termination
+from fastfold.cli.process import announce, imports_without_collection, orderly_termination, print_summary
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
 
 _SCREEN = """\
