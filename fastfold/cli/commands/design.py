@@ -64,7 +64,6 @@ def add_design_command(commands: Any) -> None:
         "       fastfold design fixbb|partial|binder STRUCTURE --out DIR [options]",
         description=_DESIGN,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("protocol", choices=PROTOCOLS, help="what to design")
     parser.add_argument("structure", nargs="?", type=Path, metavar="STRUCTURE", help="PDB or mmCIF file")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
@@ -28,15 +27,8 @@ def add_embed_command(commands: Any) -> None:
         help="write representations of sequences",
         usage="fastfold embed INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files (.gz too), folders, or -",
-    )
+    add_inputs(parser)
     group = parser.add_argument_group("representations")
     group.add_argument(
         "--arrays",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.resources.search import search_alone
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import (
     announce,
@@ -76,15 +75,8 @@ def add_infer_command(commands: Any) -> None:
         usage="fastfold infer INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_INFER,
         epilog=_INFER_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    infer.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files (.gz too), folders, or -",
-    )
+    add_inputs(infer)
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     add_fold_options(infer, has_order=True)
     finish_command(infer, run_infer)

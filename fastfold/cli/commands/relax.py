@@ -43,7 +43,6 @@ def add_relax_command(commands: Any) -> None:
         usage="fastfold relax FILE [FILE ...] [--out DIR] [options]",
         description=_RELAX,
         epilog=_RELAX_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     relax.add_argument("files", nargs="+", type=Path, metavar="FILE", help="PDB and mmCIF files (.gz too)")
     relax.add_argument(

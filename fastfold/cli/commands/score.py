@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination, print_summary
@@ -45,16 +44,9 @@ def add_score_command(commands: Any) -> None:
         usage="fastfold score FILE [FILE ...] --out DIR [--weights FILE ...] [options]",
         description=_SCORE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",  # --initial-guess takes no file here
     )
-    score.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="FILE",
-        help="PDB or mmCIF files (.gz too), or folders of them",
-    )
+    add_inputs(score, "PDB or mmCIF files (.gz too), or folders of them", metavar="FILE")
     workers = score.add_argument_group("workers")
     add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(score)

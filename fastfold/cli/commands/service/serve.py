@@ -46,7 +46,6 @@ def add_serve_command(commands: Any) -> None:
         usage="fastfold serve --data DIR [--weights FILE ...] [options]",
         description=_SERVE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="folder of the queue and of all results"
