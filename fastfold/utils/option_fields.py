@@ -18,7 +18,7 @@ _KEY = "option"
 class Option:
     """Option of the command line that sets a field."""
 
-    names: tuple[str, ...]  #: Its names; the first one names the attribute of the parsed options
+    names: tuple[str, ...]  #: Its names
     help: str  #: Its line in the help
     group: str = ""  #: Group of the help that lists it
     metavar: str | tuple[str, ...] | None = None  #: Name of its value in the help
@@ -28,13 +28,14 @@ class Option:
     bare: str | None = None  #: Value of the option without a text
     nargs: str | int | None = None  #: Number of texts as in argparse; a ``+`` or ``*`` option may be repeated
     fields: tuple[str, ...] = ()  #: Fields that the parts of its value set; empty for its own field
+    dest: str = ""  #: Attribute of the parsed options; empty for that of its first name
     is_rare: bool = False  #: True if ``--help`` leaves it out
     is_secret: bool = False  #: True if its value is shown and written nowhere
 
     @property
     def attribute(self) -> str:
         """Name of the attribute of the parsed options."""
-        return self.names[0].lstrip("-").replace("-", "_")
+        return self.dest or self.names[0].lstrip("-").replace("-", "_")
 
 
 def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> Any:

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from fastfold.inference.design.run import Redesign
     from fastfold.inference.design.task import DesignTask
 
-PROTOCOLS = ("hallucinate", "fixbb", "partial", "binder")
+_OPTIONS = {
+    "hallucinate": ("length", "copies", "cyclic"),
+    "fixbb": ("chains", "keep"),
+    "partial": ("chains", "motif"),
+    "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
+}
+"""Options of the task that belong to each protocol."""
+PROTOCOLS = tuple(_OPTIONS)
 _OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel")
 """Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
@@ -238,12 +245,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
 
     protocol, structure = options.protocol, options.structure
     chains = [name for name in options.chains.split(",") if name]
-    used = {
-        "hallucinate": ("length", "copies", "cyclic"),
-        "fixbb": ("chains", "keep"),
-        "partial": ("chains", "motif"),
-        "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
-    }[protocol]
+    used = _OPTIONS[protocol]
     for name, default in options.of_task.items():
         if name not in used and getattr(options, name) != default:
             shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)

@@ -105,9 +105,9 @@ def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _settings(option: Option, default: Any) -> dict[str, Any]:
     """Return the arguments of ``add_argument``."""
-    settings: dict[str, Any] = {"help": option.help}
+    settings: dict[str, Any] = {"help": option.help, "dest": option.attribute}
     if isinstance(default, bool):
-        return {**settings, "action": "store_true", "dest": option.attribute}
+        return {**settings, "action": "store_true"}
     if option.bounds is not None:
         least, most = option.bounds
         is_whole = isinstance(least, int) and isinstance(most, int)
