@@ -42,7 +42,7 @@ class Settings:
     relax: str = option(
         "--relax", default="none", choices=("none", "best"), nargs="?", bare="best", group="a", help=""
     )
-    even: int = option("--even", default=0, parse=parse_even, group="b", help="")
+    even: int = option("--even", default=0, dest="parity", parse=parse_even, group="b", help="")
     low: int = option("--range", default=1, fields=("low", "high"), parse=parse_range, group="b", help="")
     high: int = 2
 
@@ -80,6 +80,7 @@ def test_given_options_alone_are_values(text: str, values: dict[str, Any]) -> No
 def test_a_command_may_read_some_fields_alone() -> None:
     options = _parser(a="", b="")[0].parse_args(["--count", "3", "--even", "4"])
     assert field_values(options, Settings, only=("even", "share")) == {"even": 4}
+    assert options.parity == 4
 
 
 @dataclass(frozen=True)
