@@ -12,6 +12,7 @@ from typing import Any
 from fastfold.errors import ConfigError
 
 _KEY = "option"
+LARGEST = 2**31 - 1  #: Largest whole number of an option without another limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastfold.cli.options.help_all import mark_rare
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import Option, options_of
+from fastfold.utils.option_fields import LARGEST, Option, options_of
 
 T = TypeVar("T")
 More = Mapping[type, dict[str, Any]]  #: Values of fields of dataclasses, by class and name
@@ -79,7 +79,7 @@ def field_values(options: argparse.Namespace, kind: type, only: Collection[str] 
     return values
 
 
-def whole_number(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+def whole_number(least: int, most: int = LARGEST) -> Callable[[str], int]:
     """Return an argument type: a whole number from ``least`` to ``most``."""
 
     def parse(text: str) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import check_options, check_whole, option
+from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
 
 if TYPE_CHECKING:
     from fastfold.inference.design.limits import Limits
@@ -23,8 +23,6 @@ Flexible = Literal["none", "sidechains", "backbone", "free"]
 ``sidechains``: atoms past CB (ColabDesign's ``rm_target_sc``); ``backbone``: residue types as well (``rm_target_seq``,
 its ``target_flexible``); ``free``: the whole template (``rm_target``).
 """
-
-_MOST = 2**31 - 1
 
 
 def parse_counts(text: str, *, least: int, most: int) -> tuple[int, ...]:
@@ -77,7 +75,11 @@ class DesignConfig:
     )
     #: Extra passes of the network
     recycles: int = option(
-        "--num-recycles", default=0, bounds=(0, _MOST), metavar="N", help="extra passes of a step (default 0)"
+        "--num-recycles",
+        default=0,
+        bounds=(0, LARGEST),
+        metavar="N",
+        help="extra passes of a step (default 0)",
     )
     #: Passes whose gradient counts
     recycle_mode: RecycleMode = option(
@@ -92,7 +94,7 @@ class DesignConfig:
     networks: int | None = option(
         "--num-models",
         default=1,
-        bounds=(0, _MOST),
+        bounds=(0, LARGEST),
         metavar="N",
         help="networks drawn for a step (default 1; 0 for all)",
     )
@@ -140,7 +142,7 @@ class DesignConfig:
         check_options(self)
         steps = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps")
         for name, least in (*((step, 0) for step in steps), ("tries", 1)):
-            check_whole(name, getattr(self, name), least, _MOST)
+            check_whole(name, getattr(self, name), least, LARGEST)
         if not any(getattr(self, name) for name in steps):
             raise ConfigError("a design needs at least one step")
         if not self.learning_rate > 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import check_options, option
+from fastfold.utils.option_fields import LARGEST, check_options, option
 from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class EmbedConfig:
     layer: int | None = option(
         "--layer",
         default=None,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         metavar="N",
         help="end the last pass after its Nth Evoformer block, for msa_row and pair there (default: all blocks)",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastfold.utils.option_fields import check_number, check_options, option
+from fastfold.utils.option_fields import LARGEST, check_number, check_options, option
 from fastfold.utils.packages import require_package
 
 PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")  #: OpenMM's platforms, fastest first
@@ -30,7 +30,7 @@ class RelaxConfig:
     threads: int | None = option(
         "--threads",
         default=None,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         metavar="N",
         help="threads on the CPU; with one the result is the same each time (default: all cores)",
     )
@@ -39,7 +39,7 @@ class RelaxConfig:
     max_iterations: int = option(
         "--max-iterations",
         default=2000,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         metavar="N",
         help="maximum iterations of an attempt of the minimiser; a round has about five attempts (default 2,000)",
     )
@@ -47,7 +47,7 @@ class RelaxConfig:
     max_rounds: int = option(
         "--max-rounds",
         default=3,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         metavar="N",
         help="maximum rounds; each after the first frees the residues with violations from their springs (default 3)",
     )

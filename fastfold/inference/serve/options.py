@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import check_options, check_whole, option
+from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
 from fastfold.utils.units import parse_bytes
 
 DEFAULT_PORT = 8470  #: Port of a server, unless another is given
@@ -70,7 +70,7 @@ class ServeOptions:
     max_residues: int | None = option(
         "--max-residues",
         default=None,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         group="limits",
         metavar="N",
         help="longest target (default: as the memory allows)",
