@@ -144,7 +144,6 @@ def _parser(called: str = "") -> argparse.ArgumentParser:
         prog="fastfold",
         description="Protein structure prediction with the AlphaFold 2 networks.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

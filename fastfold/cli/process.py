@@ -10,10 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from fastfold._version import __version__
 from fastfold.inference.progress import wrapped
+
+if TYPE_CHECKING:
+    from fastfold.inference.runner import Summary
 
 
 def prepare_environment() -> None:
@@ -71,6 +75,28 @@ def announce(options: argparse.Namespace) -> None:
     line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):
         print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
+
+
+def print_summary(summary: Summary, out: Path, *, done: str = "folded", table: str = "") -> int:
+    """Print the result of a run in one line, where targets are ``done``; return the exit code.
+
+    Of several processes that fold together, only the first one prints. A file ``table`` of the folder is named in a
+    second line if there are predictions.
+    """
+    if not is_first_process():
+        return 0
+    from fastfold.inference.report.write import NAME as PAGE
+
+    where = ""
+    if summary.folded or summary.skipped:
+        where = f"; open {out / PAGE}" if (out / PAGE).is_file() else f"; results in {out}"
+    try:
+        print(summary.counts(done) + where, flush=True)
+        if table and summary.predictions:
+            print(f"Table: {out / table}", flush=True)
+    except OSError:  # closed pipe or full disk: the results are written anyway
+        silence_stdout()
+    return 1 if summary.failed else 0
 
 
 @contextlib.contextmanager

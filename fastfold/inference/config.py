@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.settings import Sampling
-from fastfold.inference.relax.config import PLATFORMS
+from fastfold.inference.relax.config import PLATFORM_CHOICES
 from fastfold.inference.setting_values import (
     check_max_msa,
     check_seeds,
@@ -329,7 +329,7 @@ class InferConfig:
     relax_platform: str = option(
         "--relax-platform",
         default="auto",
-        choices=("auto", *PLATFORMS),
+        choices=PLATFORM_CHOICES,
         group="structures",
         is_rare=True,
         help="OpenMM's platform for relaxation (default: the fastest that works)",

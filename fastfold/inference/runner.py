@@ -187,11 +187,29 @@ def fold_targets(
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner, errors).run(targets, costs, ended)
+    run = _FoldingRun(runner, errors)
+    try:
+        if ended is None:
+            with closing(run.fold(targets, costs)) as own:
+                found = run.conclude_all(targets, own)
+        else:
+            found = run.conclude_all(targets, ended)
+    except BaseException:
+        with suppress(WriteError):  # the error that stopped the run is reported
+            run.summary.flush()
+            run.failures.flush()
+        raise
+    failed = finish_tables(runner.progress, run.summary.flush, run.failures.flush)
+    folder, shows_structures = runner.folder.path, runner.config.embed is None
+    if shows_structures and (found.folded or not (folder / REPORT).exists()):
+        with suppress(InputError):  # nothing to show if all targets failed
+            page = partial(write_report, folder, say=runner.progress.line)
+            failed += finish_tables(runner.progress, page)
+    return replace(found, failed=(*found.failed, *failed))
 
 
 class _FoldingRun:
-    """Run over all targets, with the folder's tables and page."""
+    """Run over all targets, with the folder's tables."""
 
     def __init__(self, runner: TargetRunner, errors: Iterable[InputError]) -> None:
         self.runner, self.progress = runner, runner.progress
@@ -199,31 +217,8 @@ class _FoldingRun:
         self.failures = FailuresFile(runner.folder)
         self.failures.add_records(errors)
 
-    def run(
-        self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
-    ) -> Summary:
-        """Fold the targets in order; a failed one does not stop the others."""
-        try:
-            if ended is None:
-                with closing(self._fold(targets, costs)) as own:
-                    found = self._conclude_all(targets, own)
-            else:
-                found = self._conclude_all(targets, ended)
-        except BaseException:
-            with suppress(WriteError):  # the error that stopped the run is reported
-                self.summary.flush()
-                self.failures.flush()
-            raise
-        failed = finish_tables(self.progress, self.summary.flush, self.failures.flush)
-        if self.runner.config.embed is not None:  # a page shows structures
-            return replace(found, failed=(*found.failed, *failed))
-        if found.folded or not (self.runner.folder.path / REPORT).exists():
-            with suppress(InputError):  # nothing to show if all targets failed
-                page = partial(write_report, self.runner.folder.path, say=self.progress.line)
-                failed += finish_tables(self.progress, page)
-        return replace(found, failed=(*found.failed, *failed))
-
-    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Generator[Ended, None, None]:
+    def fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Generator[Ended, None, None]:
+        """Fold the targets by the runner, those of similar length together."""
         runner = self.runner
         lengths = [target.num_residues for target in targets]
         groups = (
@@ -232,7 +227,8 @@ class _FoldingRun:
         )
         return runner.fold_groups(groups)
 
-    def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
+    def conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
+        """List results in the tables as they come; a failed target does not stop the others."""
         folded: list[str] = []
         skipped: list[str] = []
         failed: list[tuple[str, str]] = []

@@ -12,28 +12,31 @@ from typing import Any
 from fastfold.errors import ConfigError
 
 _KEY = "option"
+LARGEST = 2**31 - 1  #: Largest whole number of an option without another limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """Option of the command line that sets a field."""
 
-    names: tuple[str, ...]  #: Its names; the first one names the attribute of the parsed options
+    names: tuple[str, ...]  #: Its names
     help: str  #: Its line in the help
     group: str = ""  #: Group of the help that lists it
-    metavar: str | None = None  #: Name of its value in the help
+    metavar: str | tuple[str, ...] | None = None  #: Name of its value in the help
     parse: Callable[[str], Any] | None = None  #: Function from the text to a value; None for text
     bounds: tuple[float, float] | None = None  #: Smallest and largest number, whole numbers if both are
     choices: Sequence[str] | Mapping[str, Any] | None = None  #: Possible values, or values by their texts
     bare: str | None = None  #: Value of the option without a text
-    nargs: str | None = None  #: Number of texts as argparse takes it: a ``+`` or ``*`` option may be repeated
+    nargs: str | int | None = None  #: Number of texts as in argparse; a ``+`` or ``*`` option may be repeated
+    fields: tuple[str, ...] = ()  #: Fields that the parts of its value set; empty for its own field
+    dest: str = ""  #: Attribute of the parsed options; empty for that of its first name
     is_rare: bool = False  #: True if ``--help`` leaves it out
     is_secret: bool = False  #: True if its value is shown and written nowhere
 
     @property
     def attribute(self) -> str:
         """Name of the attribute of the parsed options."""
-        return self.names[0].lstrip("-").replace("-", "_")
+        return self.dest or self.names[0].lstrip("-").replace("-", "_")
 
 
 def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> Any:
@@ -59,17 +62,17 @@ def options_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
 def check_options(settings: Any) -> None:
     """Check the values of a frozen dataclass by its options; make paths of the texts of files.
 
-    None is a value of the fields that have it as default.
+    None is a value of the fields that have it as default, or in their type.
 
     Raises:
         ConfigError: A value has the wrong type, or is none of the possible ones; names the field.
     """
     for one, choice in options_of(type(settings)):
         value = getattr(settings, one.name)
-        if value is None and one.default is None:
+        if value is None and (one.default is None or str(one.type).endswith("| None")):
             continue
         if choice.bounds is not None:
-            _check_number(one.name, value, *choice.bounds)
+            check_number(one.name, value, *choice.bounds)
         elif choice.choices is not None:
             _check_choice(one.name, value, choice.choices)
         elif isinstance(one.default, bool):
@@ -93,7 +96,12 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
         raise ConfigError(f"{name} must be from {least} to {most}, found {value}")
 
 
-def _check_number(name: str, value: Any, least: float, most: float) -> None:
+def check_number(name: str, value: Any, least: float, most: float) -> None:
+    """Check a number, which is whole if both its bounds are.
+
+    Raises:
+        ConfigError: The value is another number, or none; names it.
+    """
     if isinstance(least, int) and isinstance(most, int):
         check_whole(name, value, least, most)
         return

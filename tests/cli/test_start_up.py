@@ -38,6 +38,7 @@ def python(code: str, **environment: str) -> str:
     [
         ["--help"],
         ["infer", "--help"],
+        ["design", "--help"],
         ["relax", "--help"],
         ["serve", "--help"],
         ["weights", "info", "--help"],

@@ -23,7 +23,6 @@ def add_completion_command(commands: Any, root: argparse.ArgumentParser) -> None
         "completion",
         help="print a script for tab completion",
         description=_COMPLETION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     completion.set_defaults(run=lambda options: run_completion(root, options.shell))

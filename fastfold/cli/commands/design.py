@@ -7,20 +7,27 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.cli.options.config_file import add_config_options
-from fastfold.cli.options.from_fields import add_field_options, field_values, whole_number
+from fastfold.cli.options.from_fields import add_field_options, field_values, from_options, whole_number
 from fastfold.cli.process import announce, is_first_process, orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.design.config import DesignConfig, Flexible
 
 if TYPE_CHECKING:
-    from fastfold.inference.design.optimise import DesignConfig
     from fastfold.inference.design.run import Redesign
     from fastfold.inference.design.task import DesignTask
 
-PROTOCOLS = ("hallucinate", "fixbb", "partial", "binder")
+_OPTIONS = {
+    "hallucinate": ("length", "copies", "cyclic"),
+    "fixbb": ("chains", "keep"),
+    "partial": ("chains", "motif"),
+    "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
+}
+"""Options of the task that belong to each protocol."""
+PROTOCOLS = tuple(_OPTIONS)
 _OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel")
 """Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
@@ -64,7 +71,6 @@ def add_design_command(commands: Any) -> None:
         "       fastfold design fixbb|partial|binder STRUCTURE --out DIR [options]",
         description=_DESIGN,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("protocol", choices=PROTOCOLS, help="what to design")
     parser.add_argument("structure", nargs="?", type=Path, metavar="STRUCTURE", help="PDB or mmCIF file")
@@ -98,7 +104,7 @@ def add_design_command(commands: Any) -> None:
     task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
     task.add_argument(
         "--flexible",
-        choices=("none", "sidechains", "backbone", "free"),
+        choices=get_args(Flexible),
         default="none",
         help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
         "too), or free (all of it) (default none)",
@@ -119,85 +125,7 @@ def add_design_command(commands: Any) -> None:
         metavar="FILE",
         help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
     )
-    optimisation = parser.add_argument_group("optimisation")
-    optimisation.add_argument(
-        "--steps",
-        default="300,100,10",
-        metavar="S,T,H",
-        help="steps from logits to softmax, of sharpening, and on residues (default 300,100,10)",
-    )
-    optimisation.add_argument(
-        "--mutations",
-        default="0,10",
-        metavar="N[,TRIES]",
-        help="rounds of mutations at the end, each the best of TRIES (default 0,10)",
-    )
-    optimisation.add_argument(
-        "--loss",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=WEIGHT",
-        help="weights of losses that differ from the defaults below",
-    )
-    optimisation.add_argument(
-        "--optimizer",
-        choices=("sgd", "adam"),
-        default="sgd",
-        help="default sgd, with gradients of unit length",
-    )
-    optimisation.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="default 0.1")
-    optimisation.add_argument(
-        "--num-recycles",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="extra passes of a step (default 0)",
-    )
-    optimisation.add_argument(
-        "--recycle-mode",
-        choices=("last", "average"),
-        default="last",
-        help="passes whose gradient counts (default last)",
-    )
-    optimisation.add_argument("--no-dropout", action="store_true", help="no dropout in any step")
-    optimisation.add_argument(
-        "--num-models",
-        type=whole_number(0),
-        default=1,
-        metavar="N",
-        help="networks drawn for a step (default 1; 0 for all)",
-    )
-    optimisation.add_argument(
-        "--start",
-        choices=("gumbel", "random", "wildtype"),
-        default="gumbel",
-        help="first sequence (default gumbel)",
-    )
-    optimisation.add_argument(
-        "--forbid", default="", metavar="LETTERS", help="residues never used, such as CM"
-    )
-    optimisation.add_argument(
-        "--composition",
-        default="",
-        metavar="LIMITS",
-        help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
-        "mutations, and the first criterion of the best sequence",
-    )
-    optimisation.add_argument(
-        "--charge",
-        nargs=2,
-        type=float,
-        metavar=("LOW", "HIGH"),
-        help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
-    )
-    optimisation.add_argument(
-        "--give-up-below",
-        type=float,
-        default=0.0,
-        metavar="PLDDT",
-        help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
-    )
+    add_field_options({"": parser.add_argument_group("optimisation")}, DesignConfig)
     after = parser.add_argument_group("sequences and filters")
     after.add_argument(
         "--predict-seeds",
@@ -248,7 +176,8 @@ def add_design_command(commands: Any) -> None:
     add_field_options(dict.fromkeys(("machine", "memory", "ranks"), run), InferConfig, only=_OF_FOLDS)
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
-    parser.set_defaults(run=run_design, quiet=False)
+    of_task = {action.dest: action.default for action in task._group_actions}
+    parser.set_defaults(run=run_design, quiet=False, of_task=of_task)
 
 
 def run_design(options: argparse.Namespace) -> int:
@@ -261,7 +190,7 @@ def run_design(options: argparse.Namespace) -> int:
     from fastfold.inference.design.run import TABLE, run_designs
     from fastfold.inference.setting_values import check_seeds
 
-    task, config = design_task(options), design_config(options)
+    task, config = design_task(options), from_options(DesignConfig, options)
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
@@ -279,7 +208,7 @@ def run_design(options: argparse.Namespace) -> int:
             ),
             filters=options.filters,
             where=options.where,
-            redesign=_redesign(options),
+            redesign=_redesign(options, config.forbid),
             overwrite=options.overwrite,
             say=lambda line: print(line, flush=True),
         )
@@ -291,7 +220,7 @@ def run_design(options: argparse.Namespace) -> int:
     return 0
 
 
-def _redesign(options: argparse.Namespace) -> Redesign | None:
+def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
     """Return the other program; None if there is none."""
     from fastfold.inference.design import Redesign, SequenceProgram
 
@@ -299,7 +228,7 @@ def _redesign(options: argparse.Namespace) -> Redesign | None:
         if options.mpnn_keep_interface:
             raise ConfigError("--mpnn-keep-interface belongs to --mpnn, which is missing")
         return None
-    program = SequenceProgram(options.mpnn, options.mpnn_sequences, options.forbid)
+    program = SequenceProgram(options.mpnn, options.mpnn_sequences, forbid)
     return Redesign(program, options.mpnn_keep_interface)
 
 
@@ -316,25 +245,8 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
 
     protocol, structure = options.protocol, options.structure
     chains = [name for name in options.chains.split(",") if name]
-    used = {
-        "hallucinate": ("length", "copies", "cyclic"),
-        "fixbb": ("chains", "keep"),
-        "partial": ("chains", "motif"),
-        "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
-    }[protocol]
-    defaults: dict[str, Any] = {
-        "length": None,
-        "copies": 1,
-        "cyclic": False,
-        "chains": "",
-        "keep": "",
-        "motif": "",
-        "hotspots": "",
-        "flexible": "none",
-        "also_target": [],
-        "avoid": [],
-    }
-    for name, default in defaults.items():
+    used = _OPTIONS[protocol]
+    for name, default in options.of_task.items():
         if name not in used and getattr(options, name) != default:
             shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
             raise ConfigError(
@@ -387,37 +299,6 @@ def _kept_task(options: argparse.Namespace, chains: Sequence[str]) -> DesignTask
     return fixed_backbone(structure, chain=chain, keep=options.keep)
 
 
-def design_config(options: argparse.Namespace) -> DesignConfig:
-    """Return the settings of a command line.
-
-    Raises:
-        ConfigError: A value cannot be read or is out of range.
-    """
-    from fastfold.inference.design import DesignConfig
-
-    soft, temperature, hard = _numbers("--steps", options.steps, 3)
-    rounds, tries = (*_numbers("--mutations", options.mutations, 2), 10)[:2]
-    return DesignConfig(
-        soft_steps=soft,
-        temperature_steps=temperature,
-        hard_steps=hard,
-        mutation_steps=rounds,
-        tries=tries,
-        optimizer=options.optimizer,
-        learning_rate=options.learning_rate,
-        recycles=options.num_recycles,
-        recycle_mode=options.recycle_mode,
-        dropout=not options.no_dropout,
-        networks=options.num_models or None,
-        start=options.start,
-        weights=dict(map(_weight, options.loss)),
-        forbid=options.forbid,
-        composition=options.composition,
-        charge=None if options.charge is None else tuple(options.charge),
-        give_up_below=options.give_up_below,
-    )
-
-
 def _length(text: str) -> tuple[int, int]:
     """Return the smallest and the largest length of ``60`` or ``60-100``."""
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
@@ -425,24 +306,3 @@ def _length(text: str) -> tuple[int, int]:
     if not 0 < low <= high:
         raise ConfigError(f"--length: expected a number or a range such as 60-100, found {text!r}")
     return low, high
-
-
-def _numbers(option: str, text: str, count: int) -> list[int]:
-    parts = text.split(",")
-    if (
-        not all(part.strip().isdigit() for part in parts)
-        or len(parts) > count
-        or (count == 3 and len(parts) < 3)
-    ):
-        raise ConfigError(f"{option}: expected {count} whole numbers with commas, found {text!r}")
-    return [int(part) for part in parts]
-
-
-def _weight(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
-    try:
-        if not equals:
-            raise ValueError
-        return name, float(value)
-    except ValueError:
-        raise ConfigError(f"--loss: expected NAME=WEIGHT such as rg=0.3, found {text!r}") from None

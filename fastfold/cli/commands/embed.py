@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
-from fastfold.inference.embed.config import ARRAYS, EmbedConfig, EmbedFormat
+from fastfold.inference.embed.config import ARRAYS, EmbedConfig
 
 _DESCRIPTION = f"""\
 Write the representations of every record of the files, which are as for fastfold infer. For each network and seed DIR
@@ -29,41 +28,9 @@ def add_embed_command(commands: Any) -> None:
         help="write representations of sequences",
         usage="fastfold embed INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files (.gz too), folders, or -",
-    )
-    group = parser.add_argument_group("representations")
-    group.add_argument(
-        "--arrays",
-        metavar="LIST",
-        help="names of arrays, joined by commas (default: single,pair; with --layer msa_row,pair)",
-    )
-    group.add_argument(
-        "--layer",
-        type=int,
-        metavar="N",
-        help="end the last pass after its Nth Evoformer block, for msa_row and pair there (default: all blocks)",
-    )
-    group.add_argument("--mean", action="store_true", help="average over the residues, and over all pairs")
-    group.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="type of the arrays (default float32)",
-    )
-    group.add_argument(
-        "--format",
-        dest="embedding_format",
-        choices=get_args(EmbedFormat),
-        default="safetensors",
-        help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
-    )
+    add_inputs(parser)
+    add_field_options({"": parser.add_argument_group("representations")}, EmbedConfig)
     add_fold_options(parser, structures=False)
     finish_command(parser, run_embed)
 
@@ -79,9 +46,7 @@ def run_embed(options: argparse.Namespace) -> int:
         raise ConfigError("no input given; fastfold embed --help explains the command")
     from fastfold.inference.runner import run
 
-    arrays = None if options.arrays is None else tuple(options.arrays.split(","))
-    embed = EmbedConfig(options.layer, arrays, options.mean, options.dtype, options.embedding_format)
-    config = replace(request.config, embed=embed, plots=False)
+    config = replace(request.config, embed=from_options(EmbedConfig, options), plots=False)
     with orderly_termination():
         summary = run(replace(request, config=config))
     return print_summary(summary, request.output, done="embedded")

@@ -28,7 +28,6 @@ def add_ensemble_command(commands: Any) -> None:
         "ensemble",
         help="compare the samples of a target",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
     parser.add_argument("--target", metavar="NAME", help="analyse this target only (default: all)")

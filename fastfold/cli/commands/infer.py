@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastfold.cli.commands.resources.search import search_alone
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import (
     announce,
     imports_without_collection,
     is_first_process,
     orderly_termination,
-    silence_stdout,
+    print_summary,
 )
 from fastfold.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fastfold.inference.runner import Summary
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -79,15 +75,8 @@ def add_infer_command(commands: Any) -> None:
         usage="fastfold infer INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_INFER,
         epilog=_INFER_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    infer.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files (.gz too), folders, or -",
-    )
+    add_inputs(infer)
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     add_fold_options(infer, has_order=True)
     finish_command(infer, run_infer)
@@ -124,22 +113,3 @@ def run_infer(options: argparse.Namespace) -> int:
     with orderly_termination():
         summary = run(request)
     return print_summary(summary, request.output)
-
-
-def print_summary(summary: Summary, out: Path, *, done: str = "folded") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code.
-
-    Of several processes that fold together, only the first one prints.
-    """
-    if not is_first_process():
-        return 0
-    from fastfold.inference.report.write import NAME as PAGE
-
-    where = ""
-    if summary.folded or summary.skipped:
-        where = f"; open {out / PAGE}" if (out / PAGE).is_file() else f"; results in {out}"
-    try:
-        print(summary.counts(done) + where, flush=True)
-    except OSError:  # closed pipe or full disk: the results are written anyway
-        silence_stdout()
-    return 1 if summary.failed else 0

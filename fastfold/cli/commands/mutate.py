@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
 
 _MUTATE = """\
@@ -39,11 +37,8 @@ def add_mutate_command(commands: Any) -> None:
         usage="fastfold mutate TARGET --mutations FILE|all --out DIR [--weights FILE ...] [options]",
         description=_MUTATE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    mutate.add_argument(
-        "inputs", nargs="*", type=Path, metavar="TARGET", help="file with one target, as for fastfold infer"
-    )
+    add_inputs(mutate, "file with one target, as for fastfold infer", metavar="TARGET")
     mutate.add_argument(
         "--mutations",
         required=True,
@@ -73,7 +68,4 @@ def run_mutate(options: argparse.Namespace) -> int:
 
     with orderly_termination():
         summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
-    code = print_summary(summary, request.output)
-    if summary.predictions:
-        print(f"Table: {request.output / TABLE}", flush=True)
-    return code
+    return print_summary(summary, request.output, table=TABLE)

@@ -45,7 +45,6 @@ def add_plan_command(commands: Any) -> None:
         "[options]\n       fastfold plan --fold --residues N --gpu NAME [--gpus N] [options]\n       fastfold plan "
         "--design --residues N --gpu NAME [--gpus N] [options]",
         description=PLAN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="model_1", metavar="NAME", help="official name (default model_1)")
     parser.add_argument("--residues", type=int, default=256, metavar="N", help="residues (default 256)")

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.from_fields import whole_number
+from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.inference.error_messages import debugging, internal_error
-from fastfold.inference.relax.config import PLATFORMS, RelaxConfig
+from fastfold.inference.relax.config import RelaxConfig
 
 _RELAX = """\
 Relax the protein chains of PDB and mmCIF files (.gz too) as AlphaFold does: hydrogens and missing heavy atoms are
@@ -43,41 +43,12 @@ def add_relax_command(commands: Any) -> None:
         usage="fastfold relax FILE [FILE ...] [--out DIR] [options]",
         description=_RELAX,
         epilog=_RELAX_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     relax.add_argument("files", nargs="+", type=Path, metavar="FILE", help="PDB and mmCIF files (.gz too)")
     relax.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the results (default: that of each file)"
     )
-    relax.add_argument(
-        "--platform",
-        choices=("auto", *PLATFORMS),
-        default=RelaxConfig.platform,
-        help="OpenMM's platform (default: the fastest that works here)",
-    )
-    relax.add_argument(
-        "--threads",
-        type=whole_number(1),
-        default=RelaxConfig.threads,
-        metavar="N",
-        help="threads on the CPU; with one the result is the same each time (default: all cores)",
-    )
-    relax.add_argument(
-        "--max-iterations",
-        type=whole_number(1),
-        default=RelaxConfig.max_iterations,
-        metavar="N",
-        help="maximum iterations of an attempt of the minimiser; a round has about five attempts "
-        f"(default {RelaxConfig.max_iterations:,})",
-    )
-    relax.add_argument(
-        "--max-rounds",
-        type=whole_number(1),
-        default=RelaxConfig.max_rounds,
-        metavar="N",
-        help="maximum rounds; each after the first frees the residues with violations from their springs "
-        f"(default {RelaxConfig.max_rounds})",
-    )
+    add_field_options({"": relax}, RelaxConfig)
     relax.add_argument("--overwrite", action="store_true", help="replace existing results")
     relax.set_defaults(run=run_relax)
 
@@ -90,12 +61,7 @@ def run_relax(options: argparse.Namespace) -> int:
     """
     from fastfold.inference.relax.files import relax_file, result_paths
 
-    config = RelaxConfig(
-        platform=options.platform,
-        threads=options.threads,
-        max_iterations=options.max_iterations,
-        max_rounds=options.max_rounds,
-    )
+    config = from_options(RelaxConfig, options)
     failed = 0
     written: set[Path] = set()
     with orderly_termination():

@@ -29,7 +29,6 @@ def add_report_command(commands: Any) -> None:
         description="Make report.html of a folder that fastfold infer or fastfold screen wrote to: one file to open in "
         "a browser, without a network. Of complexes, interfaces.csv has the scores of all pairs of chains, best first.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
     parser.add_argument("--table", action="store_true", help="also print summary.tsv as a table")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_summary
 from fastfold.errors import ConfigError
 from fastfold.inference.screen.options import ScreenOptions
 
@@ -46,16 +44,9 @@ def add_score_command(commands: Any) -> None:
         usage="fastfold score FILE [FILE ...] --out DIR [--weights FILE ...] [options]",
         description=_SCORE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",  # --initial-guess takes no file here
     )
-    score.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="FILE",
-        help="PDB or mmCIF files (.gz too), or folders of them",
-    )
+    add_inputs(score, "PDB or mmCIF files (.gz too), or folders of them", metavar="FILE")
     workers = score.add_argument_group("workers")
     add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(score)
@@ -91,7 +82,4 @@ def run_score(options: argparse.Namespace) -> int:
     workers = ScreenOptions(**given) if given else None
     with orderly_termination():
         summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
-    code = print_summary(summary, request.output, done="scored")
-    if summary.predictions:
-        print(f"Table: {request.output / TABLE}", flush=True)
-    return code
+    return print_summary(summary, request.output, done="scored", table=TABLE)

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.commands.infer import print_summary
-from fastfold.cli.options.fold import add_fold_options, infer_request
+from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import announce, imports_without_collection, orderly_termination
+from fastfold.cli.process import announce, imports_without_collection, orderly_termination, print_summary
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
 
 _SCREEN = """\
@@ -52,15 +51,8 @@ def add_screen_command(commands: Any) -> None:
         usage="fastfold screen [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_SCREEN,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    screen.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files as for fastfold infer, or a table of partners",
-    )
+    add_inputs(screen, "FASTA, A3M or CSV files as for fastfold infer, or a table of partners")
     lists = screen.add_argument_group("lists of proteins")
     lists.add_argument("--all-vs-all", type=Path, metavar="FILE", help="fold every pair of these proteins")
     lists.add_argument(

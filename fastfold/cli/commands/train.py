@@ -42,7 +42,6 @@ def add_train_command(commands: Any) -> None:
         help="train or fine-tune a network on known structures",
         usage="fastfold train [--cfg job | --multirun] [+preset=NAME] [group=CHOICE ...] [group.key=VALUE ...]",
         description=_TRAIN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
     train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
@@ -63,7 +62,6 @@ def add_data_command(commands: Any) -> None:
         help="pack a training set into one file",
         usage="fastfold data build --out FILE [+preset=NAME] [data.key=VALUE ...] [model=NAME]",
         description=_BUILD,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.add_argument("--out", required=True, metavar="FILE", help="file for the packed set")
     build.add_argument(

@@ -23,6 +23,7 @@ def add_verify_command(commands: Any) -> None:
         "relative error, the largest absolute error (Å for positions) and whether both are within tolerance. A folder "
         "of such folders means all of them; of several, one without its inputs is skipped. Without a folder, a small "
         "fold by mini is repeated, whose record ships with FastFold: it finds a broken installation or device.",
+        formatter_class=argparse.HelpFormatter,
     )
     verify.add_argument("directories", nargs="*", type=Path, metavar="ORACLE_DIR")
     verify.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -73,6 +74,7 @@ def add_environment_command(commands: Any) -> None:
         help="print versions, devices, packages and settings, for a bug report",
         description="Print versions, processor, memory, GPUs, packages and FASTFOLD variables of this installation, "
         "to be copied into a bug report. Nothing is sent, and no path is printed.",
+        formatter_class=argparse.HelpFormatter,
     )
     environment.set_defaults(run=run_environment)
 

@@ -28,6 +28,13 @@ from fastfold.utils.option_fields import options_of
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
 
 
+def add_inputs(
+    parser: Any, help: str = "FASTA, A3M or CSV files (.gz too), folders, or -", *, metavar: str = "INPUT"
+) -> None:
+    """Add the files of targets to a command."""
+    parser.add_argument("inputs", nargs="*", type=Path, metavar=metavar, help=help)
+
+
 def add_fold_options(
     parser: Any, *, structures: bool = True, parallel: bool = True, has_order: bool = False
 ) -> None:

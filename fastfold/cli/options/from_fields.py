@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastfold.cli.options.help_all import mark_rare
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import Option, options_of
+from fastfold.utils.option_fields import LARGEST, Option, options_of
 
 T = TypeVar("T")
 More = Mapping[type, dict[str, Any]]  #: Values of fields of dataclasses, by class and name
@@ -75,11 +75,11 @@ def field_values(options: argparse.Namespace, kind: type, only: Collection[str] 
         if isinstance(value, list):
             value = tuple(value)
         if value is not None:
-            values[field.name] = value
+            values |= dict(zip(option.fields, value, strict=False)) if option.fields else {field.name: value}
     return values
 
 
-def whole_number(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+def whole_number(least: int, most: int = LARGEST) -> Callable[[str], int]:
     """Return an argument type: a whole number from ``least`` to ``most``."""
 
     def parse(text: str) -> int:
@@ -105,9 +105,9 @@ def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _settings(option: Option, default: Any) -> dict[str, Any]:
     """Return the arguments of ``add_argument``."""
-    settings: dict[str, Any] = {"help": option.help}
+    settings: dict[str, Any] = {"help": option.help, "dest": option.attribute}
     if isinstance(default, bool):
-        return {**settings, "action": "store_true", "dest": option.attribute}
+        return {**settings, "action": "store_true"}
     if option.bounds is not None:
         least, most = option.bounds
         is_whole = isinstance(least, int) and isinstance(most, int)

@@ -53,6 +53,9 @@ class CommandParser(argparse.ArgumentParser):
 
     has_full_help = False
 
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | settings)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:

@@ -16,7 +16,7 @@ from fastfold.data.search.colabfold.modes import (
     PairStrategy,
 )
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import check_options, option, options_of
+from fastfold.utils.option_fields import LARGEST, check_options, option, options_of
 
 AlignmentFormat = Literal["sto", "a3m"]
 SearchProgram = Literal["jackhmmer", "phmmer", "mmseqs"]
@@ -49,7 +49,7 @@ class HmmerSettings:
         "--iterations",
         "-N",
         default=1,
-        bounds=(1, 2**31 - 1),
+        bounds=(1, LARGEST),
         group="hmmer",
         metavar="N",
         help="maximum passes of jackhmmer; each searches with the hits that the last one included (default 1)",

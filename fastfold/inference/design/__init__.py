@@ -1,10 +1,20 @@
-"""Design of proteins by gradients of the network with respect to the sequence."""
+"""Design of proteins by gradients of the network with respect to the sequence.
 
-from fastfold.inference.design.optimise import DesignConfig
-from fastfold.inference.design.results.program import SequenceProgram
-from fastfold.inference.design.results.table import Design
-from fastfold.inference.design.run import Redesign, run_designs
-from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
+Names are loaded on first use, so that the command line's help needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastfold.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fastfold.inference.design.config import DesignConfig
+    from fastfold.inference.design.results.program import SequenceProgram
+    from fastfold.inference.design.results.table import Design
+    from fastfold.inference.design.run import Redesign, run_designs
+    from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
 
 __all__ = [
     "Design",
@@ -18,3 +28,5 @@ __all__ = [
     "partial",
     "run_designs",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fastfold.evoformer.inputs import (
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.design.config import RecycleMode
 from fastfold.inference.design.limits import Limits, count_residues, limit_weights
 from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
@@ -34,9 +35,6 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.protein import residue_constants as rc
-
-RecycleMode = Literal["last", "average"]
-"""Passes whose gradient counts: the last, or the mean of all, as in ColabDesign."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluation, Evaluator, uniform_bias
 from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.memory import design_gradients
-from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.parallel.comm.groups import Group

@@ -6,9 +6,9 @@ The stages, their schedules and defaults are those of ColabDesign's ``design_3st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,71 +16,11 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
-from fastfold.inference.design.evaluate import Evaluation, Evaluator, RecycleMode
-from fastfold.inference.design.limits import Limits, parse_shares
+from fastfold.inference.design.config import DesignConfig
+from fastfold.inference.design.evaluate import Evaluation, Evaluator
 from fastfold.inference.design.task import DesignTask
 
-Optimizer = Literal["sgd", "adam"]
-Start = Literal["gumbel", "random", "wildtype"]
-
 _BETAS, _EPS = (0.9, 0.999), 1e-8
-
-
-@dataclass(frozen=True)
-class DesignConfig:
-    """Settings of an optimisation.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    soft_steps: int = 300  #: Steps from logits to their softmax
-    temperature_steps: int = 100  #: Steps in which the softmax sharpens
-    hard_steps: int = 10  #: Steps on the most likely residues
-    mutation_steps: int = 0  #: Rounds of mutations, each the best of ``tries``
-    tries: int = 10  #: Mutations that a round compares
-    optimizer: Optimizer = "sgd"  #: ``sgd`` or ``adam``, on gradients of unit length per residue
-    learning_rate: float = 0.1  #: Step length
-    recycles: int = 0  #: Extra passes of the network
-    recycle_mode: RecycleMode = "last"  #: Passes whose gradient counts
-    dropout: bool = True  #: True for dropout before the steps on residues
-    #: Networks drawn for a step; None for all. Steps on residues and mutations use all.
-    networks: int | None = 1
-    #: First parameters: Gumbel noise, small noise, or the residues of the given structure
-    start: Start = "gumbel"
-    #: Weights of losses that differ from the protocol's
-    weights: Mapping[str, float] = field(default_factory=dict)
-    forbid: str = ""  #: Residues never used, such as ``CM``
-    #: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``. They are a loss ``composition``, a rule
-    #: for mutations, and the first criterion of the best residues.
-    composition: str = ""
-    #: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any
-    charge: tuple[float, float] | None = None
-    #: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out
-    give_up_below: float = 0.0
-
-    def __post_init__(self) -> None:
-        counts = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps", "recycles")
-        for name, least in (*((count, 0) for count in counts), ("tries", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected a number from {least}, found {getattr(self, name)}")
-        if not sum(getattr(self, name) for name in counts[:4]):
-            raise ConfigError("a design needs at least one step")
-        _ = self.limits
-        if not 0 <= self.give_up_below <= 100:
-            raise ConfigError(f"give_up_below: expected a number from 0 to 100, found {self.give_up_below}")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
-        for name, kinds in (("optimizer", Optimizer), ("start", Start), ("recycle_mode", RecycleMode)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ConfigError(
-                    f"{name}: expected {', '.join(get_args(kinds))}, found {getattr(self, name)!r}"
-                )
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the designed chain."""
-        return Limits(parse_shares(self.composition), self.charge)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from fastfold.errors import InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
 from fastfold.inference.design.memory import plan_design
 from fastfold.inference.design.optimise import (
-    DesignConfig,
     DesignState,
     check_start,
     final_parameters,

@@ -15,7 +15,8 @@ from safetensors.torch import save
 
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, OutputError
-from fastfold.inference.design.optimise import DesignConfig, DesignState
+from fastfold.inference.design.config import DesignConfig
+from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.task import DesignTask
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import input_hash

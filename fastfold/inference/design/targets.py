@@ -6,22 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
+from fastfold.inference.design.config import Flexible
 from fastfold.inference.target_templates import read_templates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
-
-Flexible = Literal["none", "sidechains", "backbone", "free"]
-"""Parts of the templates of given chains that are left out.
-
-``sidechains``: atoms past CB (ColabDesign's ``rm_target_sc``); ``backbone``: residue types as well (``rm_target_seq``,
-its ``target_flexible``); ``free``: the whole template (``rm_target``).
-"""
 
 _KEPT = [rc.atom_order[name] for name in ("N", "CA", "C", "CB", "O")]
 _GAP = 21

@@ -16,8 +16,8 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
+from fastfold.inference.design.config import Flexible
 from fastfold.inference.design.targets import (
-    Flexible,
     TargetStructure,
     check_flexible,
     residue_places,

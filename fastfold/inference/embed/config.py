@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import LARGEST, check_options, option
 from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EmbedFormat = Literal["safetensors", "hdf5", "zarr", "bioemu"]
 """Formats of files: one file of named arrays, or the two arrays that BioEmu reads."""
+EmbedType = Literal["float32", "float16"]
 ENDINGS = {"safetensors": ".safetensors", "hdf5": ".h5", "zarr": ".zarr.zip", "bioemu": ".safetensors"}
 """Ending of the file of arrays by format."""
 ARRAYS = ("single", "pair", "msa_row", "structure_module", "distogram", "contacts")
@@ -33,25 +34,40 @@ class EmbedConfig:
         ConfigError: A setting is invalid, or contradicts another.
     """
 
-    layer: int | None = None  #: Evoformer block, from 1, after which the last pass ends; None for all of them
+    #: Evoformer block, from 1, after which the last pass ends; None for all of them
+    layer: int | None = option(
+        "--layer",
+        default=None,
+        bounds=(1, LARGEST),
+        metavar="N",
+        help="end the last pass after its Nth Evoformer block, for msa_row and pair there (default: all blocks)",
+    )
     #: Names of :data:`ARRAYS`; None for ``single`` and ``pair``, after a block ``msa_row`` and ``pair``
-    arrays: tuple[str, ...] | None = None
-    mean: bool = False  #: Average over the residues, and over all pairs
-    dtype: Literal["float32", "float16"] = "float32"  #: ``float32`` or ``float16``, in files
-    file_format: EmbedFormat = "safetensors"  #: One of :data:`EmbedFormat`
+    arrays: tuple[str, ...] | None = option(
+        "--arrays",
+        default=None,
+        parse=lambda text: tuple(text.split(",")),
+        metavar="LIST",
+        help="names of arrays, joined by commas (default: single,pair; with --layer msa_row,pair)",
+    )
+    #: Average over the residues, and over all pairs
+    mean: bool = option("--mean", default=False, help="average over the residues, and over all pairs")
+    #: Type of the arrays in files
+    dtype: EmbedType = option(
+        "--dtype", default="float32", choices=get_args(EmbedType), help="type of the arrays (default float32)"
+    )
+    #: One of :data:`EmbedFormat`
+    file_format: EmbedFormat = option(
+        "--format",
+        default="safetensors",
+        dest="embedding_format",
+        choices=get_args(EmbedFormat),
+        help="hdf5 needs h5py, zarr needs zarr; bioemu: also bioemu/, a cache_embeds_dir of BioEmu, without recycling",
+    )
 
     def __post_init__(self) -> None:
-        is_whole = isinstance(self.layer, numbers.Integral) and not isinstance(self.layer, bool)
-        if self.layer is not None and (not is_whole or self.layer < 1):
-            raise ConfigError(f"layer must be the number of an Evoformer block from 1, found {self.layer!r}")
+        check_options(self)
         object.__setattr__(self, "arrays", self._named(self.arrays))
-        for name, choices in (("dtype", ("float32", "float16")), ("file_format", get_args(EmbedFormat))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(choices)}, found {getattr(self, name)!r}"
-                )
-        if not isinstance(self.mean, bool):
-            raise ConfigError(f"mean must be True or False, found {self.mean!r}")
         pairwise = [name for name in self.names if name in _PAIRWISE]
         if self.mean and pairwise:
             raise ConfigError(f"the mean of {pairwise[0]} says nothing; leave out the mean, or {pairwise[0]}")

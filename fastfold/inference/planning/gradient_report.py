@@ -11,7 +11,8 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.design.optimise import DesignConfig, schedule
+from fastfold.inference.design.config import DesignConfig
+from fastfold.inference.design.optimise import schedule
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.memory import parse_bytes

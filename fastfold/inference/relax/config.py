@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import LARGEST, check_number, check_options, option
 from fastfold.utils.packages import require_package
 
 PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")  #: OpenMM's platforms, fastest first
+PLATFORM_CHOICES = ("auto", *PLATFORMS)
 
 
 @dataclass(frozen=True)
@@ -18,35 +19,46 @@ class RelaxConfig:
         ConfigError: A setting is invalid; names it.
     """
 
-    platform: str = "auto"  #: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works
+    #: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works
+    platform: str = option(
+        "--platform",
+        default="auto",
+        choices=PLATFORM_CHOICES,
+        help="OpenMM's platform (default: the fastest that works here)",
+    )
     #: Threads of the CPU platform; None for all cores. Results are reproducible only with one thread.
-    threads: int | None = None
+    threads: int | None = option(
+        "--threads",
+        default=None,
+        bounds=(1, LARGEST),
+        metavar="N",
+        help="threads on the CPU; with one the result is the same each time (default: all cores)",
+    )
     #: Largest number of iterations in one attempt of the minimiser. A round is one minimisation, in which OpenMM makes
     #: several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
-    max_iterations: int = 2000
+    max_iterations: int = option(
+        "--max-iterations",
+        default=2000,
+        bounds=(1, LARGEST),
+        metavar="N",
+        help="maximum iterations of an attempt of the minimiser; a round has about five attempts (default 2,000)",
+    )
     #: Largest number of rounds; each round after the first frees the residues with violations
-    max_rounds: int = 3
+    max_rounds: int = option(
+        "--max-rounds",
+        default=3,
+        bounds=(1, LARGEST),
+        metavar="N",
+        help="maximum rounds; each after the first frees the residues with violations from their springs (default 3)",
+    )
     stiffness: float = 10.0  #: Force constant of the restraints on heavy atoms, in kcal/mol/Å²
     #: The minimiser stops when the root mean square of all force components is below this, in kcal/mol/nm
     tolerance: float = 2.39
 
     def __post_init__(self) -> None:
-        if self.platform not in ("auto", *PLATFORMS):
-            raise ConfigError(
-                f"unknown relaxation platform {self.platform!r}; use auto, {', '.join(PLATFORMS)}"
-            )
-        for name in ("threads", "max_iterations", "max_rounds"):
-            value = getattr(self, name)
-            if name == "threads" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-                raise ConfigError(f"{name} of a relaxation must be a whole number from 1, found {value!r}")
-        for name, least in (("stiffness", 0.0), ("tolerance", 1e-6)):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= 1e6:
-                raise ConfigError(
-                    f"{name} of a relaxation must be a number from {least:g} to 1e6, found {value!r}"
-                )
+        check_options(self)
+        check_number("stiffness", self.stiffness, 0.0, 1e6)
+        check_number("tolerance", self.tolerance, 1e-6, 1e6)
 
 
 def check_installed() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
+from fastfold.utils.units import parse_bytes
 
 DEFAULT_PORT = 8470  #: Port of a server, unless another is given
 
@@ -20,36 +22,85 @@ class ServeOptions:
     """
 
     data: Path  #: Folder of the queue and the results
-    host: str = "127.0.0.1"  #: Address to listen on; others than the loopback need tokens
-    port: int = DEFAULT_PORT  #: Port; 0 for a free one
+    #: Address to listen on; others than the loopback need tokens
+    host: str = option(
+        "--host", default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1"
+    )
+    #: Port; 0 for a free one
+    port: int = option(
+        "--port",
+        default=DEFAULT_PORT,
+        bounds=(0, 65_535),
+        group="access",
+        metavar="N",
+        help=f"0 for a free one (default {DEFAULT_PORT})",
+    )
     #: File of tokens (:func:`fastfold.inference.serve.tokens.read_tokens`); None for one user without token
-    tokens: Path | None = None
-    group: int = 8  #: Largest number of jobs of similar length that a worker gets together
-    max_jobs: int = 100  #: Largest number of unfinished jobs of a user
-    max_queue: int = 10_000  #: Largest number of unfinished jobs of all users
+    tokens: Path | None = option(
+        "--tokens", default=None, parse=Path, group="access", metavar="FILE", help="users and their tokens"
+    )
+    #: Largest number of jobs of similar length that a worker gets together
+    group: int = option(
+        "--group",
+        default=8,
+        bounds=(1, 1000),
+        group="machine",
+        metavar="N",
+        help="jobs of similar length that a worker gets together (default 8)",
+    )
+    #: Largest number of unfinished jobs of a user
+    max_jobs: int = option(
+        "--max-jobs",
+        default=100,
+        bounds=(1, 1_000_000),
+        group="limits",
+        metavar="N",
+        help="unfinished jobs of a user (default 100)",
+    )
+    #: Largest number of unfinished jobs of all users
+    max_queue: int = option(
+        "--max-queue",
+        default=10_000,
+        bounds=(1, 1_000_000),
+        group="limits",
+        metavar="N",
+        help="unfinished jobs of all users (default 10,000)",
+    )
     #: Largest number of residues of a target; None for the memory's limit alone
-    max_residues: int | None = None
-    max_body: int = 64 << 20  #: Largest number of bytes of a request
+    max_residues: int | None = option(
+        "--max-residues",
+        default=None,
+        bounds=(1, LARGEST),
+        group="limits",
+        metavar="N",
+        help="longest target (default: as the memory allows)",
+    )
+    #: Largest number of bytes of a request
+    max_body: int = option(
+        "--max-body",
+        default=64 << 20,
+        parse=parse_bytes,
+        group="limits",
+        metavar="SIZE",
+        help="largest request (default 64MiB); an alignment counts in full",
+    )
     body_seconds: float = 30.0  #: Seconds in which a request must have arrived
     head_seconds: float = 10.0  #: Seconds in which the head of a request must have arrived
     send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
     max_connections: int = 200  #: Largest number of connections
     #: Days after which finished jobs and their files are removed; None to keep them
-    keep_days: float | None = None
+    keep_days: float | None = option(
+        "--keep-days",
+        default=None,
+        parse=float,
+        group="limits",
+        metavar="N",
+        help="remove finished jobs after N days (default: keep them)",
+    )
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("port", 0, 65_535),
-            ("group", 1, 1000),
-            ("max_jobs", 1, 1_000_000),
-            ("max_queue", 1, 1_000_000),
-            ("max_connections", 1, 100_000),
-        ):
-            if not least <= getattr(self, name) <= most:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} must be from {least} to {most:,}, found {getattr(self, name):,}")
-        if self.max_residues is not None and self.max_residues < 1:
-            raise ConfigError(f"--max-residues must be at least 1, found {self.max_residues:,}")
+        check_options(self)
+        check_whole("max_connections", self.max_connections, 1, 100_000)
         try:
             is_private = is_loopback(self.host)
         except ValueError:

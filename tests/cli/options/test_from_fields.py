@@ -22,6 +22,11 @@ def parse_even(text: str) -> int:
     return int(text)
 
 
+def parse_range(text: str) -> tuple[int, ...]:
+    """Parse one or two numbers."""
+    return tuple(map(int, text.split("-")))
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of each kind."""
@@ -37,7 +42,9 @@ class Settings:
     relax: str = option(
         "--relax", default="none", choices=("none", "best"), nargs="?", bare="best", group="a", help=""
     )
-    even: int = option("--even", default=0, parse=parse_even, group="b", help="")
+    even: int = option("--even", default=0, dest="parity", parse=parse_even, group="b", help="")
+    low: int = option("--range", default=1, fields=("low", "high"), parse=parse_range, group="b", help="")
+    high: int = 2
 
 
 def _parser(**groups: str) -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
@@ -62,6 +69,8 @@ def _values(text: str) -> dict[str, Any]:
         ("--relax", {"relax": "best"}),
         ("--relax none", {"relax": "none"}),
         ("--even 4", {"even": 4}),
+        ("--range 3-5", {"low": 3, "high": 5}),
+        ("--range 3", {"low": 3}),
     ],
 )
 def test_given_options_alone_are_values(text: str, values: dict[str, Any]) -> None:
@@ -71,6 +80,7 @@ def test_given_options_alone_are_values(text: str, values: dict[str, Any]) -> No
 def test_a_command_may_read_some_fields_alone() -> None:
     options = _parser(a="", b="")[0].parse_args(["--count", "3", "--even", "4"])
     assert field_values(options, Settings, only=("even", "share")) == {"even": 4}
+    assert options.parity == 4
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ def test_wrong_values_are_refused(text: str, message: str) -> None:
 
 def test_a_command_has_the_options_of_its_groups() -> None:
     names = {name for action in _parser(b="")[1] for name in action.option_strings}
-    assert names == {"-h", "--help", "--even"}
+    assert names == {"-h", "--help", "--even", "--range"}
     names = {name for action in _parser(a="", less="")[1] for name in action.option_strings}
     assert names == {"-h", "--help", "--share"}
     rare = [action.dest for action in _parser(a="")[1] if is_rare(action)]

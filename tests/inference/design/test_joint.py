@@ -17,8 +17,8 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
-from fastfold.inference.design.optimise import DesignConfig
 from fastfold.inference.design.run import TABLE
 from fastfold.inference.design.task import hallucination
 from fastfold.inference.distributed import DistributedFolder

@@ -9,6 +9,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation, encode_sequence
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.limits import (
     Limits,
@@ -18,7 +19,7 @@ from fastfold.inference.design.limits import (
     net_charge,
     parse_shares,
 )
-from fastfold.inference.design.optimise import DesignConfig, final_parameters, first_state, optimise
+from fastfold.inference.design.optimise import final_parameters, first_state, optimise
 from fastfold.inference.design.task import hallucination
 from fastfold.protein import residue_constants as rc
 

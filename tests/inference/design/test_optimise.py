@@ -14,9 +14,9 @@ import torch
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import Relaxation, decode_sequence
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator, uniform_bias
 from fastfold.inference.design.optimise import (
-    DesignConfig,
     DesignState,
     final_parameters,
     first_state,
@@ -131,11 +131,19 @@ def test_starts_differ_and_follow_the_seed(monomer: AlphaFold, backbone: Path) -
         {"start": "x"},
         {"recycle_mode": "first"},
         {"soft_steps": 0, "temperature_steps": 0, "hard_steps": 0},
+        {"networks": -1},
+        {"weights": ["rg"]},
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         DesignConfig(**wrong)
+
+
+def test_settings_may_have_the_form_of_the_command_line() -> None:
+    config = DesignConfig(networks=0, weights=["rg=0.3", "con=1"])  # type: ignore[arg-type]
+    assert (config.networks, config.weights) == (None, {"rg": 0.3, "con": 1.0})
+    assert DesignConfig(networks=None).weights == {}
 
 
 def test_the_film_has_a_model_for_each_frame() -> None:

@@ -14,9 +14,10 @@ from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.losses.design import Outputs, avoid_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.joint import JointEvaluator, planned_evaluator
-from fastfold.inference.design.optimise import DesignConfig, DesignState
+from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import Design
 from fastfold.inference.design.saved import design_identity, load_state, save_state

@@ -14,7 +14,7 @@ from fastfold.inference.embed.config import EmbedConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer": 0}, "layer must be the number of an Evoformer block from 1, found 0"),
+        ({"layer": 0}, "layer must be from 1 to .*, found 0"),
         ({"layer": 2, "arrays": ("single",)}, "single exists after the last layer only"),
         ({"arrays": ("singles",)}, "arrays: expected single, pair, .* found 'singles'"),
         ({"arrays": "single"}, "arrays must be a list"),

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fastfold.inference.design.optimise import DesignConfig
+from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.folding.gradients import GradientPolicy
 from fastfold.inference.planning.gradient_plan import FIXED_CPU, GAPS_CPU, GradientPlan
 from fastfold.inference.planning.gradient_report import CPU_SHARE, _cpu_time_lines, product_rate

@@ -38,7 +38,9 @@ def test_other_names_than_addresses_are_refused(host: str):
         ServeOptions(Path("x"), host=host, tokens=Path("tokens"))
 
 
-@pytest.mark.parametrize("name", ["port", "group", "max_jobs", "max_queue", "max_residues"])
-def test_numbers_out_of_range_are_refused_by_their_option(name: str):
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be"):
+@pytest.mark.parametrize(
+    "name", ["port", "group", "max_jobs", "max_queue", "max_residues", "max_connections"]
+)
+def test_numbers_out_of_range_are_refused_by_name(name: str):
+    with pytest.raises(ConfigError, match=f"{name} must be from"):
         ServeOptions(Path("x"), **{name: -1})  # type: ignore[arg-type]

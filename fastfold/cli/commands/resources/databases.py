@@ -33,7 +33,6 @@ def add_databases_command(commands: Any) -> None:
         "download",
         help="fetch databases",
         description=_DOWNLOAD,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     download.add_argument(
         "names",

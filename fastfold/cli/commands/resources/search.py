@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.fold import found_databases
+from fastfold.cli.options.fold import add_inputs, found_databases
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
@@ -72,15 +72,8 @@ def add_search_command(commands: Any) -> None:
         "       fastfold search INPUT [INPUT ...] --msa-server URL --out DIR [options]",
         description=_SEARCH,
         epilog=_SEARCH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    search.add_argument(
-        "inputs",
-        nargs="*",
-        type=Path,
-        metavar="INPUT",
-        help="FASTA, A3M or CSV files (.gz too), folders, or -",
-    )
+    add_inputs(search)
     groups = dict.fromkeys(
         ("sources", "pairs", "targets", "search alone", "hmmer", "search processes"), search
     )
@@ -89,7 +82,7 @@ def add_search_command(commands: Any) -> None:
     search.add_argument(
         "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
     )
-    search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
+    add_field_options({"output": search}, RunOptions, only=("quiet",))
     finish_command(search, run_search)
 
 
@@ -107,7 +100,6 @@ def run_search(options: argparse.Namespace) -> int:
         "msa_dir": options.out,
         "sources": sources,
         "templates": TemplateOptions(server=options.templates),
-        "quiet": options.quiet,
     }
     run = from_options(RunOptions, options, {RunOptions: own})
     return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)

@@ -39,7 +39,6 @@ def add_weights_command(commands: Any) -> None:
         "download",
         help="fetch the parameters that DeepMind publishes",
         description=_DOWNLOAD,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     download.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(_SETS)}, or a network's name")
     download.add_argument(
@@ -57,6 +56,7 @@ def add_weights_command(commands: Any) -> None:
         help="write the parameters in another format",
         description="Convert a weights file. The ending of OUT says the format: .safetensors (FastFold's own, with "
         "the configuration inside) or .npz (AlphaFold's).",
+        formatter_class=argparse.HelpFormatter,
     )
     convert.add_argument("source", type=Path, metavar="IN")
     convert.add_argument("target", type=Path, metavar="OUT")

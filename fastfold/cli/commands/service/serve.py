@@ -12,7 +12,7 @@ from fastfold.cli.process import orderly_termination
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.serve.options import DEFAULT_PORT, ServeOptions
+from fastfold.inference.serve.options import ServeOptions
 
 _SERVE = """\
 Fold for a lab over HTTP: submit, poll, stream progress, fetch files, open the page of results. Jobs are kept in a queue
@@ -46,57 +46,16 @@ def add_serve_command(commands: Any) -> None:
         usage="fastfold serve --data DIR [--weights FILE ...] [options]",
         description=_SERVE,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="folder of the queue and of all results"
     )
     add_field_options({"weights": serve}, InferRequest)
-    access = serve.add_argument_group("access")
-    access.add_argument("--host", default=ServeOptions.host, metavar="ADDRESS", help="default 127.0.0.1")
-    access.add_argument(
-        "--port",
-        type=int,
-        default=DEFAULT_PORT,
-        metavar="N",
-        help=f"0 for a free one (default {DEFAULT_PORT})",
-    )
-    access.add_argument("--tokens", type=Path, metavar="FILE", help="users and their tokens")
-    limits = serve.add_argument_group("limits")
-    limits.add_argument(
-        "--max-jobs",
-        type=int,
-        default=ServeOptions.max_jobs,
-        metavar="N",
-        help=f"unfinished jobs of a user (default {ServeOptions.max_jobs})",
-    )
-    limits.add_argument(
-        "--max-queue",
-        type=int,
-        default=ServeOptions.max_queue,
-        metavar="N",
-        help=f"unfinished jobs of all users (default {ServeOptions.max_queue:,})",
-    )
-    limits.add_argument(
-        "--max-residues", type=int, metavar="N", help="longest target (default: as the memory allows)"
-    )
-    limits.add_argument(
-        "--max-body", metavar="SIZE", help="largest request (default 64MiB); an alignment counts in full"
-    )
-    limits.add_argument(
-        "--keep-days", type=float, metavar="N", help="remove finished jobs after N days (default: keep them)"
-    )
-    add_field_options({"workers": serve.add_argument_group("workers")}, ScreenOptions)
-    machine = serve.add_argument_group("machine")
-    machine.add_argument(
-        "--group",
-        type=int,
-        default=ServeOptions.group,
-        metavar="N",
-        help=f"jobs of similar length that a worker gets together (default {ServeOptions.group})",
-    )
-    groups = dict.fromkeys(("machine", "sampling", "memory"), machine)
-    add_field_options(groups, InferConfig, only=("device", "precision", "memory_budget"))
+    groups = {name: serve.add_argument_group(name) for name in ("access", "limits", "workers", "machine")}
+    add_field_options(groups, ServeOptions, ScreenOptions)
+    machine = groups["machine"]
+    of_fold = dict.fromkeys(("machine", "sampling", "memory"), machine)
+    add_field_options(of_fold, InferConfig, only=("device", "precision", "memory_budget"))
     machine.add_argument("--quiet", action="store_true", help="print only errors")
     serve.set_defaults(run=run_serve)
 
@@ -108,24 +67,10 @@ def run_serve(options: argparse.Namespace) -> int:
         FastFoldError: An option is invalid, or the server cannot start.
     """
     from fastfold.utils.packages import require_package
-    from fastfold.utils.units import parse_bytes
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require_package(package, "fastfold serve")
-    limits = {} if options.max_body is None else {"max_body": parse_bytes(options.max_body)}
-    served = ServeOptions(
-        options.data,
-        host=options.host,
-        port=options.port,
-        tokens=options.tokens,
-        group=options.group,
-        max_jobs=options.max_jobs,
-        max_queue=options.max_queue,
-        max_residues=options.max_residues,
-        keep_days=options.keep_days,
-        **limits,
-    )
-
+    served = from_options(ServeOptions, options, {ServeOptions: {"data": options.data}})
     from fastfold.inference.serve.server import serve
 
     def say(line: str) -> None:

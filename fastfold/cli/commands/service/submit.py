@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.options.fold import add_inputs
+from fastfold.cli.options.from_fields import add_field_options
 from fastfold.errors import ConfigError
+from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.options import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -37,9 +40,8 @@ def add_submit_command(commands: Any) -> None:
         usage="fastfold submit [INPUT ...] [--server URL] [--out DIR] [options]",
         description=_SUBMIT,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    submit.add_argument("inputs", nargs="*", type=Path, metavar="INPUT", help="FASTA, A3M or CSV files")
+    add_inputs(submit, "FASTA, A3M or CSV files")
     submit.add_argument("--sequence", metavar="LETTERS", help="a sequence; ':' joins chains")
     submit.add_argument("--job", nargs="+", default=[], metavar="ID", help="jobs that were submitted before")
     submit.add_argument(
@@ -50,7 +52,7 @@ def add_submit_command(commands: Any) -> None:
     )
     submit.add_argument("--token", metavar="TEXT", help="token of the user (default: FASTFOLD_TOKEN)")
     submit.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, one for each job")
-    submit.add_argument("--complex", action="store_true", help="all records of a file are one complex")
+    add_field_options({"targets": submit}, RunOptions)
     submit.add_argument(
         "--templates", nargs="+", type=Path, default=[], metavar="FILE", help="mmCIF or PDB files to send"
     )

@@ -30,7 +30,7 @@ from tests.helpers.screens import workers_of
     ("given", "message"),
     [
         (["--host", "0.0.0.0"], "requests need tokens"),
-        (["--port", "70000"], "--port must be from 0 to 65,535"),
+        (["--port", "70000"], "--port: '70000' is not a whole number from 0 to 65535"),
         (["--tokens", "missing.txt"], "missing.txt"),
         (["--host", "example.org"], "expected an IP address"),
         (["--max-body", "many"], "not an amount of memory"),
@@ -42,8 +42,8 @@ def test_invalid_options_are_refused_before_anything_is_served(
 ):
     done = cli.run("serve", "--data", cli.folder / "data", "--port", "0", *given)
     assert done.code == (1 if "missing" in given[1] else 2)
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
+    assert message in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
 def test_limits_of_jobs_reach_the_workers(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
