@@ -26,13 +26,12 @@ from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.output.summary import FailuresFile, SummaryFile
 from fastfold.inference.prepare import InferJob, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.utils.device import choose_device
 

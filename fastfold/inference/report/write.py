@@ -18,6 +18,7 @@ from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
 from fastfold.inference.output.result_archive import ENDING
+from fastfold.inference.output.summary import FAILURES
 from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
@@ -54,7 +55,6 @@ _LARGEST_SCAN = 2**23
 SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results, which the page shows
 MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
 _OF_MUTANTS = ("dplddt", "dpae", "strain")  #: Columns of that table that the page lists
-FAILURES = "failures.tsv"  #: Table of failed targets in a folder of results
 _SCRIPTS = (
     *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
     *("restraints.js", "design.js", "main.js"),

@@ -11,14 +11,13 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.inference.alignment_search import database_engines, search
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.output.summary import FailuresFile, SummaryFile
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, announce, concluded, finish_tables, open_log
-from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
