@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -164,6 +164,76 @@ def open_log(log: RunLog, folder: Path, what: str) -> None:
     log.append(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
 
 
+class RunResults:
+    """Results of a run so far, with the folder's tables and page.
+
+    Args:
+        folder: The results folder.
+        progress: Progress of the run.
+        errors: Records that cannot be read.
+
+    Attributes:
+        folded: Names of the targets folded in this run.
+        skipped: Names of the targets that were finished before.
+        failed: Name and reason of each failed target.
+        summary: Table of the predictions.
+    """
+
+    def __init__(self, folder: ResultsFolder, progress: Progress, errors: Iterable[InputError]) -> None:
+        self.folder, self.progress = folder, progress
+        self.folded: list[str] = []
+        self.skipped: list[str] = []
+        self.failed: list[tuple[str, str]] = []
+        self.summary, self._failures = SummaryFile(folder), FailuresFile(folder)
+        self._predictions: dict[str, tuple[str, ...]] = {}
+        self._failures.add_records(errors)
+
+    def add(self, target: str, predictions: tuple[str, ...], *, made: bool) -> None:
+        """Add a target with the ``id`` of its predictions, folded in this run if ``made``."""
+        self._failures.remove(target)
+        self._predictions[target] = predictions
+        (self.folded if made else self.skipped).append(target)
+
+    def fail(self, target: str, reason: str, cost: float) -> None:
+        """Add and report a failed target, whose cost is skipped."""
+        self.failed.append((target, reason))
+        self.progress.skip(cost)
+        self.progress.line(f"error: {reason}", important=True)
+        self._failures.add(target, reason)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Write the tables also if an error stops the run inside."""
+        try:
+            yield
+        except BaseException:
+            with suppress(WriteError):  # the error that stopped the run is reported
+                self.summary.flush()
+                self._failures.flush()
+            raise
+
+    def finish(self, *, has_page: bool) -> Summary:
+        """Write the tables and, if there is something to show, the page.
+
+        Raises:
+            WriteError: The disk is full or read-only.
+        """
+        failed = self._written(self.summary.flush) + self._written(self._failures.flush)
+        if has_page and (self.folded or not (self.folder.path / REPORT).exists()):
+            with suppress(InputError):  # nothing to show if all targets failed
+                failed += self._written(partial(write_report, self.folder.path, say=self.progress.line))
+        return Summary(tuple(self.folded), tuple(self.skipped), (*self.failed, *failed), self._predictions)
+
+    def _written(self, write: Callable[[], object]) -> list[tuple[str, str]]:
+        """Write a file, and report an occupied place; return it as a failure without a name."""
+        try:
+            write()
+        except PlaceError as error:
+            self.progress.line(f"error: {error}", important=True)
+            return [("", str(error))]
+        return []
+
+
 def fold_targets(
     runner: TargetRunner,
     targets: Sequence[Target],
@@ -186,122 +256,60 @@ def fold_targets(
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    return _FoldingRun(runner, errors).run(targets, costs, ended)
-
-
-class _FoldingRun:
-    """Run over all targets, with the folder's tables and page."""
-
-    def __init__(self, runner: TargetRunner, errors: Iterable[InputError]) -> None:
-        self.runner, self.progress = runner, runner.progress
-        self.summary = SummaryFile(runner.folder)
-        self.failures = FailuresFile(runner.folder)
-        self.failures.add_records(errors)
-
-    def run(
-        self, targets: Sequence[Target], costs: Sequence[float], ended: Iterable[Ended] | None
-    ) -> Summary:
-        """Fold the targets in order; a failed one does not stop the others."""
-        try:
-            if ended is None:
-                with closing(self._fold(targets, costs)) as own:
-                    found = self._conclude_all(targets, own)
-            else:
-                found = self._conclude_all(targets, ended)
-        except BaseException:
-            with suppress(WriteError):  # the error that stopped the run is reported
-                self.summary.flush()
-                self.failures.flush()
-            raise
-        failed = finish_tables(self.progress, self.summary.flush, self.failures.flush)
-        if self.runner.config.embed is not None:  # a page shows structures
-            return replace(found, failed=(*found.failed, *failed))
-        if found.folded or not (self.runner.folder.path / REPORT).exists():
-            with suppress(InputError):  # nothing to show if all targets failed
-                page = partial(write_report, self.runner.folder.path, say=self.progress.line)
-                failed += finish_tables(self.progress, page)
-        return replace(found, failed=(*found.failed, *failed))
-
-    def _fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Generator[Ended, None, None]:
-        runner = self.runner
-        lengths = [target.num_residues for target in targets]
-        groups = (
-            [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
-            for group in group_by_length(lengths, runner.options.batch, runner.device)
-        )
-        return runner.fold_groups(groups)
-
-    def _conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
-        folded: list[str] = []
-        skipped: list[str] = []
-        failed: list[tuple[str, str]] = []
-        predictions: dict[str, tuple[str, ...]] = {}
-        runner = self.runner
+    found = RunResults(runner.folder, runner.progress, errors)
+    with (
+        found.kept(),
+        closing(_fold(runner, targets, costs)) if ended is None else nullcontext(ended) as results,
+    ):
         for work, result in results:
-            target = work.target
-            try:
-                found = _raised(result)
-                self.summary.update(found.results)
-                if runner.options.reference is not None:
-                    report_comparison(
-                        self.progress, found.results, target, work.label, runner.options.reference
-                    )
-            except PlaceError as error:  # other targets can be written
-                failed.append(self._failed(target, work.cost, error))
-                continue
-            except WriteError as error:
-                done = {*folded, *skipped, *(name for name, _ in failed)}
-                left = [t.name for t in targets if t.name not in done]
-                more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-                raise WriteError(
-                    f"{error}. The run ends here; finished results are kept, not finished: "
-                    f"{', '.join(left[:5])}{more}"
-                ) from error
-            except (DistributedFoldError, WeightsError):
-                raise
-            except Exception as error:  # also a bug that one target triggers: the others continue
-                failed.append(self._failed(target, work.cost, error))
-                continue
-            self.failures.remove(target.name)
-            (folded if found.made else skipped).append(target.name)
-            predictions[target.name] = found.predictions
-        return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
-
-    def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
-        text = reason(error, target)
-        self.progress.skip(cost)
-        self.progress.line(f"error: {text}", important=True)
-        self.failures.add(target.name, text)
-        if debugging():
-            self.progress.line("".join(traceback.format_exception(error)), important=True)
-        return target.name, text
+            _conclude(runner, targets, work, result, found)
+    return found.finish(has_page=runner.config.embed is None)  # a page shows structures
 
 
-def _raised(result: FoldedTarget | Exception) -> FoldedTarget:
-    """Return the result of a target, or raise its error."""
-    if isinstance(result, Exception):
-        raise result
-    return result
+def _fold(
+    runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]
+) -> Generator[Ended, None, None]:
+    lengths = [target.num_residues for target in targets]
+    groups = (
+        [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
+        for group in group_by_length(lengths, runner.options.batch, runner.device)
+    )
+    return runner.fold_groups(groups)
 
 
-def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tuple[str, str]]:
-    """Write the tables of a finished run; return errors about occupied places.
+def _conclude(
+    runner: TargetRunner,
+    targets: Sequence[Target],
+    work: TargetWork,
+    result: FoldedTarget | Exception,
+    found: RunResults,
+) -> None:
+    """Add the result of a target, or its error unless it stops the run."""
+    target, reference = work.target, runner.options.reference
+    try:
+        if isinstance(result, Exception):
+            raise result
+        found.summary.update(result.results)
+        if reference is not None:
+            report_comparison(runner.progress, result.results, target, work.label, reference)
+    except PlaceError as error:  # other targets can be written
+        _fail(target, work.cost, error, found)
+    except WriteError as error:
+        done = {*found.folded, *found.skipped, *(name for name, _ in found.failed)}
+        left = [t.name for t in targets if t.name not in done]
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        raise WriteError(
+            f"{error}. The run ends here; finished results are kept, not finished: {', '.join(left[:5])}{more}"
+        ) from error
+    except (DistributedFoldError, WeightsError):
+        raise
+    except Exception as error:  # also a bug that one target triggers: the others continue
+        _fail(target, work.cost, error, found)
+    else:
+        found.add(target.name, result.predictions, made=result.made)
 
-    Args:
-        progress: Output of the errors.
-        writers: Each writes one table.
 
-    Returns:
-        An empty name and the reason for each failure.
-
-    Raises:
-        WriteError: The disk is full or read-only.
-    """
-    failed = []
-    for write in writers:
-        try:
-            write()
-        except PlaceError as error:
-            failed.append(("", str(error)))
-            progress.line(f"error: {error}", important=True)
-    return failed
+def _fail(target: Target, cost: float, error: Exception, found: RunResults) -> None:
+    found.fail(target.name, reason(error, target), cost)
+    if debugging():
+        found.progress.line("".join(traceback.format_exception(error)), important=True)
