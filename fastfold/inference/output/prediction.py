@@ -45,6 +45,11 @@ def multimer_confidence(ptm: float, iptm: float) -> float:
     return 0.8 * iptm + 0.2 * ptm
 
 
+def run_details(model_name: str, seed: int, num_recycles: int | None) -> str:
+    """Describe the run of a network in a structure file."""
+    return f"network {model_name}, seed {seed}, {num_recycles} recycles"
+
+
 def prediction_title(name: str, model_name: str) -> str:
     """Return the title of a prediction's files and plots, in printable ASCII."""
     return re.sub(r"[^ -~]", "?", f"Predicted structure of {name[:100]} by {model_name[:100]}")
@@ -228,17 +233,19 @@ class Prediction:
         Raises:
             OutputError: The structure has no atoms, or a value is not finite.
         """
-        return to_modelcif(
-            self.protein,
-            entry_id=self.name,
-            title=self.title,
-            software_version=__version__,
-            model_name=self.model_name,
-            plddt=self.plddt,
-            ptm=self.ptm,
-            iptm=self.iptm,
-            details=f"network {self.model_name}, seed {self.seed}, {self.num_recycles} recycles",
-        )
+        return to_modelcif(self.protein, software_version=__version__, **self.modelcif_arguments())
+
+    def modelcif_arguments(self) -> dict[str, Any]:
+        """Return what :func:`fastfold.protein.io.modelcif_writer.to_modelcif` tells about a prediction."""
+        return {
+            "entry_id": self.name,
+            "title": self.title,
+            "model_name": self.model_name,
+            "plddt": self.plddt,
+            "ptm": self.ptm,
+            "iptm": self.iptm,
+            "details": run_details(self.model_name, self.seed, self.num_recycles),
+        }
 
     @property
     def title(self) -> str:
