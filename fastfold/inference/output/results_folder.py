@@ -31,6 +31,7 @@ from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
+from fastfold.inference.output.json_files import is_number
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -458,7 +459,8 @@ def _read_record(path: Path) -> PredictionRecord | None:
     if any(not _is_entry(entry) for entry in files.values()):
         return None
     for score in _NUMBERS:
-        if not _is_score(scores.get(score)):
+        # A network may lack the score.
+        if scores.get(score) is not None and not is_number(scores[score]):
             raise InputError(
                 f"expected a number as {score} of a prediction's record, found {scores[score]!r:.60}; remove the "
                 "file to make the prediction again",
@@ -467,12 +469,6 @@ def _read_record(path: Path) -> PredictionRecord | None:
     return PredictionRecord(
         found["id"], found["key"], {e: (s, d) for e, (s, d) in files.items()}, scores, rank
     )
-
-
-def _is_score(value: Any) -> bool:
-    """Return True for a finite number, and for None, because a network may lack the score."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (is_number and abs(value) < 1e300)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfold.errors import InputError
+from fastfold.inference.output.json_files import is_number
 from fastfold.protein.labels import numbers_of_ranges
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
@@ -18,7 +19,6 @@ MAX_SCORES_BYTES = 2**26  #: Largest size in bytes of files with scores, setting
 
 _MAX_PAE_BYTES = 2**33
 _LONGEST_NAME = 255
-_LARGEST = 1e300
 _REMEDY = "remove the file to make the prediction again"
 
 
@@ -42,7 +42,7 @@ def check_scores(scores: Any) -> dict[str, Any]:
     sequences, plddt = scores["sequences"], scores["plddt"]
     if not sequences or not all(isinstance(one, str) and one for one in sequences):
         raise ValueError("sequences are not text")
-    if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
+    if len(plddt) != sum(map(len, sequences)) or not all(is_number(one) for one in plddt):
         raise ValueError("plddt is not a number for each residue")
     residue_numbers(scores)
     return scores
@@ -80,7 +80,7 @@ def read_scores(path: Path) -> dict[str, Any]:
     try:
         check_scores(scores)
         for key in ("ptm", "iptm"):
-            if scores.setdefault(key, None) is not None and not _is_number(scores[key]):
+            if scores.setdefault(key, None) is not None and not is_number(scores[key]):
                 raise ValueError(f"{key} is not a number")
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None
@@ -124,7 +124,3 @@ def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
         raise InputError(f"is nested too deeply; {_REMEDY}", path=path) from None
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
