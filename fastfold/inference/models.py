@@ -47,16 +47,6 @@ class Network:
         return file_digest(self.path)
 
     @property
-    def is_divisible(self) -> bool:
-        """True if several processes can divide its blocks."""
-        return has_whole_blocks(self.info.config)
-
-    @property
-    def is_trained_on_complexes(self) -> bool:
-        """True unless it was trained on single chains only."""
-        return is_trained_on_complexes(self.info.config)
-
-    @property
     def takes_templates(self) -> bool:
         """True if it uses templates."""
         return bool(self.info.config.model.embeddings_and_evoformer.template.enabled)
@@ -169,7 +159,7 @@ def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -
         targets: Targets of the run.
     """
     used = [network for target in targets if target.is_complex for network in suitable(networks, target)]
-    return list(dict.fromkeys(n.name for n in used if not n.is_trained_on_complexes))
+    return list(dict.fromkeys(n.name for n in used if not is_trained_on_complexes(n.info.config)))
 
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
@@ -223,7 +213,7 @@ def check_divisible(networks: Sequence[Network]) -> None:
         ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
     """
     for network in networks:
-        if not network.is_divisible:
+        if not has_whole_blocks(network.info.config):
             raise ConfigError(
                 f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
                 "leave out --parallel, or give --weights of another network"
