@@ -76,12 +76,8 @@ class DistributedFolder:
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
         """On rank 0, return the smallest memory that any process has for a fold.
 
-        Args:
-            host_memory: Argument of :meth:`FoldMemory.here`, for each machine.
-            offload_dir: Argument of :meth:`FoldMemory.here`.
-
-        Raises:
-            ConfigError: A process cannot use the folder.
+        Arguments are those of :meth:`FoldMemory.here`, on each machine. A ConfigError tells that a process cannot use
+        the folder.
         """
         where = (host_memory, offload_dir)
         self._send("memory", where)
@@ -368,11 +364,7 @@ class DistributedFolder:
 
 
 def check_started(ranks: int) -> None:
-    """Check that as many processes were started as should fold together.
-
-    Raises:
-        ConfigError: Another number was started.
-    """
+    """Raise ConfigError unless as many processes were started as should fold together."""
     started = started_processes()
     if ranks != started:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
@@ -386,11 +378,7 @@ def check_started(ranks: int) -> None:
 def distributed_folder(ranks: int, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
-    The first process stops the others at the end.
-
-    Args:
-        ranks: Number of processes that fold each target together.
-        device: Device of the fold; on CUDA each process uses the GPU of its local rank.
+    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank.
 
     Raises:
         ConfigError: Another number of processes was started, or the machine has fewer GPUs than processes.

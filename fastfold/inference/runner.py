@@ -63,12 +63,7 @@ def run(request: InferRequest) -> Summary:
 
     Existing results are kept and not computed again. A target that fails is reported, and the others continue. A file
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
-
-    Args:
-        request: Targets to fold, and how.
-
-    Returns:
-        Summary of the run. It is empty on all but the first of several processes that fold together.
+    The summary is empty on all but the first of several processes that fold together.
 
     Raises:
         FastFoldError: The run cannot start, because of weights, folders, or the device.
@@ -87,14 +82,8 @@ def run(request: InferRequest) -> Summary:
 def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
     """Fold the targets of a job, and report what limits its predictions.
 
-    Args:
-        job: The job.
-        device: Device of the folds by one process.
-        distributed: Processes that fold together, each on its own device, if there are several.
-
-    Raises:
-        WriteError: A result cannot be written; names the missing ones.
-        WeightsError: A network cannot be loaded.
+    The device is that of one process; several processes, if they fold together, have their own. Errors are those of
+    :func:`fold_targets`.
     """
     config, options, targets = job.request.config, job.request.options, job.targets
     costs = job.costs
@@ -140,43 +129,22 @@ def announce(job: InferJob, progress: Progress) -> None:
 
 
 def concluded(summary: Summary, job: InferJob, progress: Progress) -> Summary:
-    """Return the summary of a run with the errors of its inputs, and log it.
-
-    Args:
-        summary: Summary of the folds.
-        job: The job.
-        progress: Progress with the log of the run.
-    """
+    """Return the summary of a run with the errors of its inputs, and log it."""
     summary = replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
     progress.log.append(summary.counts())
     return summary
 
 
 def open_log(log: RunLog, folder: Path, what: str) -> None:
-    """Begin the log of a run in its folder.
-
-    Args:
-        log: Log of the run.
-        folder: The results folder.
-        what: Targets and device of the run.
-    """
+    """Begin the log of a run in its folder, with ``what``, its targets and device."""
     log.open(folder / LOG)
     log.append(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
 
 
 class RunResults:
-    """Results of a run so far, with the folder's tables and page.
+    """Results of a run so far by target, with the folder's tables and page.
 
-    Args:
-        folder: The results folder.
-        progress: Progress of the run.
-        errors: Records that cannot be read.
-
-    Attributes:
-        folded: Names of the targets folded in this run.
-        skipped: Names of the targets that were finished before.
-        failed: Name and reason of each failed target.
-        summary: Table of the predictions.
+    ``errors`` are those of records that cannot be read; ``skipped`` targets were finished before.
     """
 
     def __init__(self, folder: ResultsFolder, progress: Progress, errors: Iterable[InputError]) -> None:
@@ -243,14 +211,8 @@ def fold_targets(
 ) -> Summary:
     """Fold targets in order, and write the folder's tables and page.
 
-    A failed target does not stop the others.
-
-    Args:
-        runner: Runner with the folder of results.
-        targets: The targets.
-        costs: Cost of each target in the runner's progress.
-        ended: Results of targets that others fold; None to fold them by the runner.
-        errors: Records that cannot be read.
+    A failed target does not stop the others. Costs are those in the runner's progress. ``ended`` are results of targets
+    that others fold; None to fold them by the runner. ``errors`` are those of records that cannot be read.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.

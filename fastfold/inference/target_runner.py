@@ -116,35 +116,19 @@ class TargetRunner:
             )
 
     def fold(self, target: Target, label: str, cost: float) -> FoldedTarget:
-        """Fold and write one target.
-
-        Args:
-            target: The target.
-            label: Name of the target in messages.
-            cost: Cost of the target in the progress.
-        """
+        """Fold and write one target, whose ``label`` names it in messages."""
         (found,) = self.fold_group([TargetWork(target, label, cost)])
         if isinstance(found, Exception):
             raise found
         return found
 
     def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
-        """Fold and write several targets, with predictions by one network in shared passes.
-
-        Args:
-            group: The targets.
-
-        Returns:
-            Result of each target, or its error.
-        """
+        """Fold several targets in shared passes; return the result of each, or its error."""
         found = dict(self.fold_groups([group]))
         return [found[work] for work in group]
 
     def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
-        """Fold and write groups of targets, and draw and relax them while the next groups fold.
-
-        Args:
-            groups: Groups of targets with predictions in shared passes.
+        """Fold groups of targets, and draw and relax them while the next groups fold.
 
         Yields:
             Each target with its result or its error, in the order in which they are finished.
@@ -212,13 +196,8 @@ class TargetRunner:
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
         """Draw and relax the predictions of a target that a runner with ``leaves_rest`` has folded.
 
-        Args:
-            target: The target.
-            predictions: The ``id`` of each requested prediction.
-            made: True if the fold added a file.
-
-        Returns:
-            True if a file was added.
+        Predictions are given by their ``id``, and ``made`` tells if the fold added a file. Return True if one was
+        added.
         """
         results = self.folder.target(target)
         schedule: Schedule[str, bool] = Schedule(self._batches, None)
@@ -422,8 +401,7 @@ class TargetRunner:
 def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
     """Fold and write targets of several runners, with predictions by one network in shared passes.
 
-    Args:
-        group: Targets, each with the runner of its folder; the runners have the same networks.
+    Each target comes with the runner of its folder; the runners have the same networks.
 
     Yields:
         Each target with its result or its error, in the order in which they are finished.
