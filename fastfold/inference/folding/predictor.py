@@ -48,16 +48,8 @@ class TargetPredictor:
     anyway, which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds, and
     back afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
 
-    Args:
-        target: The target.
-        models: The networks.
-        alignments: Alignments per chain.
-        config: Settings of the fold.
-        device: Device of the fold.
-        templates: Templates of its chains, for the networks that use them; None for no templates.
-        say: Called with lines.
-        distributed: Runs the networks on several processes; None for this one.
-        graph: CUDA graph of earlier targets; None for no graph yet.
+    Alignments are per chain. ``templates`` are for the networks that use them. ``distributed`` runs the networks on
+    several processes, and ``graph`` is that of earlier targets.
 
     Raises:
         InputError: The initial guess is invalid, or the target exceeds the memory.
@@ -166,12 +158,8 @@ class TargetPredictor:
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
-        Args:
-            model: The network.
-            seed: Random seed.
-            on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-            state: Saves the state after each pass; None to save nothing.
-            sample: Sample of the target for this seed; None for the target's own alignments.
+        ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`. ``state``, if given, saves the state
+        after each pass. Without a sample, the network sees the target's own alignments.
 
         Raises:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.

@@ -58,9 +58,6 @@ def pae_json(pae: np.ndarray, max_pae: float) -> bytes:
     Args:
         pae: ``[N, N]`` float, finite, nonnegative, in Å.
         max_pae: Largest error that the network can predict, in Å (31.75 for AlphaFold's networks).
-
-    Returns:
-        Contents of the file.
     """
     end = json.dumps(round(float(max_pae), 4), allow_nan=False).encode("ascii")
     return b'[{"predicted_aligned_error":' + _matrix(pae) + b',"max_predicted_aligned_error":' + end + b"}]\n"

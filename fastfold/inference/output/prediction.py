@@ -391,13 +391,9 @@ class Prediction:
     ) -> dict[str, str | bytes]:
         """Return the contents of the prediction's files by the ending of their names.
 
-        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``,
-        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz``, ``_distogram.npz``, and ``_r0.pdb``,
+        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``, ``_scores.json``, ``_pae.json``,
+        ``.png``, ``_representations.npz``, ``_distogram.npz``, ``_colabfold.json`` (in that format), and ``_r0.pdb``,
         ``_r1.pdb`` and so on for the passes of the network. Equal predictions give equal bytes.
-
-        Args:
-            plots: Draw the plot.
-            output_format: ``colabfold`` to add ``_colabfold.json``, its scores file.
 
         Raises:
             OutputError: A value is not finite, or the structure has no atoms.

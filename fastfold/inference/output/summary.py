@@ -136,12 +136,7 @@ def _text_of(head: str, lines: Mapping[str, Sequence[str]]) -> str:
 
 
 def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of scores: floats with four decimals, None as an empty cell.
-
-    Args:
-        columns: Names of the columns.
-        rows: Values by column.
-    """
+    """Return a table of scores: floats with four decimals, None as an empty cell."""
     cells = (
         [f"{x:.4f}" if isinstance(x, float) else x for x in map(row.__getitem__, columns)] for row in rows
     )

@@ -46,13 +46,7 @@ CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose cha
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
-    """Hash the inputs that all predictions of a target share: chains, alignments and further files.
-
-    Args:
-        target: The target.
-        alignments: Its alignments; all rows are read.
-        config: Settings of the fold.
-    """
+    """Hash the inputs that all predictions of a target share: chains, alignments and further files."""
     chains: list[tuple[Any, ...]] = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
     if target.is_cut:
         chains += [chain.regions for chain in target.chains]
@@ -84,18 +78,9 @@ def run_record(
 ) -> dict[str, Any]:
     """Return settings, versions and ``input_hash``, in JSON's types.
 
-    ``input_hash`` is the hash of everything that the results depend on.
-
-    Args:
-        target: The target.
-        alignments: Its alignments.
-        network: Network of the prediction.
-        seed: Random seed.
-        config: Settings of the fold.
-        digest: See :func:`target_digest`.
-        device: Device of the fold; only recorded, because results of other devices are equivalent.
-        templates: Templates used by the network; None if it uses none.
-        sample: Sample of the target; None without sampling.
+    ``input_hash`` is the hash of everything that the results depend on, with the ``digest`` of :func:`target_digest`.
+    The device is only recorded, because results of other devices are equivalent. ``templates`` are those that the
+    network uses, if any.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
@@ -190,9 +175,8 @@ class WantedEmbedding:
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the numbers that rank a target's predictions; a missing score ranks last.
 
-    Args:
-        by: See :data:`fastfold.inference.config.RankBy`.
-        scores: Per prediction: ``plddt``, ``ptm``, ``iptm`` and ``has_clash``.
+    ``by`` is one of :data:`fastfold.inference.config.RankBy`, and each prediction has ``plddt``, ``ptm``, ``iptm`` and
+    ``has_clash``.
     """
     if by == "auto":
         by = "plddt" if any(one.get("iptm") is None for one in scores) else "multimer"
@@ -224,13 +208,8 @@ def write_prediction(
 ) -> PredictionRecord:
     """Add a prediction with its files to a target's results, and rank them.
 
-    Args:
-        results: Results of the target.
-        record: See :func:`run_record`.
-        prediction: The prediction.
-        scores: Further listed scores: ``seconds`` and ``peak_memory``.
-        config: Settings of the fold.
-        files: Contents of its files by the ending of their names, without the settings.
+    The record is that of :func:`run_record`, ``scores`` are further listed ones (``seconds`` and ``peak_memory``), and
+    ``files`` contents by the ending of their names, without the settings.
 
     Raises:
         OutputError: The prediction cannot be written; earlier files are unchanged.
@@ -254,11 +233,7 @@ def write_embedding(
     *,
     more: Mapping[str, str | bytes],
 ) -> PredictionRecord:
-    """Add an embedding with its files to a target's results; see :func:`write_prediction`.
-
-    Raises:
-        OutputError: The embedding cannot be written.
-    """
+    """Add an embedding with its files to a target's results, as :func:`write_prediction` does."""
     embed = config.embed or EmbedConfig()
     files = {embed.ending: embedding_bytes(embedding.arrays, embedding.about, embed.file_format), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
@@ -294,13 +269,9 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
 
 
 def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
-    """Draw the plot of a written prediction from its files.
+    """Draw the plot of a written prediction from its files, as PNG.
 
-    Returns:
-        PNG file.
-
-    Raises:
-        InputError: A file of the prediction is damaged.
+    An InputError tells that a file of the prediction is damaged.
     """
     scores = read_scores(results.path(record, "_scores.json"))
     pae = max_pae = None
@@ -322,12 +293,9 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
 
 
 def draw_missing_coverage(results: TargetResults, name: str, *, again: bool = False) -> bool:
-    """Draw the plot of a target's coverage from its file; return True if a plot was written.
+    """Draw the plot of a target's coverage from its file; return True if one was written.
 
-    Args:
-        results: Results of the target.
-        name: Name of the target.
-        again: True to draw an existing plot again.
+    ``again`` draws an existing plot again.
 
     Raises:
         InputError: The file of the coverage is damaged.
@@ -347,12 +315,7 @@ def coverage_title(name: str) -> str:
 
 
 def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, Any] | None:
-    """Return the coverage of a target by its alignments, in JSON's types; None without alignments.
-
-    Args:
-        alignments: Alignments per chain.
-        target: The target.
-    """
+    """Return the coverage of a target by its alignments, in JSON's types; None without any."""
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return None
     found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])

@@ -23,10 +23,7 @@ _REMEDY = "remove the file to make the prediction again"
 
 
 def check_scores(scores: Any) -> dict[str, Any]:
-    """Return the content of a scores file after checking its required keys.
-
-    Args:
-        scores: Parsed JSON of the file.
+    """Return the parsed content of a scores file after checking its required keys.
 
     Raises:
         ValueError: A key is missing, or its value has another type.
@@ -64,13 +61,7 @@ def residue_numbers(scores: Mapping[str, Any]) -> NDArray[np.int32]:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Return the content of a prediction's ``_scores.json``.
-
-    Args:
-        path: Path of the file.
-
-    Returns:
-        Its keys and values; ``ptm`` and ``iptm`` are numbers or None.
+    """Return the content of a prediction's ``_scores.json``; ``ptm`` and ``iptm`` are numbers or None.
 
     Raises:
         InputError: The file cannot be read, or is not a scores file.
@@ -88,17 +79,12 @@ def read_scores(path: Path) -> dict[str, Any]:
 
 
 def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
-    """Return the predicted aligned errors of a file, and their upper limit.
+    """Return aligned errors ``[N, N]`` of a parsed file, and their limit, both in Å.
 
-    Args:
-        found: Parsed JSON of the file, in the format of AlphaFold DB.
-        residues: Number of residues N of the prediction.
-
-    Returns:
-        Array ``(N, N)`` in Å, and the largest error that the network can predict, in Å.
+    The file has the format of AlphaFold DB. The limit is the largest error that the network can predict.
 
     Raises:
-        ValueError: The content is not an aligned error of this size.
+        ValueError: The content is not an aligned error of this number of residues.
     """
     try:
         (table,) = found
