@@ -36,8 +36,6 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
-    Wanted,
-    WantedEmbedding,
     coverage_title,
     draw_missing_coverage,
     draw_plot,
@@ -114,13 +112,6 @@ class TargetRunner:
             self.progress.line(
                 f"warning: no plots are drawn: they need {missing('matplotlib')}", important=True
             )
-
-    def fold(self, target: Target, label: str, cost: float) -> FoldedTarget:
-        """Fold and write one target, whose ``label`` names it in messages."""
-        (found,) = self.fold_group([TargetWork(target, label, cost)])
-        if isinstance(found, Exception):
-            raise found
-        return found
 
     def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
         """Fold several targets in shared passes; return the result of each, or its error."""
@@ -240,14 +231,13 @@ class TargetRunner:
         self,
         results: TargetResults,
         job: PredictionJob,
-        wanted: Wanted | WantedEmbedding,
+        wanted: set[str],
         prepare: Callable[[], _Prepared],
         cost: float,
     ) -> Generator[Awaited, Any, tuple[PredictionRecord | None, bool]]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
-        missing = None if found is None else wanted.missing(found)
-        if found is not None and missing is not None and missing <= {".png"}:
+        if found is not None and (missing := wanted - found.files.keys()) <= {".png"}:
             self.progress.skip(cost)
             if missing:
                 picture = {".png": draw_plot(results, found)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
-from fastfold.inference.output.file_names import COLABFOLD_SCORES
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
@@ -133,43 +131,6 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
             for one in templates.features
         ]
     ]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Optional files of a prediction, in addition to structure, scores and settings."""
-
-    plots: bool  #: The plot
-    pae: bool  #: Aligned errors of all pairs
-    representations: bool  #: The representations
-    recycles: bool  #: The structure after each pass
-    distogram: bool = False  #: Probabilities of distances
-    colabfold: bool = False  #: ColabFold's scores file
-
-    def missing(self, record: PredictionRecord) -> set[str]:
-        """Return the endings of the requested files that a finished prediction lacks."""
-        asked = {
-            ".cif": True,
-            "_scores.json": True,
-            "_config.json": True,
-            ".png": self.plots,
-            "_pae.json": self.pae,
-        }
-        asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
-        asked["_distogram.npz"] = self.distogram
-        asked[COLABFOLD_SCORES] = self.colabfold
-        return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
-
-
-@dataclass(frozen=True)
-class WantedEmbedding:
-    """Files of an embedding."""
-
-    ending: str  #: Ending of the file of arrays
-
-    def missing(self, record: PredictionRecord) -> set[str]:
-        """Return the endings of the files that a finished embedding lacks."""
-        return {ending for ending in (self.ending, "_config.json") if ending not in record.files}
 
 
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
