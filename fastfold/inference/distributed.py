@@ -28,7 +28,7 @@ from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding.network import NetworkPasses, OnCycle, represent, run_network
+from fastfold.inference.folding.network import NetworkPasses, OnCycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
@@ -85,51 +85,26 @@ class DistributedFolder:
 
     def run(
         self,
-        model: AlphaFold,
-        features: FeatureFunction,
-        passes: NetworkPasses,
-        on_cycle: OnCycle | None,
-        *,
-        plan: FoldPlan | None = None,
-        state: RecycleState | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """On rank 0, run :func:`fastfold.inference.folding.network.run_network` on all processes.
-
-        Each process saves the state of its shard, also on other machines if they have the folder.
-
-        Raises:
-            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
-            DistributedFoldError: This process failed at a place where the others could not notice.
-        """
-        return self._run(run_network, model, features, passes, on_cycle, plan=plan, state=state)
-
-    def represent(
-        self,
+        function: Callable[..., Any],
         model: AlphaFold,
         features: FeatureFunction,
         passes: NetworkPasses,
         on_cycle: OnCycle | None = None,
         *,
-        stop_after_block: int | None,
         plan: FoldPlan | None = None,
         state: RecycleState | None = None,
-    ) -> tuple[dict[str, Tensor], int]:
-        """On rank 0, run :func:`fastfold.inference.folding.network.represent` on all processes; see :meth:`run`."""
-        function = partial(represent, stop_after_block=stop_after_block)
-        return self._run(function, model, features, passes, on_cycle, plan=plan, state=state)
-
-    def _run(
-        self,
-        function: Callable[..., Any],
-        model: AlphaFold,
-        features: FeatureFunction,
-        passes: NetworkPasses,
-        on_cycle: OnCycle | None,
-        *,
-        plan: FoldPlan | None,
-        state: RecycleState | None,
+        **options: Any,
     ) -> Any:
-        """Run a function of a network on all processes; the others receive it by pickle."""
+        """On rank 0, run a function such as :func:`.run_network` on all processes.
+
+        The others receive it by pickle. Each process saves the state of its shard, also on other machines if they have
+        the folder.
+
+        Raises:
+            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
+            DistributedFoldError: This process failed at a place where the others could not notice.
+        """
+        function = partial(function, **options)
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
             try:
@@ -234,7 +209,9 @@ class DistributedFolder:
     def _follow(self, message: str, content: Any) -> bool:
         """Execute a message of rank 0; return False after the last one."""
         if message == "network":
-            self._take(*content)
+            config, precision = content
+            model = set_precision(AlphaFold(ConfigDict(config)), precision)
+            self._add(model.to(self.context.device).eval())
         elif message == "fold":
             function, number, passes, request, of_rank = content
             _, model = self._networks[number]
@@ -324,7 +301,8 @@ class DistributedFolder:
     def _known(self, model: AlphaFold) -> tuple[int, AlphaFold]:
         """Return number and shard of a network, which all processes get with the first use."""
         if not any(model is known for known, _ in self._networks):
-            self._share(model)
+            self._send("network", (model.config.to_dict(), precision_of(model)))
+            self._add(model)
         number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
         if (precision := precision_of(model)) != self._precisions[number]:
             self._send("precision", (number, precision))
@@ -334,14 +312,6 @@ class DistributedFolder:
     def _set_precision(self, number: int, precision: Precision) -> None:
         set_precision(self._networks[number][1], precision)
         self._precisions[number] = precision
-
-    def _share(self, model: AlphaFold) -> None:
-        """Send a network, and parallelise this process's copy."""
-        self._send("network", (model.config.to_dict(), precision_of(model)))
-        self._add(model)
-
-    def _take(self, config: dict[str, Any], precision: Precision) -> None:
-        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.context.device).eval())
 
     def _add(self, model: AlphaFold) -> None:
         """Load the first process's weights into a network and parallelise it."""

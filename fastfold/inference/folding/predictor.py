@@ -21,7 +21,7 @@ from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
-from fastfold.inference.folding.network import OnCycle, represent, run_network
+from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -76,8 +76,10 @@ class TargetPredictor:
             self._graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self.say, self._distributed = device, say, distributed
-        self._run = run_network if distributed is None else distributed.run
-        self._represent = represent if distributed is None else distributed.represent
+        self._run: RunNetwork = run_network
+        self._represent: Represent = represent
+        if distributed is not None:
+            self._run, self._represent = (partial(distributed.run, one) for one in (run_network, represent))
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(self._shows(model) for model in models):
