@@ -37,6 +37,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
+def mapping_of(values: Any, key: str) -> dict[str, Any]:
+    """Return a mapping in the content of a file, which may come from anywhere; empty for anything else."""
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, dict) else {}
+
+
 def lines_json(values: Mapping[str, Any]) -> str:
     """Format a JSON object with one key per line; lists stay on their line.
 

@@ -17,7 +17,7 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
-from fastfold.inference.output.json_files import is_number, map_floats
+from fastfold.inference.output.json_files import is_number, map_floats, mapping_of
 from fastfold.inference.output.result_archive import ENDING
 from fastfold.inference.output.summary import FAILURES
 from fastfold.inference.report.designs import find_designs
@@ -29,7 +29,6 @@ from fastfold.inference.report.guard import (
     check_size,
     is_regular,
     leaving_out,
-    mapping_of,
     numbers_of,
     read_table,
 )
