@@ -19,7 +19,6 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.files import write_bioemu
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
@@ -42,8 +41,7 @@ from fastfold.inference.output.writer import (
     find_coverage,
     ranking_scores,
     stops,
-    write_embedding,
-    write_prediction,
+    write_result,
 )
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
@@ -316,10 +314,7 @@ class TargetRunner:
             "peak_memory": None if most is None else round(most / 2**20),
         }
         files = {} if job.sample is None else job.sample.files()
-        if isinstance(found, Embedding):
-            record = write_embedding(results, job.record, found, took, self.config, more=files)
-        else:
-            made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+        if isinstance(found, Prediction):
             picture: Future[bytes] | None = None
             if self.config.plots:
                 picture = yield Start(BackgroundWork(confidence_png, (), found.plot_arguments()))
@@ -327,7 +322,8 @@ class TargetRunner:
             files = {**found.files(plots=False, output_format=results.parent.style), **files}
             if picture is not None:
                 files[".png"] = yield picture
-            record = write_prediction(results, made, found, took, self.config, files=files)
+        made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+        record = write_result(results, made, found, took, self.config, files=files)
         state.remove()
         return record
 

@@ -158,59 +158,44 @@ def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> boo
     return (100 * score if target.is_complex else score) >= config.stop_at_score
 
 
-def write_prediction(
+def write_result(
     results: TargetResults,
     record: Mapping[str, Any],
-    prediction: Prediction,
+    found: Prediction | Embedding,
     scores: Mapping[str, Any],
     config: InferConfig,
     *,
     files: Mapping[str, str | bytes],
 ) -> PredictionRecord:
-    """Add a prediction with its files to a target's results, and rank them.
+    """Add a prediction or an embedding to a target's results, and rank them.
 
     The record is that of :func:`run_record`, ``scores`` are further listed ones (``seconds`` and ``peak_memory``), and
-    ``files`` contents by the ending of their names, without the settings.
+    ``files`` contents by the ending of their names, without the settings and the arrays of an embedding.
 
     Raises:
-        OutputError: The prediction cannot be written; earlier files are unchanged.
+        OutputError: A file cannot be written; earlier files are unchanged.
     """
+    if isinstance(found, Embedding):
+        embed, key = config.embed or EmbedConfig(), found.key
+        files = {embed.ending: embedding_bytes(found.arrays, found.about, embed.file_format), **files}
+    else:
+        key = found.file_key(results.parent.style)
     settings = {"_config.json": lines_json(dict(record) | {"name": results.stem})}
-    return results.add(
-        record["input_hash"],
-        prediction.file_key(results.parent.style),
-        {**files, **settings},
-        {**listed_scores(prediction), **scores},
-        partial(ranking_scores, config.rank),
-    )
-
-
-def write_embedding(
-    results: TargetResults,
-    record: Mapping[str, Any],
-    embedding: Embedding,
-    scores: Mapping[str, Any],
-    config: InferConfig,
-    *,
-    more: Mapping[str, str | bytes],
-) -> PredictionRecord:
-    """Add an embedding with its files to a target's results, as :func:`write_prediction` does."""
-    embed = config.embed or EmbedConfig()
-    files = {embed.ending: embedding_bytes(embedding.arrays, embedding.about, embed.file_format), **more}
-    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
-    listed = {
-        "model": embedding.model_name,
-        "seed": embedding.seed,
-        "sample": embedding.sample_label,
-        "length": sum(map(len, embedding.sequences)),
-        "sequence": ":".join(embedding.sequences),
-    }
+    listed = {**listed_scores(found), **scores}
     ranking = partial(ranking_scores, config.rank)
-    return results.add(record["input_hash"], embedding.key, files, listed | dict(scores), ranking)
+    return results.add(record["input_hash"], key, {**files, **settings}, listed, ranking)
 
 
-def listed_scores(prediction: Prediction) -> dict[str, Any]:
-    """Return the scores by which predictions are ranked and listed, in JSON's types."""
+def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
+    """Return the scores by which results are ranked and listed, in JSON's types."""
+    if isinstance(prediction, Embedding):
+        return {
+            "model": prediction.model_name,
+            "seed": prediction.seed,
+            "sample": prediction.sample_label,
+            "length": sum(map(len, prediction.sequences)),
+            "sequence": ":".join(prediction.sequences),
+        }
 
     def plain(value: float | None) -> float | None:
         return None if value is None else float(value)
