@@ -45,30 +45,26 @@ class RunLog:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._waiting: list[str] = []
+        self._waiting = ""
 
     def open(self, path: Path) -> None:
         """Write the lines so far to a file, and each further line at once."""
-        self._path, waiting = path, self._waiting
-        self._waiting = []
-        for text in waiting:
-            self._write(text)
+        self._path, waiting, self._waiting = path, self._waiting, ""
+        self._write(waiting)
 
     def append(self, text: str) -> None:
         """Append a line with the time."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        if self._path is None:
-            self._waiting.append(line)
-        else:
-            self._write(line)
+        self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def _write(self, line: str) -> None:
-        if self._path is not None:
-            with (
-                contextlib.suppress(OSError),
-                self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
-            ):
-                file.write(line)
+    def _write(self, text: str) -> None:
+        if self._path is None:
+            self._waiting += text
+            return
+        with (
+            contextlib.suppress(OSError),
+            self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(text)
 
 
 @dataclass
