@@ -46,7 +46,7 @@ class BackgroundWork(NamedTuple):
 def count_processes(targets: int, cores: int, memory: int) -> int:
     """Return the number of processes that relax targets while others fold on the same cores.
 
-    ``memory`` are the free bytes of the host, of which relaxation may take an eighth.
+    ``memory`` are the free bytes of the host. Relaxation may take an eighth of them.
     """
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
 
