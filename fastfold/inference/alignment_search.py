@@ -97,25 +97,16 @@ class AlignmentSearch:
 
     @classmethod
     def of(cls, request: InferRequest) -> AlignmentSearch:
-        """Open the sources of a request.
-
-        Raises:
-            FastFoldError: See :func:`alignment_engines`.
-        """
+        """Open the sources of a request; errors are those of :func:`alignment_engines`."""
         return cls(alignment_engines(request.options), request.msa_dir, request.options.quiet)
 
     def run(
         self, targets: Sequence[Target], *, needed_alone: bool = True
     ) -> tuple[list[Target], list[InputError]]:
-        """Search for the chains of targets.
+        """Search for the chains of targets; return them, and errors of those whose search failed.
 
-        Args:
-            targets: Targets to search for.
-            needed_alone: Skip searches that a fold does not use: targets with alignments, and UniProt for targets
-                without two different chains to pair.
-
-        Returns:
-            The targets, and errors of those whose search failed.
+        ``needed_alone`` skips searches that a fold does not use: targets with alignments, and UniProt for targets
+        without two different chains to pair.
 
         Raises:
             FastFoldError: A database cannot be searched, or a result cannot be written.
@@ -146,8 +137,7 @@ class AlignmentSearch:
 def search(job: InferJob) -> InferJob:
     """Search for the alignments of a job's targets, if its request says where.
 
-    Raises:
-        FastFoldError: A database cannot be searched, or a result cannot be written.
+    Errors are those of :meth:`AlignmentSearch.run`.
     """
     request = job.request
     if request.options.sources.wanted and job.targets:

@@ -28,7 +28,7 @@ from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding.network import NetworkPasses, OnCycle, represent, run_network
+from fastfold.inference.folding.network import NetworkPasses, OnCycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
@@ -76,12 +76,8 @@ class DistributedFolder:
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
         """On rank 0, return the smallest memory that any process has for a fold.
 
-        Args:
-            host_memory: Argument of :meth:`FoldMemory.here`, for each machine.
-            offload_dir: Argument of :meth:`FoldMemory.here`.
-
-        Raises:
-            ConfigError: A process cannot use the folder.
+        Arguments are those of :meth:`FoldMemory.here`, on each machine. A ConfigError tells that a process cannot use
+        the folder.
         """
         where = (host_memory, offload_dir)
         self._send("memory", where)
@@ -89,51 +85,26 @@ class DistributedFolder:
 
     def run(
         self,
-        model: AlphaFold,
-        features: FeatureFunction,
-        passes: NetworkPasses,
-        on_cycle: OnCycle | None,
-        *,
-        plan: FoldPlan | None = None,
-        state: RecycleState | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """On rank 0, run :func:`fastfold.inference.folding.network.run_network` on all processes.
-
-        Each process saves the state of its shard, also on other machines if they have the folder.
-
-        Raises:
-            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
-            DistributedFoldError: This process failed at a place where the others could not notice.
-        """
-        return self._run(run_network, model, features, passes, on_cycle, plan=plan, state=state)
-
-    def represent(
-        self,
+        function: Callable[..., Any],
         model: AlphaFold,
         features: FeatureFunction,
         passes: NetworkPasses,
         on_cycle: OnCycle | None = None,
         *,
-        stop_after_block: int | None,
         plan: FoldPlan | None = None,
         state: RecycleState | None = None,
-    ) -> tuple[dict[str, Tensor], int]:
-        """On rank 0, run :func:`fastfold.inference.folding.network.represent` on all processes; see :meth:`run`."""
-        function = partial(represent, stop_after_block=stop_after_block)
-        return self._run(function, model, features, passes, on_cycle, plan=plan, state=state)
-
-    def _run(
-        self,
-        function: Callable[..., Any],
-        model: AlphaFold,
-        features: FeatureFunction,
-        passes: NetworkPasses,
-        on_cycle: OnCycle | None,
-        *,
-        plan: FoldPlan | None,
-        state: RecycleState | None,
+        **options: Any,
     ) -> Any:
-        """Run a function of a network on all processes; the others receive it by pickle."""
+        """On rank 0, run a function such as :func:`.run_network` on all processes.
+
+        The others receive it by pickle. Each process saves the state of its shard, also on other machines if they have
+        the folder.
+
+        Raises:
+            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
+            DistributedFoldError: This process failed at a place where the others could not notice.
+        """
+        function = partial(function, **options)
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
             try:
@@ -238,7 +209,9 @@ class DistributedFolder:
     def _follow(self, message: str, content: Any) -> bool:
         """Execute a message of rank 0; return False after the last one."""
         if message == "network":
-            self._take(*content)
+            config, precision = content
+            model = set_precision(AlphaFold(ConfigDict(config)), precision)
+            self._add(model.to(self.context.device).eval())
         elif message == "fold":
             function, number, passes, request, of_rank = content
             _, model = self._networks[number]
@@ -328,7 +301,8 @@ class DistributedFolder:
     def _known(self, model: AlphaFold) -> tuple[int, AlphaFold]:
         """Return number and shard of a network, which all processes get with the first use."""
         if not any(model is known for known, _ in self._networks):
-            self._share(model)
+            self._send("network", (model.config.to_dict(), precision_of(model)))
+            self._add(model)
         number, sharded = next((i, x) for i, (known, x) in enumerate(self._networks) if model is known)
         if (precision := precision_of(model)) != self._precisions[number]:
             self._send("precision", (number, precision))
@@ -338,14 +312,6 @@ class DistributedFolder:
     def _set_precision(self, number: int, precision: Precision) -> None:
         set_precision(self._networks[number][1], precision)
         self._precisions[number] = precision
-
-    def _share(self, model: AlphaFold) -> None:
-        """Send a network, and parallelise this process's copy."""
-        self._send("network", (model.config.to_dict(), precision_of(model)))
-        self._add(model)
-
-    def _take(self, config: dict[str, Any], precision: Precision) -> None:
-        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.context.device).eval())
 
     def _add(self, model: AlphaFold) -> None:
         """Load the first process's weights into a network and parallelise it."""
@@ -368,11 +334,7 @@ class DistributedFolder:
 
 
 def check_started(ranks: int) -> None:
-    """Check that as many processes were started as should fold together.
-
-    Raises:
-        ConfigError: Another number was started.
-    """
+    """Raise ConfigError unless as many processes were started as should fold together."""
     started = started_processes()
     if ranks != started:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
@@ -386,11 +348,7 @@ def check_started(ranks: int) -> None:
 def distributed_folder(ranks: int, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
-    The first process stops the others at the end.
-
-    Args:
-        ranks: Number of processes that fold each target together.
-        device: Device of the fold; on CUDA each process uses the GPU of its local rank.
+    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank.
 
     Raises:
         ConfigError: Another number of processes was started, or the machine has fewer GPUs than processes.

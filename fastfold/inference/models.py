@@ -22,14 +22,7 @@ from fastfold.utils.hashing import file_digest
 
 
 class Network:
-    """Weights file and, once it is loaded, its network.
-
-    Args:
-        path: Weights file.
-
-    Raises:
-        WeightsError: The file is invalid.
-    """
+    """Weights file and, once it is loaded, its network; raises WeightsError if invalid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,16 +38,6 @@ class Network:
     def digest(self) -> str:
         """SHA-256 of the file, 64 hexadecimal digits."""
         return file_digest(self.path)
-
-    @property
-    def is_divisible(self) -> bool:
-        """True if several processes can divide its blocks."""
-        return has_whole_blocks(self.info.config)
-
-    @property
-    def is_trained_on_complexes(self) -> bool:
-        """True unless it was trained on single chains only."""
-        return is_trained_on_complexes(self.info.config)
 
     @property
     def takes_templates(self) -> bool:
@@ -92,11 +75,9 @@ def about_mini(network: Network) -> str:
 
 
 def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None = None) -> list[Network]:
-    """Open the networks of some weights files; each is checked and not yet loaded.
+    """Open the networks of weights files or published names, checked and not yet loaded.
 
-    Args:
-        weights: Files, or names of :func:`~fastfold.evoformer.weights.published.weights_files`.
-        skip: Called with errors of files to leave out; None to raise them.
+    ``skip`` is called with errors of files to leave out; without it they are raised.
 
     Raises:
         ConfigError: Two networks have the same name.
@@ -134,15 +115,9 @@ def limit_networks(networks: Sequence[Network], number: int | None) -> list[Netw
 def requested_networks(
     weights: Sequence[Path], number: int | None = None, *, skip: Callable[[str], None] | None = None
 ) -> list[Network]:
-    """Open the networks of a request, or the small network that ships with the package if it names none.
+    """Open the networks of a request; without weights, the small network that ships.
 
-    Args:
-        weights: Weights files or names of published networks.
-        number: See :func:`limit_networks`.
-        skip: See :func:`open_networks`.
-
-    Raises:
-        WeightsError: See :func:`open_networks`.
+    Arguments and errors are those of :func:`open_networks` and :func:`limit_networks`.
     """
     return limit_networks(open_networks(list(weights) or [Path(MINI)], skip=skip), number)
 
@@ -162,14 +137,9 @@ def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
 
 
 def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -> list[str]:
-    """Return the names of the networks that would fold a complex and were trained on single chains only.
-
-    Args:
-        networks: Networks of a run.
-        targets: Targets of the run.
-    """
+    """Return the names of networks trained on single chains that would fold a complex."""
     used = [network for target in targets if target.is_complex for network in suitable(networks, target)]
-    return list(dict.fromkeys(n.name for n in used if not n.is_trained_on_complexes))
+    return list(dict.fromkeys(n.name for n in used if not is_trained_on_complexes(n.info.config)))
 
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
@@ -190,11 +160,7 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
 
 
 def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> None:
-    """Refuse to screen complexes by networks that were trained on single chains only.
-
-    Raises:
-        ConfigError: Such a network would fold a complex.
-    """
+    """Raise ConfigError if a network trained on single chains only would fold a complex."""
     if untrained := untrained_networks(networks, targets):
         raise ConfigError(
             f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
@@ -203,11 +169,7 @@ def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> 
 
 
 def check_networks(networks: Sequence[Network], config: InferConfig, templates: TemplateOptions) -> None:
-    """Check that the networks of a run support its settings and use its templates.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Raise ConfigError if the networks of a run contradict its settings or templates."""
     if config.ranks > 1:
         check_divisible(networks)
     if config.embed is not None:
@@ -217,13 +179,12 @@ def check_networks(networks: Sequence[Network], config: InferConfig, templates: 
 
 
 def check_divisible(networks: Sequence[Network]) -> None:
-    """Check that several processes can divide the blocks of networks.
+    """Raise ConfigError if a network lacks steps of AlphaFold's blocks, as ``mini`` does.
 
-    Raises:
-        ConfigError: A network lacks steps of AlphaFold's blocks, as ``mini`` does.
+    Several processes cannot divide its blocks.
     """
     for network in networks:
-        if not network.is_divisible:
+        if not has_whole_blocks(network.info.config):
             raise ConfigError(
                 f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
                 "leave out --parallel, or give --weights of another network"
@@ -231,15 +192,7 @@ def check_divisible(networks: Sequence[Network]) -> None:
 
 
 def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
-    """Refuse settings that change none of the networks.
-
-    Args:
-        config: The settings.
-        networks: Official configuration trees of the networks of a run.
-
-    Raises:
-        ConfigError: ``use_cluster_profile`` is False, and all networks are monomer networks.
-    """
+    """Raise ConfigError for a setting that changes none of the networks' configuration trees."""
     if not config.use_cluster_profile and not any(map(is_multimer, networks)):
         raise ConfigError(
             "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
@@ -248,11 +201,7 @@ def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
 
 
 def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
-    """Check that a network of a run uses templates, if templates are requested.
-
-    Raises:
-        ConfigError: No network uses templates.
-    """
+    """Raise ConfigError if templates are requested and no network of a run uses any."""
     if options.wanted and not options.is_optional and not any(n.takes_templates for n in networks):
         names = ", ".join(network.name for network in networks)
         raise ConfigError(
@@ -263,13 +212,7 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
 
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
-    """Estimate the work of a target in arbitrary units: cubic in its length, plus a constant.
-
-    Args:
-        target: The target.
-        networks: Networks of the run; the suitable ones fold it.
-        config: Settings of the fold.
-    """
+    """Estimate the work of a target: cubic in its length, plus a constant."""
     n, own = target.num_residues, suitable(networks, target)
     passes = sum(apply_settings(config, network.info.config).model.num_recycle + 1 for network in own) * len(
         config.seeds

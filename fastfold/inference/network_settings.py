@@ -10,14 +10,9 @@ from fastfold.inference.config import InferConfig
 
 
 def apply_settings(config: InferConfig, network: Any) -> Any:
-    """Return a network's configuration with the settings of a fold.
+    """Return a network's official configuration tree with the settings of a fold, as a copy.
 
-    Args:
-        config: The settings; None values leave the network's own.
-        network: Official configuration tree, which is not changed.
-
-    Raises:
-        ConfigError: The network does not support the settings.
+    Settings that are None leave the network's own. A ConfigError tells that it does not support one.
     """
     found = network.copy_and_resolve_references()
     model, multimer = found.model, is_multimer(found)
@@ -58,12 +53,7 @@ def recycle_tolerance(network: Any) -> float:
 
 
 def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
-    """Return the effective settings that determine a network's results, in JSON's types.
-
-    Args:
-        config: The settings.
-        network: Official configuration tree.
-    """
+    """Return the effective settings that determine a network's results, in JSON's types."""
     applied = apply_settings(config, network)
     changed = {}
     if is_multimer(applied):

@@ -63,19 +63,10 @@ def prepare(
     *,
     is_screen: bool = False,
 ) -> InferJob:
-    """Check a request, open its networks, and read its targets.
+    """Check a request, open its networks unless they are given, and read its targets.
 
-    Args:
-        request: The request.
-        device: Device of the folds; None for those of a cluster, which may differ.
-        networks: Networks of the request if they are open; None to open them.
-        is_screen: True to refuse networks whose complexes say nothing about partners.
-
-    Returns:
-        The job, with the precision of the device.
-
-    Raises:
-        FastFoldError: The run cannot start.
+    The device is None for folds on a cluster, whose devices may differ. ``is_screen`` refuses networks whose complexes
+    say nothing about partners. The job has the precision of the device. A FastFoldError tells why the run cannot start.
     """
     config, chosen = with_precision(request.config, device)
     request, options = replace(request, config=config), request.options
@@ -112,11 +103,7 @@ def prepare(
 
 
 def check_request(config: InferConfig, options: RunOptions) -> None:
-    """Check files, folders and relaxation before the first fold.
-
-    Raises:
-        FastFoldError: A file or folder is missing, relaxation does not work, or several processes should search.
-    """
+    """Check files, folders and relaxation before the first fold, or raise FastFoldError."""
     if options.sources.wanted and config.ranks > 1:
         raise ConfigError(
             "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
@@ -143,11 +130,9 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
 
 
 def with_precision(config: InferConfig, device: torch.device | None) -> tuple[InferConfig, str]:
-    """Return the settings with the precision of the device, and a line about a precision chosen automatically.
+    """Return the settings with the device's precision, and a line if it was chosen automatically.
 
-    Args:
-        config: The settings.
-        device: Device of the folds; None for those of a cluster, which fold in float32 by default.
+    Without a device, for the folds of a cluster, it is float32 by default.
 
     Raises:
         ConfigError: The device, or a run of several processes, does not support the precision.

@@ -45,30 +45,26 @@ class RunLog:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._waiting: list[str] = []
+        self._waiting = ""
 
     def open(self, path: Path) -> None:
         """Write the lines so far to a file, and each further line at once."""
-        self._path, waiting = path, self._waiting
-        self._waiting = []
-        for text in waiting:
-            self._write(text)
+        self._path, waiting, self._waiting = path, self._waiting, ""
+        self._write(waiting)
 
     def append(self, text: str) -> None:
         """Append a line with the time."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        if self._path is None:
-            self._waiting.append(line)
-        else:
-            self._write(line)
+        self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def _write(self, line: str) -> None:
-        if self._path is not None:
-            with (
-                contextlib.suppress(OSError),
-                self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
-            ):
-                file.write(line)
+    def _write(self, text: str) -> None:
+        if self._path is None:
+            self._waiting += text
+            return
+        with (
+            contextlib.suppress(OSError),
+            self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(text)
 
 
 @dataclass
@@ -76,12 +72,8 @@ class Progress:
     """Progress over all targets, in passes of the network weighted by their cost.
 
     A context manager. On a terminal it shows one bar with target, recycle, current pLDDT, elapsed and expected time.
-    Otherwise each event is a line without control characters. A closed pipe or terminal does not stop the work.
-
-    Args:
-        total: Cost of all passes, in any unit.
-        stream: Output stream; standard error by default.
-        quiet: Show only important lines.
+    Otherwise each event is a line without control characters, on standard error by default. A closed pipe or terminal
+    does not stop the work. ``quiet`` shows only important lines.
     """
 
     total: float
@@ -134,11 +126,7 @@ class Progress:
                 self._stream = None
 
     def begin(self, work: str) -> None:
-        """Show the current work on the bar, but not as a line.
-
-        Args:
-            work: Target and network.
-        """
+        """Show the current work, target and network, on the bar, but not as a line."""
         if self._bar is not None:
             self._bar.update(self._task, description=work, status="", refresh=True)
 
@@ -150,13 +138,7 @@ class Progress:
             self.line(work)
 
     def step(self, work: str, status: str, cost: float) -> None:
-        """Record one finished pass of the network.
-
-        Args:
-            work: Target and network.
-            status: Recycle and pLDDT.
-            cost: Cost of the pass, as a part of ``total``.
-        """
+        """Record one finished pass with its recycle and pLDDT, and its part of ``total``."""
         self._done += cost
         elapsed = time.monotonic() - self._start
         left = f"about {clock(self.remaining(elapsed))} left"
@@ -174,11 +156,7 @@ class Progress:
         """Yield a callback for the passes of one network, called with the number and ``mean_plddt``.
 
         Passes of an attempt that ran out of memory are subtracted, and passes that were not needed are skipped.
-
-        Args:
-            work: Target and network.
-            recycles: Passes after the first.
-            cost: Cost of all passes together, as a part of ``total``.
+        ``recycles`` are the passes after the first, and the cost is that of all together, a part of ``total``.
         """
         self.begin(work)
         one, done = cost / (recycles + 1), 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -26,13 +26,12 @@ from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.output.summary import FailuresFile, SummaryFile
 from fastfold.inference.prepare import InferJob, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.utils.device import choose_device
 
@@ -64,12 +63,7 @@ def run(request: InferRequest) -> Summary:
 
     Existing results are kept and not computed again. A target that fails is reported, and the others continue. A file
     that cannot be written ends the run. ``FASTFOLD_DEBUG=1`` in the environment shows the traceback of each failure.
-
-    Args:
-        request: Targets to fold, and how.
-
-    Returns:
-        Summary of the run. It is empty on all but the first of several processes that fold together.
+    The summary is empty on all but the first of several processes that fold together.
 
     Raises:
         FastFoldError: The run cannot start, because of weights, folders, or the device.
@@ -88,14 +82,8 @@ def run(request: InferRequest) -> Summary:
 def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
     """Fold the targets of a job, and report what limits its predictions.
 
-    Args:
-        job: The job.
-        device: Device of the folds by one process.
-        distributed: Processes that fold together, each on its own device, if there are several.
-
-    Raises:
-        WriteError: A result cannot be written; names the missing ones.
-        WeightsError: A network cannot be loaded.
+    The device is that of one process; several processes, if they fold together, have their own. Errors are those of
+    :func:`fold_targets`.
     """
     config, options, targets = job.request.config, job.request.options, job.targets
     costs = job.costs
@@ -141,28 +129,77 @@ def announce(job: InferJob, progress: Progress) -> None:
 
 
 def concluded(summary: Summary, job: InferJob, progress: Progress) -> Summary:
-    """Return the summary of a run with the errors of its inputs, and log it.
-
-    Args:
-        summary: Summary of the folds.
-        job: The job.
-        progress: Progress with the log of the run.
-    """
+    """Return the summary of a run with the errors of its inputs, and log it."""
     summary = replace(summary, failed=(*(("", str(error)) for error in job.errors), *summary.failed))
     progress.log.append(summary.counts())
     return summary
 
 
 def open_log(log: RunLog, folder: Path, what: str) -> None:
-    """Begin the log of a run in its folder.
-
-    Args:
-        log: Log of the run.
-        folder: The results folder.
-        what: Targets and device of the run.
-    """
+    """Begin the log of a run in its folder, with ``what``, its targets and device."""
     log.open(folder / LOG)
     log.append(f"fastfold {__version__}, PyTorch {version('torch')}: {what}")
+
+
+class RunResults:
+    """Results of a run so far by target, with the folder's tables and page.
+
+    ``errors`` are those of records that cannot be read; ``skipped`` targets were finished before.
+    """
+
+    def __init__(self, folder: ResultsFolder, progress: Progress, errors: Iterable[InputError]) -> None:
+        self.folder, self.progress = folder, progress
+        self.folded: list[str] = []
+        self.skipped: list[str] = []
+        self.failed: list[tuple[str, str]] = []
+        self.summary, self._failures = SummaryFile(folder), FailuresFile(folder)
+        self._predictions: dict[str, tuple[str, ...]] = {}
+        self._failures.add_records(errors)
+
+    def add(self, target: str, predictions: tuple[str, ...], *, made: bool) -> None:
+        """Add a target with the ``id`` of its predictions, folded in this run if ``made``."""
+        self._failures.remove(target)
+        self._predictions[target] = predictions
+        (self.folded if made else self.skipped).append(target)
+
+    def fail(self, target: str, reason: str, cost: float) -> None:
+        """Add and report a failed target, whose cost is skipped."""
+        self.failed.append((target, reason))
+        self.progress.skip(cost)
+        self.progress.line(f"error: {reason}", important=True)
+        self._failures.add(target, reason)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Write the tables also if an error stops the run inside."""
+        try:
+            yield
+        except BaseException:
+            with suppress(WriteError):  # the error that stopped the run is reported
+                self.summary.flush()
+                self._failures.flush()
+            raise
+
+    def finish(self, *, has_page: bool) -> Summary:
+        """Write the tables and, if there is something to show, the page.
+
+        Raises:
+            WriteError: The disk is full or read-only.
+        """
+        failed = self._written(self.summary.flush) + self._written(self._failures.flush)
+        if has_page and (self.folded or not (self.folder.path / REPORT).exists()):
+            with suppress(InputError):  # nothing to show if all targets failed
+                failed += self._written(partial(write_report, self.folder.path, say=self.progress.line))
+        return Summary(tuple(self.folded), tuple(self.skipped), (*self.failed, *failed), self._predictions)
+
+    def _written(self, write: Callable[[], object]) -> list[tuple[str, str]]:
+        """Write a file, and report an occupied place; return it as a failure without a name."""
+        try:
+            write()
+        except PlaceError as error:
+            self.progress.line(f"error: {error}", important=True)
+            return [("", str(error))]
+        return []
 
 
 def fold_targets(
@@ -174,131 +211,67 @@ def fold_targets(
 ) -> Summary:
     """Fold targets in order, and write the folder's tables and page.
 
-    A failed target does not stop the others.
-
-    Args:
-        runner: Runner with the folder of results.
-        targets: The targets.
-        costs: Cost of each target in the runner's progress.
-        ended: Results of targets that others fold; None to fold them by the runner.
-        errors: Records that cannot be read.
+    A failed target does not stop the others. Costs are those in the runner's progress. ``ended`` are results of targets
+    that others fold; None to fold them by the runner. ``errors`` are those of records that cannot be read.
 
     Raises:
         WriteError: A result cannot be written; names the missing ones.
         WeightsError: A network cannot be loaded.
     """
-    run = _FoldingRun(runner, errors)
-    try:
-        if ended is None:
-            with closing(run.fold(targets, costs)) as own:
-                found = run.conclude_all(targets, own)
-        else:
-            found = run.conclude_all(targets, ended)
-    except BaseException:
-        with suppress(WriteError):  # the error that stopped the run is reported
-            run.summary.flush()
-            run.failures.flush()
-        raise
-    failed = finish_tables(runner.progress, run.summary.flush, run.failures.flush)
-    folder, shows_structures = runner.folder.path, runner.config.embed is None
-    if shows_structures and (found.folded or not (folder / REPORT).exists()):
-        with suppress(InputError):  # nothing to show if all targets failed
-            page = partial(write_report, folder, say=runner.progress.line)
-            failed += finish_tables(runner.progress, page)
-    return replace(found, failed=(*found.failed, *failed))
-
-
-class _FoldingRun:
-    """Run over all targets, with the folder's tables."""
-
-    def __init__(self, runner: TargetRunner, errors: Iterable[InputError]) -> None:
-        self.runner, self.progress = runner, runner.progress
-        self.summary = SummaryFile(runner.folder)
-        self.failures = FailuresFile(runner.folder)
-        self.failures.add_records(errors)
-
-    def fold(self, targets: Sequence[Target], costs: Sequence[float]) -> Generator[Ended, None, None]:
-        """Fold the targets by the runner, those of similar length together."""
-        runner = self.runner
-        lengths = [target.num_residues for target in targets]
-        groups = (
-            [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
-            for group in group_by_length(lengths, runner.options.batch, runner.device)
-        )
-        return runner.fold_groups(groups)
-
-    def conclude_all(self, targets: Sequence[Target], results: Iterable[Ended]) -> Summary:
-        """List results in the tables as they come; a failed target does not stop the others."""
-        folded: list[str] = []
-        skipped: list[str] = []
-        failed: list[tuple[str, str]] = []
-        predictions: dict[str, tuple[str, ...]] = {}
-        runner = self.runner
+    found = RunResults(runner.folder, runner.progress, errors)
+    with (
+        found.kept(),
+        closing(_fold(runner, targets, costs)) if ended is None else nullcontext(ended) as results,
+    ):
         for work, result in results:
-            target = work.target
-            try:
-                found = _raised(result)
-                self.summary.update(found.results)
-                if runner.options.reference is not None:
-                    report_comparison(
-                        self.progress, found.results, target, work.label, runner.options.reference
-                    )
-            except PlaceError as error:  # other targets can be written
-                failed.append(self._failed(target, work.cost, error))
-                continue
-            except WriteError as error:
-                done = {*folded, *skipped, *(name for name, _ in failed)}
-                left = [t.name for t in targets if t.name not in done]
-                more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-                raise WriteError(
-                    f"{error}. The run ends here; finished results are kept, not finished: "
-                    f"{', '.join(left[:5])}{more}"
-                ) from error
-            except (DistributedFoldError, WeightsError):
-                raise
-            except Exception as error:  # also a bug that one target triggers: the others continue
-                failed.append(self._failed(target, work.cost, error))
-                continue
-            self.failures.remove(target.name)
-            (folded if found.made else skipped).append(target.name)
-            predictions[target.name] = found.predictions
-        return Summary(tuple(folded), tuple(skipped), tuple(failed), predictions)
-
-    def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
-        text = reason(error, target)
-        self.progress.skip(cost)
-        self.progress.line(f"error: {text}", important=True)
-        self.failures.add(target.name, text)
-        if debugging():
-            self.progress.line("".join(traceback.format_exception(error)), important=True)
-        return target.name, text
+            _conclude(runner, targets, work, result, found)
+    return found.finish(has_page=runner.config.embed is None)  # a page shows structures
 
 
-def _raised(result: FoldedTarget | Exception) -> FoldedTarget:
-    """Return the result of a target, or raise its error."""
-    if isinstance(result, Exception):
-        raise result
-    return result
+def _fold(
+    runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]
+) -> Generator[Ended, None, None]:
+    lengths = [target.num_residues for target in targets]
+    groups = (
+        [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
+        for group in group_by_length(lengths, runner.options.batch, runner.device)
+    )
+    return runner.fold_groups(groups)
 
 
-def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tuple[str, str]]:
-    """Write the tables of a finished run; return errors about occupied places.
+def _conclude(
+    runner: TargetRunner,
+    targets: Sequence[Target],
+    work: TargetWork,
+    result: FoldedTarget | Exception,
+    found: RunResults,
+) -> None:
+    """Add the result of a target, or its error unless it stops the run."""
+    target, reference = work.target, runner.options.reference
+    try:
+        if isinstance(result, Exception):
+            raise result
+        found.summary.update(result.results)
+        if reference is not None:
+            report_comparison(runner.progress, result.results, target, work.label, reference)
+    except PlaceError as error:  # other targets can be written
+        _fail(target, work.cost, error, found)
+    except WriteError as error:
+        done = {*found.folded, *found.skipped, *(name for name, _ in found.failed)}
+        left = [t.name for t in targets if t.name not in done]
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        raise WriteError(
+            f"{error}. The run ends here; finished results are kept, not finished: {', '.join(left[:5])}{more}"
+        ) from error
+    except (DistributedFoldError, WeightsError):
+        raise
+    except Exception as error:  # also a bug that one target triggers: the others continue
+        _fail(target, work.cost, error, found)
+    else:
+        found.add(target.name, result.predictions, made=result.made)
 
-    Args:
-        progress: Output of the errors.
-        writers: Each writes one table.
 
-    Returns:
-        An empty name and the reason for each failure.
-
-    Raises:
-        WriteError: The disk is full or read-only.
-    """
-    failed = []
-    for write in writers:
-        try:
-            write()
-        except PlaceError as error:
-            failed.append(("", str(error)))
-            progress.line(f"error: {error}", important=True)
-    return failed
+def _fail(target: Target, cost: float, error: Exception, found: RunResults) -> None:
+    found.fail(target.name, reason(error, target), cost)
+    if debugging():
+        found.progress.line("".join(traceback.format_exception(error)), important=True)

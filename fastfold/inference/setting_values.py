@@ -40,11 +40,7 @@ def structure_path(text: str) -> Path:
 
 
 def parse_device(text: str) -> str:
-    """Return the name of a device.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return the name of a device, or raise ConfigError."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
         raise ConfigError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
     return text
@@ -67,11 +63,7 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
-
-    Raises:
-        ConfigError: The text has another form; names the wrong part.
-    """
+    """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``; a ConfigError names the wrong part."""
     seeds: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
@@ -89,11 +81,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_max_msa(text: str) -> tuple[int, int]:
-    """Parse numbers of rows written as ``512:1024``: cluster centres and extra MSA.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Parse numbers of rows, clusters and extra MSA, written as ``512:1024``, or raise ConfigError."""
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
     if found is None:
         raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
@@ -116,11 +104,7 @@ def check_max_msa(value: Any) -> tuple[int, int]:
 
 
 def parse_parallel(text: str | None) -> int:
-    """Parse the number of processes written as ``dap=4``; None is one process.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Parse the number of processes written as ``dap=4`` (None is one), or raise ConfigError."""
     name, _, number = str(text or "dap=1").partition("=")
     if name != "dap" or not number.isascii() or not number.isdigit():
         raise ConfigError(

@@ -19,7 +19,6 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.files import write_bioemu
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
@@ -36,16 +35,13 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
-    Wanted,
-    WantedEmbedding,
     coverage_title,
     draw_missing_coverage,
     draw_plot,
     find_coverage,
     ranking_scores,
     stops,
-    write_embedding,
-    write_prediction,
+    write_result,
 )
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
@@ -115,36 +111,13 @@ class TargetRunner:
                 f"warning: no plots are drawn: they need {missing('matplotlib')}", important=True
             )
 
-    def fold(self, target: Target, label: str, cost: float) -> FoldedTarget:
-        """Fold and write one target.
-
-        Args:
-            target: The target.
-            label: Name of the target in messages.
-            cost: Cost of the target in the progress.
-        """
-        (found,) = self.fold_group([TargetWork(target, label, cost)])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
     def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
-        """Fold and write several targets, with predictions by one network in shared passes.
-
-        Args:
-            group: The targets.
-
-        Returns:
-            Result of each target, or its error.
-        """
+        """Fold several targets in shared passes; return the result of each, or its error."""
         found = dict(self.fold_groups([group]))
         return [found[work] for work in group]
 
     def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
-        """Fold and write groups of targets, and draw and relax them while the next groups fold.
-
-        Args:
-            groups: Groups of targets with predictions in shared passes.
+        """Fold groups of targets, and draw and relax them while the next groups fold.
 
         Yields:
             Each target with its result or its error, in the order in which they are finished.
@@ -212,13 +185,8 @@ class TargetRunner:
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
         """Draw and relax the predictions of a target that a runner with ``leaves_rest`` has folded.
 
-        Args:
-            target: The target.
-            predictions: The ``id`` of each requested prediction.
-            made: True if the fold added a file.
-
-        Returns:
-            True if a file was added.
+        Predictions are given by their ``id``, and ``made`` tells if the fold added a file. Return True if one was
+        added.
         """
         results = self.folder.target(target)
         schedule: Schedule[str, bool] = Schedule(self._batches, None)
@@ -261,14 +229,13 @@ class TargetRunner:
         self,
         results: TargetResults,
         job: PredictionJob,
-        wanted: Wanted | WantedEmbedding,
+        wanted: set[str],
         prepare: Callable[[], _Prepared],
         cost: float,
     ) -> Generator[Awaited, Any, tuple[PredictionRecord | None, bool]]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
         found = None if self.options.overwrite else results.find(job.id)
-        missing = None if found is None else wanted.missing(found)
-        if found is not None and missing is not None and missing <= {".png"}:
+        if found is not None and (missing := wanted - found.files.keys()) <= {".png"}:
             self.progress.skip(cost)
             if missing:
                 picture = {".png": draw_plot(results, found)}
@@ -347,10 +314,7 @@ class TargetRunner:
             "peak_memory": None if most is None else round(most / 2**20),
         }
         files = {} if job.sample is None else job.sample.files()
-        if isinstance(found, Embedding):
-            record = write_embedding(results, job.record, found, took, self.config, more=files)
-        else:
-            made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+        if isinstance(found, Prediction):
             picture: Future[bytes] | None = None
             if self.config.plots:
                 picture = yield Start(BackgroundWork(confidence_png, (), found.plot_arguments()))
@@ -358,7 +322,8 @@ class TargetRunner:
             files = {**found.files(plots=False, output_format=results.parent.style), **files}
             if picture is not None:
                 files[".png"] = yield picture
-            record = write_prediction(results, made, found, took, self.config, files=files)
+        made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
+        record = write_result(results, made, found, took, self.config, files=files)
         state.remove()
         return record
 
@@ -422,8 +387,7 @@ class TargetRunner:
 def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
     """Fold and write targets of several runners, with predictions by one network in shared passes.
 
-    Args:
-        group: Targets, each with the runner of its folder; the runners have the same networks.
+    Each target comes with the runner of its folder; the runners have the same networks.
 
     Yields:
         Each target with its result or its error, in the order in which they are finished.

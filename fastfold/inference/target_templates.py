@@ -56,12 +56,9 @@ class TargetTemplates:
 
 
 def takes_templates(config: Any, target: Target, *, are_whole: bool = False) -> bool:
-    """Return True if a network uses templates of a target, also of a complex if it is one.
+    """Return True if a network, by its configuration tree, uses templates of a target.
 
-    Args:
-        config: Configuration tree of the network.
-        target: The target.
-        are_whole: True for templates that span all chains, which monomer networks use as well.
+    ``are_whole`` is True for templates that span all chains, which monomer networks use as well.
     """
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
     return enabled and (is_multimer(config) or not target.is_complex or are_whole)
@@ -74,14 +71,7 @@ def find_templates(
     networks: Sequence[Network],
     msa_dir: Path | None,
 ) -> TargetTemplates | None:
-    """Find a target's templates for the networks that use them.
-
-    Args:
-        finder: Finder of templates; None if none were requested.
-        target: The target.
-        alignments: Alignments of each chain.
-        networks: Networks that fold the target.
-        msa_dir: Folder of alignments, which may contain hits.
+    """Find a target's templates for the networks that use them, and unused hits in ``msa_dir``.
 
     Returns:
         The templates, or only lines if none are used; None without either.

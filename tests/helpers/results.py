@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
-from fastfold.inference.design.results.film import film_pdb
+from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface import ChainConfidence

@@ -29,13 +29,12 @@ from fastfold.inference.design.optimise import (
     optimise,
     schedule,
 )
-from fastfold.inference.design.results.film import film_pdb
 from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import touching
 from fastfold.inference.design.results.program import SequenceProgram
 from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
-from fastfold.inference.design.saved import design_identity, load_state, save_state
+from fastfold.inference.design.saved import design_identity, film_pdb, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory

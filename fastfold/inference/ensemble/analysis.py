@@ -57,11 +57,8 @@ def analyse(
 ) -> Analysis:
     """Analyse an ensemble; needs the package scikit-learn.
 
-    Args:
-        ensemble: The ensemble.
-        similarity: Clusters are joined while the mean TM-score of their pairs is at least this.
-        num_clusters: Number of clusters instead; None to follow ``similarity``.
-        references: Structure files of known states.
+    Clusters are joined while the mean TM-score of their pairs is at least ``similarity``, or down to ``num_clusters``.
+    ``references`` are structure files of known states.
 
     Raises:
         InputError: A reference cannot be read, or has no residue in common with the target.

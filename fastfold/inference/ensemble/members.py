@@ -79,10 +79,8 @@ class Ensemble:
 def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: float = 0.0) -> list[Ensemble]:
     """Read the ensembles of a folder of results, one per target with at least three predictions.
 
-    Args:
-        directory: The folder.
-        target: Name of one target, by its record or its files; None for all.
-        min_plddt: Predictions of lower mean pLDDT are left out.
+    ``target`` is the name of one target, by its record or its files; None for all. Predictions of lower mean pLDDT are
+    left out.
 
     Raises:
         InputError: The folder or a structure cannot be read, or no target has enough predictions.

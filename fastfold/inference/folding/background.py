@@ -44,23 +44,17 @@ class BackgroundWork(NamedTuple):
 
 
 def count_processes(targets: int, cores: int, memory: int) -> int:
-    """Return the number of processes that relax targets while others fold.
+    """Return the number of processes that relax targets while others fold on the same cores.
 
-    Args:
-        targets: Number of targets.
-        cores: Cores of this process, which the folds use first.
-        memory: Free bytes of the host; relaxation may take an eighth.
+    ``memory`` are the free bytes of the host. Relaxation may take an eighth of them.
     """
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
 
 
 def start_ahead(config: InferConfig) -> None:
-    """Import the modules of a fold's background processes while this process imports PyTorch, where possible.
+    """Import a fold's background modules while this process imports PyTorch, where possible.
 
     A program that has imported PyTorch starts no server of workers, because it may need its own.
-
-    Args:
-        config: Settings of the fold.
     """
     modules = _needed_modules(config)
     if modules and "torch" not in sys.modules:
@@ -69,13 +63,7 @@ def start_ahead(config: InferConfig) -> None:
 
 @contextlib.contextmanager
 def open_background(config: InferConfig, device: torch.device, targets: int) -> Iterator[Background | None]:
-    """Start processes for the plots and relaxation of a run, and end them; None if it needs neither.
-
-    Args:
-        config: Settings of the fold.
-        device: Device of the folds.
-        targets: Number of targets.
-    """
+    """Yield processes for the plots and relaxation of a run; None if it needs neither."""
     modules = _needed_modules(config)
     if not modules:
         yield None
@@ -105,12 +93,8 @@ def _needed_modules(config: InferConfig) -> tuple[str, ...]:
 class Background:
     """Processes that call functions, with lower priority than folds, started at once.
 
-    Errors of calls are raised by the results. A call whose process ends is repeated once in another one. If no process
-    can start, calls run in threads of this one.
-
-    Args:
-        modules: Modules that each process imports while it waits.
-        processes: Number of processes.
+    Each imports ``modules`` while it waits. Errors of calls are raised by the results. A call whose process ends is
+    repeated once in another one. If no process can start, calls run in threads of this one.
     """
 
     def __init__(self, modules: Sequence[str] = (), processes: int = 1) -> None:

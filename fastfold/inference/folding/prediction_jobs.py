@@ -15,7 +15,8 @@ from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.models import Network
-from fastfold.inference.output.writer import Wanted, WantedEmbedding, run_record, target_digest
+from fastfold.inference.output.file_names import COLABFOLD_SCORES
+from fastfold.inference.output.writer import run_record, target_digest
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 
 
@@ -38,21 +39,21 @@ class PredictionJob:
         """Identifier of the prediction in the results folder."""
         return str(self.record["input_hash"])
 
-    def wanted(
-        self, target: Target, config: InferConfig, output_format: FolderFormat
-    ) -> Wanted | WantedEmbedding:
-        """Return the requested files of the prediction."""
+    def wanted(self, target: Target, config: InferConfig, output_format: FolderFormat) -> set[str]:
+        """Return the endings of the requested files of the prediction."""
         if config.embed is not None:
-            return WantedEmbedding(config.embed.ending)
+            return {config.embed.ending, "_config.json"}
         heads = self.network.info.config.model.heads
-        return Wanted(
-            plots=config.plots,
-            pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
-            representations=config.save_representations,
-            recycles=config.save_recycles,
-            distogram=config.save_distogram,
-            colabfold=output_format == "colabfold",
-        )
+        optional = {
+            ".png": config.plots,
+            "_pae.json": keeps_pae(target.num_residues, config.pae) and heads.predicted_aligned_error.weight,
+            "_representations.npz": config.save_representations,
+            "_r0.pdb": config.save_recycles,
+            "_distogram.npz": config.save_distogram,
+            COLABFOLD_SCORES: output_format == "colabfold",
+        }
+        chosen = {ending for ending, is_wanted in optional.items() if is_wanted}
+        return {".cif", "_scores.json", "_config.json"} | chosen
 
 
 def prediction_jobs(

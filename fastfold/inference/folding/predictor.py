@@ -21,7 +21,7 @@ from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
-from fastfold.inference.folding.network import OnCycle, represent, run_network
+from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import TargetFold, fold
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -48,16 +48,8 @@ class TargetPredictor:
     anyway, which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds, and
     back afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
 
-    Args:
-        target: The target.
-        models: The networks.
-        alignments: Alignments per chain.
-        config: Settings of the fold.
-        device: Device of the fold.
-        templates: Templates of its chains, for the networks that use them; None for no templates.
-        say: Called with lines.
-        distributed: Runs the networks on several processes; None for this one.
-        graph: CUDA graph of earlier targets; None for no graph yet.
+    Alignments are per chain. ``templates`` are for the networks that use them. ``distributed`` runs the networks on
+    several processes, and ``graph`` is that of earlier targets.
 
     Raises:
         InputError: The initial guess is invalid, or the target exceeds the memory.
@@ -84,8 +76,10 @@ class TargetPredictor:
             self._graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self.say, self._distributed = device, say, distributed
-        self._run = run_network if distributed is None else distributed.run
-        self._represent = represent if distributed is None else distributed.represent
+        self._run: RunNetwork = run_network
+        self._represent: Represent = represent
+        if distributed is not None:
+            self._run, self._represent = (partial(distributed.run, one) for one in (run_network, represent))
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(self._shows(model) for model in models):
@@ -166,12 +160,8 @@ class TargetPredictor:
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
-        Args:
-            model: The network.
-            seed: Random seed.
-            on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-            state: Saves the state after each pass; None to save nothing.
-            sample: Sample of the target for this seed; None for the target's own alignments.
+        ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`. ``state``, if given, saves the state
+        after each pass. Without a sample, the network sees the target's own alignments.
 
         Raises:
             InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.

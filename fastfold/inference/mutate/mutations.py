@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -179,13 +179,7 @@ class MutantAlignments(Sequence[ChainMsas]):
     def __len__(self) -> int:
         return len(self.new)
 
-    @overload
-    def __getitem__(self, index: int) -> ChainMsas: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ChainMsas]: ...
-
-    def __getitem__(self, index: int | slice) -> ChainMsas | Sequence[ChainMsas]:
+    def __getitem__(self, index: Any) -> Any:
         """Return the alignments of a chain, with the mutant in the query's row."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]

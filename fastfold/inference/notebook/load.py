@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,10 @@ def _confidence(interfaces: Mapping[str, Any], number: int) -> ChainConfidence |
         names = [chain_name(i) for i in range(number)]
         ptm = [float(interfaces["chains"][name]["ptm"]) for name in names]
         pairs = {score: np.zeros((number, number)) for score in ("iptm", "actifptm")}
-        for i in range(number):
-            for j in range(i + 1, number):
-                pair = interfaces["pairs"][f"{names[i]}-{names[j]}"]
-                for score, values in pairs.items():
-                    values[i, j] = values[j, i] = np.nan if pair[score] is None else float(pair[score])
+        for i, j in itertools.combinations(range(number), 2):
+            pair = interfaces["pairs"][f"{names[i]}-{names[j]}"]
+            for score, values in pairs.items():
+                values[i, j] = values[j, i] = np.nan if pair[score] is None else float(pair[score])
         has_actifptm = interfaces.get("actifptm") is not None
         if number < 2 or np.isnan(pairs["iptm"]).any():
             return None

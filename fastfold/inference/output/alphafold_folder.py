@@ -19,11 +19,8 @@ _LISTING = "alphafold_files.txt"  #: Record that lists the names of the files in
 def write_alphafold_folder(results: TargetResults) -> None:
     """Write ``ranked_0.pdb``, ``ranking_debug.json`` and the best prediction's aligned error of a target.
 
-    The folder has the name of the target's files. Its earlier files are replaced; a folder of another origin is left
-    unchanged.
-
-    Args:
-        results: Predictions of the target, in a results folder with ColabFold's names.
+    The results have ColabFold's names, and the folder the name of the target's files. Its earlier files are replaced; a
+    folder of another origin is left unchanged.
 
     Raises:
         PlaceError: A file or folder of another origin has the folder's name.
@@ -52,11 +49,7 @@ def write_alphafold_folder(results: TargetResults) -> None:
 
 
 def ranking_debug(records: list[PredictionRecord]) -> dict[str, object]:
-    """Return the content of AlphaFold's ``ranking_debug.json``: scores by prediction, and their order.
-
-    Args:
-        records: Predictions of a target, best first.
-    """
+    """Return the content of AlphaFold's ``ranking_debug.json`` for predictions, best first."""
     named = dict(zip(_names(records), records, strict=True))
     scores = {name: record.scores for name, record in named.items()}
     if any(one.get("iptm") is None or one.get("ptm") is None for one in scores.values()):

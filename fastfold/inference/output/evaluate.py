@@ -22,18 +22,10 @@ _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
 
 def find_reference(reference: Path, name: str) -> Path | None:
-    """Find the experimental structure of a target.
+    """Return the experimental structure of a target; None if a folder has none of that name.
 
-    Args:
-        reference: Structure file for every target, or a folder of files named ``<target>.pdb``, ``<target>.cif`` and so
-            on, also compressed (``.gz``).
-        name: Name of the target.
-
-    Returns:
-        The file; None if the folder has none of that name.
-
-    Raises:
-        InputError: ``reference`` does not exist.
+    ``reference`` is the structure of every target, or a folder of files named ``<target>.pdb``, ``<target>.cif`` and so
+    on, also compressed (``.gz``). An InputError tells that it does not exist.
     """
     if reference.is_file():
         return reference
@@ -54,12 +46,6 @@ def compare_target(
 
     ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
     reference; or ``not_comparable``, the reason, if the reference and the target do not share a residue.
-
-    Args:
-        output: Folder of the results.
-        name: Name of the target.
-        reference: Structure file.
-        output_format: Style of the file names.
 
     Returns:
         Scores by prediction, the best ranked first, and the reason why there are none, else an empty text.

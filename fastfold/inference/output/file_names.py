@@ -28,14 +28,9 @@ _COLABFOLD = re.compile(
 def prediction_key(
     network: str, seed: int, output_format: OutputFormat = "fastfold", *, sample: str | None = None
 ) -> str:
-    """Return network, seed and sample as they occur in file names.
+    """Return network, seed and sample, if any (``columns_003``), as in file names.
 
-    Args:
-        network: Name of the network.
-        seed: Random seed.
-        sample: Method and number of the sample, ``columns_003``, which follow the seed; None for no sample.
-        output_format: ``fastfold`` for ``model_1_multimer_v3_seed_0``, ``colabfold`` for
-            ``alphafold2_multimer_v3_model_1_seed_000``.
+    They are ``model_1_multimer_v3_seed_0``, or ``alphafold2_multimer_v3_model_1_seed_000`` as ``colabfold``.
     """
     name, tail = safe_stem(network), "" if sample is None else f"_{sample}"
     if output_format == "fastfold":
@@ -45,11 +40,7 @@ def prediction_key(
 
 
 def sample_label(sample: Mapping[str, Any]) -> str:
-    """Return method and number of a sample as in file names, ``columns_003``.
-
-    Args:
-        sample: The sample in JSON's types (:attr:`fastfold.inference.ensemble.samples.Sample.record`).
-    """
+    """Return method and number of a sample in JSON's types as in file names, ``columns_003``."""
     return f"{sample['method']}_{sample['number']:03d}"
 
 

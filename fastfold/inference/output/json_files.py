@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
+
+_LARGEST = 1e300
 
 
 def rounded(values: np.ndarray | float | None, digits: int) -> Any:
@@ -18,11 +20,27 @@ def rounded(values: np.ndarray | float | None, digits: int) -> Any:
 
 def rounded_tree(values: Any, digits: int) -> Any:
     """Round every float in dictionaries and lists to ``digits`` decimals."""
+    return map_floats(values, lambda value: round(value, digits))
+
+
+def map_floats(values: Any, function: Callable[[float], Any]) -> Any:
+    """Replace every float in dictionaries and lists by the result of a function."""
     if isinstance(values, dict):
-        return {key: rounded_tree(value, digits) for key, value in values.items()}
+        return {key: map_floats(value, function) for key, value in values.items()}
     if isinstance(values, list):
-        return [rounded_tree(value, digits) for value in values]
-    return round(values, digits) if isinstance(values, float) else values
+        return [map_floats(value, function) for value in values]
+    return function(values) if isinstance(values, float) else values
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a number of a JSON file that is finite, and not True or False."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def mapping_of(values: Any, key: str) -> dict[str, Any]:
+    """Return a mapping in the content of a file, which may come from anywhere; empty for anything else."""
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, dict) else {}
 
 
 def lines_json(values: Mapping[str, Any]) -> str:
@@ -46,9 +64,6 @@ def pae_json(pae: np.ndarray, max_pae: float) -> bytes:
     Args:
         pae: ``[N, N]`` float, finite, nonnegative, in Å.
         max_pae: Largest error that the network can predict, in Å (31.75 for AlphaFold's networks).
-
-    Returns:
-        Contents of the file.
     """
     end = json.dumps(round(float(max_pae), 4), allow_nan=False).encode("ascii")
     return b'[{"predicted_aligned_error":' + _matrix(pae) + b',"max_predicted_aligned_error":' + end + b"}]\n"

@@ -48,9 +48,9 @@ def confidence_png(
         numbers: ``[N]`` int, residue numbers; None for 1, 2 and so on in each chain.
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
-        title: Text above the plot.
-        ptm: Score in the title.
-        iptm: Score in the title.
+        title: Text above the plot, followed by the scores.
+        ptm: 0 to 1.
+        iptm: 0 to 1.
 
     Returns:
         PNG file, the same bytes for the same input and matplotlib version.
@@ -74,12 +74,8 @@ def confidence_png(
 def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
     """Draw the number of alignment rows that cover each residue, by identity to the query.
 
-    Args:
-        coverage: See :func:`fastfold.data.msa.coverage.alignment_coverage`.
-        title: Text above the plot.
-
-    Returns:
-        PNG file, the same bytes for the same input and matplotlib version.
+    The PNG file of a coverage (:func:`fastfold.data.msa.coverage.alignment_coverage`) has the same bytes for the same
+    matplotlib version.
     """
     lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]
     depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most similar rows at the bottom
@@ -104,16 +100,9 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
 def trajectory_png(
     loss: Sequence[float], plddt: Sequence[float], stages: Sequence[str], *, title: str = ""
 ) -> bytes:
-    """Draw loss and mean pLDDT of the steps of a design.
+    """Draw loss and mean pLDDT (0 to 100) of a design's steps, with their stages.
 
-    Args:
-        loss: Of each step.
-        plddt: Of each step, 0 to 100.
-        stages: Name of the stage of each step.
-        title: Text above the plot.
-
-    Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
+    The PNG file has the same bytes for the same input and matplotlib version.
     """
     steps = np.arange(1, len(loss) + 1)
     with figure_in_style(12.6, 4.8, [title], [1, 1]) as (figure, axes):
@@ -197,15 +186,10 @@ def figure_in_style(
     rows: int = 1,
     margins: Margins | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure in the style of all plots, and its axes from left to right, or from top to bottom.
+    """Yield a figure in the style of all plots, and its axes by column or row.
 
-    Args:
-        width: In inches.
-        height: In inches.
-        title: Lines above the panels.
-        panels: Relative widths of the panels of a row.
-        rows: Number of rows.
-        margins: Space around the panels of one row; None to fit it to labels.
+    Sizes are in inches. ``title`` are lines above the panels, and ``panels`` the relative widths of those of a row.
+    Without margins, which are for one row, the space around the panels is fitted to labels.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

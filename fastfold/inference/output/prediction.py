@@ -45,6 +45,11 @@ def multimer_confidence(ptm: float, iptm: float) -> float:
     return 0.8 * iptm + 0.2 * ptm
 
 
+def run_details(model_name: str, seed: int, num_recycles: int | None) -> str:
+    """Describe the run of a network in a structure file."""
+    return f"network {model_name}, seed {seed}, {num_recycles} recycles"
+
+
 def prediction_title(name: str, model_name: str) -> str:
     """Return the title of a prediction's files and plots, in printable ASCII."""
     return re.sub(r"[^ -~]", "?", f"Predicted structure of {name[:100]} by {model_name[:100]}")
@@ -228,17 +233,19 @@ class Prediction:
         Raises:
             OutputError: The structure has no atoms, or a value is not finite.
         """
-        return to_modelcif(
-            self.protein,
-            entry_id=self.name,
-            title=self.title,
-            software_version=__version__,
-            model_name=self.model_name,
-            plddt=self.plddt,
-            ptm=self.ptm,
-            iptm=self.iptm,
-            details=f"network {self.model_name}, seed {self.seed}, {self.num_recycles} recycles",
-        )
+        return to_modelcif(self.protein, software_version=__version__, **self.modelcif_arguments())
+
+    def modelcif_arguments(self) -> dict[str, Any]:
+        """Return what :func:`fastfold.protein.io.modelcif_writer.to_modelcif` tells about a prediction."""
+        return {
+            "entry_id": self.name,
+            "title": self.title,
+            "model_name": self.model_name,
+            "plddt": self.plddt,
+            "ptm": self.ptm,
+            "iptm": self.iptm,
+            "details": run_details(self.model_name, self.seed, self.num_recycles),
+        }
 
     @property
     def title(self) -> str:
@@ -384,13 +391,9 @@ class Prediction:
     ) -> dict[str, str | bytes]:
         """Return the contents of the prediction's files by the ending of their names.
 
-        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``,
-        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz``, ``_distogram.npz``, and ``_r0.pdb``,
+        ``.pdb`` (if the structure exceeds the format, a log line says so), ``.cif``, ``_scores.json``, ``_pae.json``,
+        ``.png``, ``_representations.npz``, ``_distogram.npz``, ``_colabfold.json`` (in that format), and ``_r0.pdb``,
         ``_r1.pdb`` and so on for the passes of the network. Equal predictions give equal bytes.
-
-        Args:
-            plots: Draw the plot.
-            output_format: ``colabfold`` to add ``_colabfold.json``, its scores file.
 
         Raises:
             OutputError: A value is not finite, or the structure has no atoms.

@@ -58,7 +58,6 @@ class RecycleState:
 
     Attributes:
         recycles: Structures of the finished passes, which belong to the state.
-        gather: The argument.
     """
 
     def __init__(
@@ -84,11 +83,7 @@ class RecycleState:
         return partial(_of_rank, self._path, self._given, self._after, self._random)
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
-        """Load the next pass, the last pass, and the recycled tensors; return None if nothing is saved.
-
-        Args:
-            device: Device of the tensors.
-        """
+        """Load the next pass, the last pass, and the recycled tensors; None if nothing is saved."""
         self._started = self._clock()
         kept = self._passes(self._path) | self._passes(self._next)
         everywhere = set.intersection(*(set(cycles) for cycles in self.gather(list(kept))))
@@ -109,12 +104,9 @@ class RecycleState:
         return cycle, limit, found
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
-        """Save the state after a pass that took long enough; a failed write only logs a warning.
+        """Save the state for the next pass (``cycle`` of ``limit``) after one that took long enough.
 
-        Args:
-            cycle: Number of the next pass.
-            limit: Number of the last pass.
-            previous: Recycled tensors for the next pass.
+        A failed write only logs a warning.
         """
         took, self._started = self._clock() - self._started, self._clock()
         if not self.gather(took >= self._after)[0]:

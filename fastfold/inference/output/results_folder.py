@@ -31,6 +31,7 @@ from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
+from fastfold.inference.output.json_files import is_number
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -180,11 +181,7 @@ class TargetResults:
         return sorted((record for record in found if record is not None), key=lambda r: (r.rank, r.key))
 
     def find(self, prediction: str) -> PredictionRecord | None:
-        """Return a finished prediction with unchanged files; None if there is none.
-
-        Args:
-            prediction: The ``id`` of the prediction.
-        """
+        """Return a finished prediction with unchanged files by its ``id``; None if there is none."""
         with self.parent.locked():  # no process renames files meanwhile
             record = _read_record(self.state / f"{prediction}.json")
             if record is None:
@@ -208,11 +205,7 @@ class TargetResults:
 
     @contextlib.contextmanager
     def claimed(self, prediction: str) -> Iterator[bool]:
-        """Yield True if no other process works on a prediction, and keep others away until the end.
-
-        Args:
-            prediction: The ``id`` of the prediction.
-        """
+        """Yield True if no other process works on a prediction, and keep others away meanwhile."""
         path = self.state / f"{prediction}.lock"
         with contextlib.ExitStack() as stack:
             try:
@@ -232,7 +225,7 @@ class TargetResults:
         scores: Mapping[str, Any],
         ranking: Ranking,
     ) -> PredictionRecord:
-        """Add a finished prediction, or files to one, and rank all predictions again.
+        """Add a finished prediction, or files to one, and rank all; return it with its rank.
 
         Args:
             prediction: The ``id`` of the prediction.
@@ -240,9 +233,6 @@ class TargetResults:
             files: Contents by ending.
             scores: Its scores, in JSON's types.
             ranking: Ranks the predictions.
-
-        Returns:
-            The prediction with its rank.
 
         Raises:
             WriteError: A file cannot be written; the folder is unchanged.
@@ -277,13 +267,9 @@ class TargetResults:
         return self.folder / f"{self.stem}{ending}"
 
     def write_shared(self, files: Mapping[str, str | bytes]) -> dict[str, Path]:
-        """Write files of all predictions together, in place of earlier ones; return their paths by ending.
+        """Write files of all predictions together, in place of earlier ones; return their paths.
 
-        Args:
-            files: Contents by ending.
-
-        Raises:
-            WriteError: A file cannot be written.
+        Contents and paths are by ending. A WriteError tells that a file cannot be written.
         """
         with self.parent.locked():
             self._prepare_folder()
@@ -292,13 +278,9 @@ class TargetResults:
         return {ending: self.shared(ending) for ending in files}
 
     def rank(self, ranking: Ranking) -> list[PredictionRecord]:
-        """Rank all predictions, and rename the files whose rank has changed.
+        """Rank all predictions, and rename files whose rank has changed, or raise WriteError.
 
-        Returns:
-            Predictions, the best first; equal ones by name.
-
-        Raises:
-            WriteError: A file cannot be renamed.
+        The predictions are returned best first, equal ones by name.
         """
         with self.parent.locked():
             self._settle()
@@ -306,11 +288,7 @@ class TargetResults:
             return self.records()
 
     def remove(self, predictions: Iterable[str]) -> None:
-        """Remove predictions with their files, on the user's request.
-
-        Args:
-            predictions: Values of ``id``.
-        """
+        """Remove predictions, by their ``id``, with their files on the user's request."""
         gone = set(predictions)
         with self.parent.locked():
             self._settle()
@@ -458,7 +436,8 @@ def _read_record(path: Path) -> PredictionRecord | None:
     if any(not _is_entry(entry) for entry in files.values()):
         return None
     for score in _NUMBERS:
-        if not _is_score(scores.get(score)):
+        # A network may lack the score.
+        if scores.get(score) is not None and not is_number(scores[score]):
             raise InputError(
                 f"expected a number as {score} of a prediction's record, found {scores[score]!r:.60}; remove the "
                 "file to make the prediction again",
@@ -467,12 +446,6 @@ def _read_record(path: Path) -> PredictionRecord | None:
     return PredictionRecord(
         found["id"], found["key"], {e: (s, d) for e, (s, d) in files.items()}, scores, rank
     )
-
-
-def _is_score(value: Any) -> bool:
-    """Return True for a finite number, and for None, because a network may lack the score."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (is_number and abs(value) < 1e300)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -1,18 +1,22 @@
-"""``summary.tsv``: one line for each prediction in a results folder."""
+"""Tables of a results folder: ``summary.tsv`` of its predictions, and ``failures.tsv`` of failed targets."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fastfold.errors import PlaceError
+from fastfold.data.targets import safe_stem
+from fastfold.errors import InputError, PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
-from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.atomic_files import output_error, write_atomic
+
+FAILURES = "failures.tsv"  #: Name of the table of failed targets
 
 COLUMNS = (
     "target",
@@ -36,35 +40,16 @@ COLUMNS = (
 ``peak_memory`` in MiB; ``files`` is the common part of the file names, ``sample`` method and number of a sample."""
 
 
-@dataclass
-class SummaryFile:
-    """Table of a results folder, updated target by target.
+class _SharedTable:
+    """Table to which several runs add, by target. Writes are limited so that they take a small part of the time."""
 
-    Writes are limited so that they take a small part of the time.
-    """
-
-    folder: ResultsFolder  #: The results folder
-    _changed: dict[str, TargetResults] = field(default_factory=dict)
-    _next: float = 0.0
-
-    @property
-    def path(self) -> Path:
-        """Path of the table."""
-        return self.folder.path / "summary.tsv"
-
-    def update(self, target: TargetResults) -> None:
-        """Update a target's lines, written now or later; :meth:`flush` reports errors."""
-        self._changed[target.stem] = target
-        if time.monotonic() >= self._next:
-            with contextlib.suppress(PlaceError):
-                self.flush()
+    def __init__(self, folder: ResultsFolder, name: str) -> None:
+        self.folder, self.path = folder, folder.path / name
+        self._changed: dict[str, Any] = {}
+        self._next = 0.0
 
     def flush(self) -> None:
-        """Write the table with all changes.
-
-        Raises:
-            WriteError: The table cannot be written; the old one is unchanged.
-        """
+        """Write the table with all changes, or raise WriteError and leave the old one unchanged."""
         if not self._changed:
             return
         start = time.monotonic()
@@ -75,25 +60,83 @@ class SummaryFile:
                 text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
                 for line in text.splitlines()[1:]:
                     lines.setdefault(line.partition("\t")[0], []).append(line)
-            for stem, target in self._changed.items():
-                lines[stem] = [
-                    _line(stem, record.rank, record.scores, target.name(record, ""))
-                    for record in target.records()
-                ]
-            table = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]
-            write_atomic(self.path, "\n".join(table) + "\n")
+            self._write(lines)
             self._changed.clear()
         end = time.monotonic()
         self._next = end + 20 * (end - start)
 
+    def _change(self, target: str, value: Any) -> None:
+        self._changed[target] = value
+        if time.monotonic() >= self._next:
+            with contextlib.suppress(PlaceError):  # reported by the last flush
+                self.flush()
+
+    def _write(self, lines: dict[str, list[str]]) -> None:
+        """Write the present lines of the targets with the changes."""
+        raise NotImplementedError
+
+
+class SummaryFile(_SharedTable):
+    """Table of a results folder with a line for each prediction."""
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        super().__init__(folder, "summary.tsv")
+
+    def update(self, target: TargetResults) -> None:
+        """Update a target's lines, written now or later; :meth:`flush` reports errors."""
+        self._change(target.stem, target)
+
+    def _write(self, lines: dict[str, list[str]]) -> None:
+        for stem, target in self._changed.items():
+            lines[stem] = [
+                _line(stem, record.rank, record.scores, target.name(record, ""))
+                for record in target.records()
+            ]
+        write_atomic(self.path, _text_of("\t".join(COLUMNS), lines))
+
+
+class FailuresFile(_SharedTable):
+    """Table of a results folder with a line for each failed target; one that is folded later is removed."""
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        super().__init__(folder, FAILURES)
+
+    def add(self, target: str, reason: str) -> None:
+        """Add a target with the reason, written now or later, replacing its earlier line."""
+        self._change(target, [f"{target}\t{' '.join(reason.split())}"])
+
+    def add_records(self, errors: Iterable[InputError]) -> None:
+        """Add records that cannot be read, by the names that their targets would have."""
+        for error in errors:
+            if error.record:
+                self.add(safe_stem(error.record), str(error))
+
+    def remove(self, target: str) -> None:
+        """Remove a folded target with the next :meth:`flush`, and the table if it has no lines."""
+        self._changed[target] = None
+
+    def _write(self, lines: dict[str, list[str]]) -> None:
+        before = dict(lines)
+        for target, changed in self._changed.items():
+            lines.pop(target, None)
+            if changed is not None:
+                lines[target] = changed
+        if not lines:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                kind = IsADirectoryError(errno.EISDIR, "") if self.path.is_dir() else error
+                raise output_error(self.path, "remove", kind) from error
+        elif lines != before:
+            write_atomic(self.path, _text_of("target\treason", lines))
+
+
+def _text_of(head: str, lines: Mapping[str, Sequence[str]]) -> str:
+    return "".join(f"{line}\n" for line in (head, *chain.from_iterable(lines.values())))
+
 
 def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of scores: floats with four decimals, None as an empty cell.
-
-    Args:
-        columns: Names of the columns.
-        rows: Values by column.
-    """
+    """Return a table of scores: floats with four decimals, None as an empty cell."""
     cells = (
         [f"{x:.4f}" if isinstance(x, float) else x for x in map(row.__getitem__, columns)] for row in rows
     )

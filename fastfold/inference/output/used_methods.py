@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
+from fastfold.inference.output.json_files import mapping_of
 from fastfold.inference.request import ALIGNMENTS
 from fastfold.utils.text_files import json_object_or_none
 
@@ -30,12 +31,9 @@ def used_methods(directory: Path) -> set[str]:
     """
     found: set[str] = set()
     for config in _objects(_in_folders(directory, "*_config*.json")):
-        weights = config.get("weights")
-        name = str(weights.get("model", "")) if isinstance(weights, dict) else ""
+        name = str(mapping_of(config, "weights").get("model", ""))
         found |= {"alphafold", "multimer"} if "multimer" in name else {"alphafold"}
-        settings = config.get("settings")
-        sample = settings.get("sample") if isinstance(settings, dict) else None
-        method = sample.get("method") if isinstance(sample, dict) else None
+        method = mapping_of(mapping_of(config, "settings"), "sample").get("method")
         found |= {_SAMPLING[method]} if method in _SAMPLING else set()
     if not found:
         raise InputError(
@@ -44,8 +42,7 @@ def used_methods(directory: Path) -> set[str]:
         )
     for record in _objects(directory.glob(f"{ALIGNMENTS}/**/search.json")):
         for entry in record.values():
-            settings = entry.get("settings") if isinstance(entry, dict) else None
-            engine = settings.get("engine") if isinstance(settings, dict) else None
+            engine = mapping_of(entry, "settings").get("engine")
             found |= {_ENGINES[engine]} if engine in _ENGINES else set()
     if any(_in_folders(directory, "*_relaxed*")):
         found.add("openmm")

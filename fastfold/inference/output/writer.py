@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
-from fastfold.inference.output.file_names import COLABFOLD_SCORES
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
@@ -46,13 +44,7 @@ CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose cha
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
-    """Hash the inputs that all predictions of a target share: chains, alignments and further files.
-
-    Args:
-        target: The target.
-        alignments: Its alignments; all rows are read.
-        config: Settings of the fold.
-    """
+    """Hash the inputs that all predictions of a target share: chains, alignments and further files."""
     chains: list[tuple[Any, ...]] = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
     if target.is_cut:
         chains += [chain.regions for chain in target.chains]
@@ -84,18 +76,9 @@ def run_record(
 ) -> dict[str, Any]:
     """Return settings, versions and ``input_hash``, in JSON's types.
 
-    ``input_hash`` is the hash of everything that the results depend on.
-
-    Args:
-        target: The target.
-        alignments: Its alignments.
-        network: Network of the prediction.
-        seed: Random seed.
-        config: Settings of the fold.
-        digest: See :func:`target_digest`.
-        device: Device of the fold; only recorded, because results of other devices are equivalent.
-        templates: Templates used by the network; None if it uses none.
-        sample: Sample of the target; None without sampling.
+    ``input_hash`` is the hash of everything that the results depend on, with the ``digest`` of :func:`target_digest`.
+    The device is only recorded, because results of other devices are equivalent. ``templates`` are those that the
+    network uses, if any.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
@@ -150,49 +133,11 @@ def _template_input(templates: TargetTemplates | None) -> list[Any]:
     ]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Optional files of a prediction, in addition to structure, scores and settings."""
-
-    plots: bool  #: The plot
-    pae: bool  #: Aligned errors of all pairs
-    representations: bool  #: The representations
-    recycles: bool  #: The structure after each pass
-    distogram: bool = False  #: Probabilities of distances
-    colabfold: bool = False  #: ColabFold's scores file
-
-    def missing(self, record: PredictionRecord) -> set[str]:
-        """Return the endings of the requested files that a finished prediction lacks."""
-        asked = {
-            ".cif": True,
-            "_scores.json": True,
-            "_config.json": True,
-            ".png": self.plots,
-            "_pae.json": self.pae,
-        }
-        asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
-        asked["_distogram.npz"] = self.distogram
-        asked[COLABFOLD_SCORES] = self.colabfold
-        return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
-
-
-@dataclass(frozen=True)
-class WantedEmbedding:
-    """Files of an embedding."""
-
-    ending: str  #: Ending of the file of arrays
-
-    def missing(self, record: PredictionRecord) -> set[str]:
-        """Return the endings of the files that a finished embedding lacks."""
-        return {ending for ending in (self.ending, "_config.json") if ending not in record.files}
-
-
 def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the numbers that rank a target's predictions; a missing score ranks last.
 
-    Args:
-        by: See :data:`fastfold.inference.config.RankBy`.
-        scores: Per prediction: ``plddt``, ``ptm``, ``iptm`` and ``has_clash``.
+    ``by`` is one of :data:`fastfold.inference.config.RankBy`, and each prediction has ``plddt``, ``ptm``, ``iptm`` and
+    ``has_clash``.
     """
     if by == "auto":
         by = "plddt" if any(one.get("iptm") is None for one in scores) else "multimer"
@@ -213,68 +158,44 @@ def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> boo
     return (100 * score if target.is_complex else score) >= config.stop_at_score
 
 
-def write_prediction(
+def write_result(
     results: TargetResults,
     record: Mapping[str, Any],
-    prediction: Prediction,
+    found: Prediction | Embedding,
     scores: Mapping[str, Any],
     config: InferConfig,
     *,
     files: Mapping[str, str | bytes],
 ) -> PredictionRecord:
-    """Add a prediction with its files to a target's results, and rank them.
+    """Add a prediction or an embedding to a target's results, and rank them.
 
-    Args:
-        results: Results of the target.
-        record: See :func:`run_record`.
-        prediction: The prediction.
-        scores: Further listed scores: ``seconds`` and ``peak_memory``.
-        config: Settings of the fold.
-        files: Contents of its files by the ending of their names, without the settings.
+    The record is that of :func:`run_record`, ``scores`` are further listed ones (``seconds`` and ``peak_memory``), and
+    ``files`` contents by the ending of their names, without the settings and the arrays of an embedding.
 
     Raises:
-        OutputError: The prediction cannot be written; earlier files are unchanged.
+        OutputError: A file cannot be written; earlier files are unchanged.
     """
+    if isinstance(found, Embedding):
+        embed, key = config.embed or EmbedConfig(), found.key
+        files = {embed.ending: embedding_bytes(found.arrays, found.about, embed.file_format), **files}
+    else:
+        key = found.file_key(results.parent.style)
     settings = {"_config.json": lines_json(dict(record) | {"name": results.stem})}
-    return results.add(
-        record["input_hash"],
-        prediction.file_key(results.parent.style),
-        {**files, **settings},
-        {**listed_scores(prediction), **scores},
-        partial(ranking_scores, config.rank),
-    )
-
-
-def write_embedding(
-    results: TargetResults,
-    record: Mapping[str, Any],
-    embedding: Embedding,
-    scores: Mapping[str, Any],
-    config: InferConfig,
-    *,
-    more: Mapping[str, str | bytes],
-) -> PredictionRecord:
-    """Add an embedding with its files to a target's results; see :func:`write_prediction`.
-
-    Raises:
-        OutputError: The embedding cannot be written.
-    """
-    embed = config.embed or EmbedConfig()
-    files = {embed.ending: embedding_bytes(embedding.arrays, embedding.about, embed.file_format), **more}
-    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
-    listed = {
-        "model": embedding.model_name,
-        "seed": embedding.seed,
-        "sample": embedding.sample_label,
-        "length": sum(map(len, embedding.sequences)),
-        "sequence": ":".join(embedding.sequences),
-    }
+    listed = {**listed_scores(found), **scores}
     ranking = partial(ranking_scores, config.rank)
-    return results.add(record["input_hash"], embedding.key, files, listed | dict(scores), ranking)
+    return results.add(record["input_hash"], key, {**files, **settings}, listed, ranking)
 
 
-def listed_scores(prediction: Prediction) -> dict[str, Any]:
-    """Return the scores by which predictions are ranked and listed, in JSON's types."""
+def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
+    """Return the scores by which results are ranked and listed, in JSON's types."""
+    if isinstance(prediction, Embedding):
+        return {
+            "model": prediction.model_name,
+            "seed": prediction.seed,
+            "sample": prediction.sample_label,
+            "length": sum(map(len, prediction.sequences)),
+            "sequence": ":".join(prediction.sequences),
+        }
 
     def plain(value: float | None) -> float | None:
         return None if value is None else float(value)
@@ -294,13 +215,9 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
 
 
 def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
-    """Draw the plot of a written prediction from its files.
+    """Draw the plot of a written prediction from its files, as PNG.
 
-    Returns:
-        PNG file.
-
-    Raises:
-        InputError: A file of the prediction is damaged.
+    An InputError tells that a file of the prediction is damaged.
     """
     scores = read_scores(results.path(record, "_scores.json"))
     pae = max_pae = None
@@ -322,12 +239,9 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
 
 
 def draw_missing_coverage(results: TargetResults, name: str, *, again: bool = False) -> bool:
-    """Draw the plot of a target's coverage from its file; return True if a plot was written.
+    """Draw the plot of a target's coverage from its file; return True if one was written.
 
-    Args:
-        results: Results of the target.
-        name: Name of the target.
-        again: True to draw an existing plot again.
+    ``again`` draws an existing plot again.
 
     Raises:
         InputError: The file of the coverage is damaged.
@@ -347,12 +261,7 @@ def coverage_title(name: str) -> str:
 
 
 def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, Any] | None:
-    """Return the coverage of a target by its alignments, in JSON's types; None without alignments.
-
-    Args:
-        alignments: Alignments per chain.
-        target: The target.
-    """
+    """Return the coverage of a target by its alignments, in JSON's types; None without any."""
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return None
     found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])

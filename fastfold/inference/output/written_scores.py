@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfold.errors import InputError
+from fastfold.inference.output.json_files import is_number
 from fastfold.protein.labels import numbers_of_ranges
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
@@ -18,15 +19,11 @@ MAX_SCORES_BYTES = 2**26  #: Largest size in bytes of files with scores, setting
 
 _MAX_PAE_BYTES = 2**33
 _LONGEST_NAME = 255
-_LARGEST = 1e300
 _REMEDY = "remove the file to make the prediction again"
 
 
 def check_scores(scores: Any) -> dict[str, Any]:
-    """Return the content of a scores file after checking its required keys.
-
-    Args:
-        scores: Parsed JSON of the file.
+    """Return the parsed content of a scores file after checking its required keys.
 
     Raises:
         ValueError: A key is missing, or its value has another type.
@@ -42,7 +39,7 @@ def check_scores(scores: Any) -> dict[str, Any]:
     sequences, plddt = scores["sequences"], scores["plddt"]
     if not sequences or not all(isinstance(one, str) and one for one in sequences):
         raise ValueError("sequences are not text")
-    if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
+    if len(plddt) != sum(map(len, sequences)) or not all(is_number(one) for one in plddt):
         raise ValueError("plddt is not a number for each residue")
     residue_numbers(scores)
     return scores
@@ -64,13 +61,7 @@ def residue_numbers(scores: Mapping[str, Any]) -> NDArray[np.int32]:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Return the content of a prediction's ``_scores.json``.
-
-    Args:
-        path: Path of the file.
-
-    Returns:
-        Its keys and values; ``ptm`` and ``iptm`` are numbers or None.
+    """Return the content of a prediction's ``_scores.json``; ``ptm`` and ``iptm`` are numbers or None.
 
     Raises:
         InputError: The file cannot be read, or is not a scores file.
@@ -80,7 +71,7 @@ def read_scores(path: Path) -> dict[str, Any]:
     try:
         check_scores(scores)
         for key in ("ptm", "iptm"):
-            if scores.setdefault(key, None) is not None and not _is_number(scores[key]):
+            if scores.setdefault(key, None) is not None and not is_number(scores[key]):
                 raise ValueError(f"{key} is not a number")
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None
@@ -88,17 +79,12 @@ def read_scores(path: Path) -> dict[str, Any]:
 
 
 def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
-    """Return the predicted aligned errors of a file, and their upper limit.
+    """Return aligned errors ``[N, N]`` of a parsed file, and their limit, both in Å.
 
-    Args:
-        found: Parsed JSON of the file, in the format of AlphaFold DB.
-        residues: Number of residues N of the prediction.
-
-    Returns:
-        Array ``(N, N)`` in Å, and the largest error that the network can predict, in Å.
+    The file has the format of AlphaFold DB. The limit is the largest error that the network can predict.
 
     Raises:
-        ValueError: The content is not an aligned error of this size.
+        ValueError: The content is not an aligned error of this number of residues.
     """
     try:
         (table,) = found
@@ -124,7 +110,3 @@ def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
         raise InputError(f"is nested too deeply; {_REMEDY}", path=path) from None
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

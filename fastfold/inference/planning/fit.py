@@ -156,11 +156,8 @@ def check_fit(
 ) -> None:
     """Check that the smallest plan of a target fits the free memory.
 
-    Arguments are those of :func:`fit_target`; ``free`` counts the bytes of the parameters on the device as well, and
-    :func:`plan_target` refuses a plan beyond the budget.
-
-    Raises:
-        InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
+    Arguments and errors are those of :func:`fit_target`; ``free`` counts the bytes of the parameters on the device as
+    well, and :func:`plan_target` refuses a plan beyond the budget.
     """
     size = {"rows": rows, "templates": templates}
     smallest = planner.smallest(residues, **size)

@@ -45,17 +45,7 @@ class RelaxedPrediction:
         Raises:
             OutputError: The minimiser failed (``result.minimized`` is false).
         """
-        made = self.prediction
-        return relaxed_mmcif(
-            self.result,
-            title=self.prediction.title,
-            entry_id=made.name,
-            model_name=made.model_name,
-            plddt=made.plddt,
-            ptm=made.ptm,
-            iptm=made.iptm,
-            details=f"network {made.model_name}, seed {made.seed}, {made.num_recycles} recycles",
-        )
+        return relaxed_mmcif(self.result, **self.prediction.modelcif_arguments())
 
 
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:

@@ -49,21 +49,10 @@ def segments(protein: Protein) -> list[list[int]]:
     expresses them by the numbers.
     """
     present = protein.atom_mask > 0.5
-    runs: list[list[int]] = []
-    last = -1
-    for i in np.flatnonzero(present.any(-1)).tolist():
-        joined = (
-            last >= 0
-            and protein.chain_index[i] == protein.chain_index[last]
-            and protein.residue_index[i] == protein.residue_index[last] + 1
-            and not present[last, _OXT]
-        )
-        if joined:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-        last = i
-    return runs
+    rows = np.flatnonzero(present.any(-1))
+    is_joined = (np.diff(protein.chain_index[rows]) == 0) & (np.diff(protein.residue_index[rows]) == 1)
+    is_joined &= ~present[rows[:-1], _OXT]
+    return [run.tolist() for run in np.split(rows, np.flatnonzero(~is_joined) + 1) if len(run)]
 
 
 def check_relaxable(

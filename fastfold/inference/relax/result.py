@@ -64,7 +64,7 @@ class RelaxResult:
             "restraint_energy_kj_per_mol": _rounded(self.restraint_energy, 2),
             "heavy_atom_rmsd_angstrom": _rounded(self.heavy_atom_rmsd, 4),
             "violating_residues_before": len(self.violations_before),
-            "violating_residues": [_plain(violation) for violation in self.violations],
+            "violating_residues": [{**asdict(one), "kinds": list(one.kinds)} for one in self.violations],
             "rounds": self.rounds,
             "iterations": self.iterations,
             "iteration_limit_reached": self.iteration_limit_reached,
@@ -90,10 +90,6 @@ class RelaxResult:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), digits) + 0.0
-
-
-def _plain(violation: Violation) -> dict[str, Any]:
-    return {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(violation).items()}
 
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from fastfold.errors import InputError
 from fastfold.inference.config import FolderFormat
 from fastfold.inference.output.json_files import lines_json
-from fastfold.inference.output.prediction import prediction_title
+from fastfold.inference.output.prediction import prediction_title, run_details
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
 from fastfold.inference.output.written_scores import read_scores, residue_numbers
 from fastfold.inference.relax.config import RelaxConfig
@@ -61,7 +61,7 @@ def relax_written(
                 plddt=np.array(scores["plddt"]),
                 ptm=scores["ptm"],
                 iptm=scores["iptm"],
-                details=f"network {scores['model']}, seed {scores['seed']}, {scores.get('num_recycles')} recycles",
+                details=run_details(scores["model"], scores["seed"], scores.get("num_recycles")),
             )
     files["_scores.json"] = lines_json(scores | {"relaxation": found})
     return files, found

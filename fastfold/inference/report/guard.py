@@ -28,12 +28,6 @@ def is_regular(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def mapping_of(values: Any, key: str) -> dict[str, Any]:
-    """Return a mapping in the content of a file, which may come from anywhere; empty for anything else."""
-    value = values.get(key) if isinstance(values, Mapping) else None
-    return value if isinstance(value, dict) else {}
-
-
 def check_size(path: Path, limit: int = MAX_SCORES_BYTES) -> Path:
     """Return the path of a file, or raise ValueError if it is larger than a limit in bytes."""
     size = path.stat().st_size

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.inference.output.json_files import is_number, mapping_of
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.guard import check_size, leaving_out, mapping_of
+from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.protein.protein import chain_name
 
 _OF_PAIR = (
@@ -102,6 +102,4 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
 
 
 def _number(value: Any) -> float | int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    return value if is_number(value) else None

@@ -17,7 +17,9 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
+from fastfold.inference.output.json_files import is_number, map_floats, mapping_of
 from fastfold.inference.output.result_archive import ENDING
+from fastfold.inference.output.summary import FAILURES
 from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
@@ -27,7 +29,6 @@ from fastfold.inference.report.guard import (
     check_size,
     is_regular,
     leaving_out,
-    mapping_of,
     numbers_of,
     read_table,
 )
@@ -54,7 +55,6 @@ _LARGEST_SCAN = 2**23
 SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results, which the page shows
 MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
 _OF_MUTANTS = ("dplddt", "dpae", "strain")  #: Columns of that table that the page lists
-FAILURES = "failures.tsv"  #: Table of failed targets in a folder of results
 _SCRIPTS = (
     *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
     *("restraints.js", "design.js", "main.js"),
@@ -244,7 +244,7 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
         **_best_pair(pairs),
-    } | {key: value for key, value in numbers.items() if _is_finite(value)}
+    } | {key: value for key, value in numbers.items() if is_number(value)}
 
 
 def _sample(values: Any) -> dict[str, str]:
@@ -261,10 +261,6 @@ def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:
     best = sort_rows(pairs, SORTED_BY)[0]
     found = {key: best[key] for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
     return {key: round(x, 4) if isinstance(x, float) else x for key, x in found.items() if x is not None}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _detail(
@@ -362,18 +358,14 @@ def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
         and isinstance(depth, list)
         and len(depth) == len(edges) - 1
         and all(isinstance(one, list) and len(one) == sum(lengths) for one in depth)
-        and all(_is_finite(number) for number in (*edges, *(x for one in depth for x in one)))
+        and all(is_number(number) for number in (*edges, *(x for one in depth for x in one)))
         and isinstance(value.get("rows"), list)
     )
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite with None, because JSON cannot represent them."""
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not _is_finite(value) else value
+    """Replace floats that are not finite with None, because JSON cannot represent them."""
+    return map_floats(value, lambda number: number if is_number(number) else None)
 
 
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:

@@ -138,17 +138,13 @@ def _own_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
         raise ValueError("has more cells than the header")
     first = _place(target, cells["chain1"], cells["residue1"])
     second = _place(target, cells["chain2"], cells["residue2"])
-    high = _number("max", cells.get("max", ""), math.inf)
+    high = _number(cells, "max", math.inf)
     if linker := cells.get("crosslinker", ""):
         if linker.upper() not in CROSSLINKERS:
             raise ValueError(f"unknown crosslinker {linker!r}; known: {', '.join(CROSSLINKERS)}, or give max")
         high = min(high, CROSSLINKERS[linker.upper()])
-    weight = _number("weight", cells.get("weight", ""), 1.0)
-    return [
-        _checked(
-            first, second, _number("min", cells.get("min", ""), 0.0), high, weight, cells.get("group", "")
-        )
-    ]
+    low, weight = _number(cells, "min", 0.0), _number(cells, "weight", 1.0)
+    return [_checked(first, second, low, high, weight, cells.get("group", ""))]
 
 
 def _chai_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
@@ -157,8 +153,8 @@ def _chai_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
     kind = cells["connection_type"]
     if kind not in ("contact", "pocket"):
         raise ValueError(f"connection type {kind!r} is not supported; contact and pocket are")
-    low = _number("min_distance_angstrom", cells.get("min_distance_angstrom", ""), 0.0)
-    high = _number("max_distance_angstrom", cells.get("max_distance_angstrom", ""), _CONTACT)
+    low = _number(cells, "min_distance_angstrom", 0.0)
+    high = _number(cells, "max_distance_angstrom", _CONTACT)
     sides = [(cells[f"chain{side}"], cells[f"res_idx{side}"]) for side in "AB"]
     if kind == "pocket":
         chain, _ = sides[0]
@@ -186,7 +182,7 @@ def _boltz_entry(entry: Any, target: Target) -> list[Restraint]:
     ((kind, value),) = entry.items()
     if kind not in ("contact", "pocket") or not isinstance(value, Mapping):
         raise ValueError(f"{kind!r} is not supported; contact and pocket are")
-    high = _number("max_distance", str(value.get("max_distance", "")), _CONTACT if kind == "contact" else 6.0)
+    high = _number(value, "max_distance", _CONTACT if kind == "contact" else 6.0)
     if kind == "contact":
         first, second = (_token(value.get(f"token{i}"), target) for i in (1, 2))
         return [_checked(first, second, 0.0, high, 1.0, "")]
@@ -234,8 +230,8 @@ def _place(target: Target, chain: str, residue: str) -> int:
     return places[number - 1]
 
 
-def _number(name: str, text: str, default: float) -> float:
-    if not text:
+def _number(cells: Mapping[str, Any], name: str, default: float) -> float:
+    if not (text := str(cells.get(name, ""))):
         return default
     try:
         value = float(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
-from fastfold.inference.score.targets import StructureTargets, write_objects
+from fastfold.inference.score.targets import structure_targets, write_objects
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
 from fastfold.utils.atomic_files import write_atomic
@@ -82,7 +81,7 @@ def run_scores(
         """Read the structures, on the first of several processes alone."""
         check_networks(requested_networks(request.weights, options.num_models), protocol)
         structures = write_objects(files, request.output / STRUCTURES)
-        found, errors = StructureTargets(structures, protocol.use, protocol.shows_targets, searches)()
+        found, errors = structure_targets(structures, protocol.use, protocol.shows_targets, searches)
         targets[:] = found if prefix is None else number_targets(found, prefix)
         return list(targets), errors
 
@@ -96,14 +95,12 @@ def run_scores(
 def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
     """Raise ConfigError if a network lacks pTM, or uses no templates although the protocol shows some."""
     for network in networks:
-        model = network.info.config.model
-        if not model.heads.predicted_aligned_error.weight:
+        if not network.info.config.model.heads.predicted_aligned_error.weight:
             raise ConfigError(
                 f"{network.name} does not predict a TM-score, which the scores need; give --weights monomer_ptm, "
                 "multimer, or another network with pTM"
             )
-        takes_templates = model.embeddings_and_evoformer.template.enabled
-        if (protocol.use == "template" or protocol.shows_targets) and not takes_templates:
+        if (protocol.use == "template" or protocol.shows_targets) and not network.takes_templates:
             what, rest = "structures are shown", ", or score with --initial-guess, which suits every network"
             if protocol.shows_targets:
                 what, rest = "--show-target shows chains", ""
@@ -121,11 +118,7 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
     folder = ResultsFolder(output)
     found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
     rows = [row for row in found if row is not None]
-
-    def place(row: dict[str, Any]) -> tuple[float, str]:
-        return math.inf if row["composite"] is None else -row["composite"], row["name"]
-
-    rows.sort(key=place)
+    rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
     path = output / TABLE
     write_atomic(path, score_table(COLUMNS, rows))
     return path

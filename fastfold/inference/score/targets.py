@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,59 +50,51 @@ def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
     return paths
 
 
-@dataclass(frozen=True)
-class StructureTargets:
-    """Reader of structure files, and of folders of them, as targets; see :func:`fastfold.inference.runner.run`.
+def structure_targets(
+    inputs: Sequence[Path], use: Use = "template", shows_targets: bool = False, searches: bool = False
+) -> tuple[list[Target], list[InputError]]:
+    """Read structure files, and folders of them, as targets; return an error for each unreadable file as well.
 
-    Without searches the network sees the sequences alone. Other attributes are those of
+    Without searches the network sees the sequences alone. ``use`` and ``shows_targets`` are those of
     :class:`~fastfold.data.templates.whole.given.GivenStructure`.
     """
+    errors: list[InputError] = []
+    files: list[Path] = []
+    for path in inputs:
+        try:
+            files += structures_inside(path) if path.is_dir() else [path]
+        except InputError as error:
+            errors.append(error)
+    files = list(dict.fromkeys(files))
+    repeated = Counter(map(structure_name, files))
+    found = []
+    for file in files:
+        name = structure_name(file)
+        record = f"{file.resolve().parent.name}_{name}" if repeated[name] > 1 else name
+        try:
+            target = _read_target(file, record, GivenStructure(file.resolve(), use, shows_targets))
+        except InputError as error:
+            errors.append(error)
+            continue
+        if not searches:
+            target = replace(target, alignments=tuple(([], []) for _ in target.chains))
+        found.append(FoundTarget(target, file, 1))
+    return unique_targets(found, errors), errors
 
-    inputs: Sequence[Path]
-    use: Use = "template"
-    shows_targets: bool = False
-    searches: bool = False
 
-    def __call__(self) -> tuple[list[Target], list[InputError]]:
-        """Return the targets, and an error for each file that cannot be read."""
-        errors: list[InputError] = []
-        files: list[Path] = []
-        for path in self.inputs:
-            try:
-                files += structures_inside(path) if path.is_dir() else [path]
-            except InputError as error:
-                errors.append(error)
-        files = list(dict.fromkeys(files))
-        repeated = Counter(map(structure_name, files))
-        found = []
-        for file in files:
-            name = structure_name(file)
-            record = f"{file.resolve().parent.name}_{name}" if repeated[name] > 1 else name
-            try:
-                found.append(FoundTarget(self._target(file, record), file, 1))
-            except InputError as error:
-                errors.append(error)
-        return unique_targets(found, errors), errors
-
-    def _target(self, path: Path, record: str) -> Target:
-        structure = read_structure(path)
-        for chain in structure.chains:
-            if not chain.mask[:, atom_order["CA"]].any():
-                raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
-        chains = make_chains(
-            [chain.sequence for chain in structure.chains],
-            [f"{record}_{chain.chain_id}" for chain in structure.chains],
-        )
-        if len(chains) == 1:
-            chains = (replace(chains[0], record=""),)
-        if self.shows_targets and len(chains) == 1:
-            raise InputError("has one chain; --show-target needs a binder and its target", path=path)
-        return Target(
-            name=record,
-            chains=chains,
-            source=str(path),
-            record=record,
-            warnings=structure.warnings,
-            alignments=None if self.searches else tuple(([], []) for _ in chains),
-            given=GivenStructure(path.resolve(), self.use, self.shows_targets),
-        )
+def _read_target(path: Path, record: str, given: GivenStructure) -> Target:
+    structure = read_structure(path)
+    for chain in structure.chains:
+        if not chain.mask[:, atom_order["CA"]].any():
+            raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
+    chains = make_chains(
+        [chain.sequence for chain in structure.chains],
+        [f"{record}_{chain.chain_id}" for chain in structure.chains],
+    )
+    if len(chains) == 1:
+        chains = (replace(chains[0], record=""),)
+    if given.shows_targets and len(chains) == 1:
+        raise InputError("has one chain; --show-target needs a binder and its target", path=path)
+    return Target(
+        name=record, chains=chains, source=str(path), record=record, warnings=structure.warnings, given=given
+    )

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 from fastfold.data.targets import Target
-from fastfold.errors import ConfigError, InputError, WriteError
+from fastfold.errors import ConfigError
 from fastfold.inference.alignment_search import database_engines, search
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import Progress
-from fastfold.inference.report.write import NAME as REPORT
-from fastfold.inference.report.write import write_report
 from fastfold.inference.request import InferRequest
-from fastfold.inference.runner import Summary, announce, concluded, finish_tables, open_log
-from fastfold.inference.screen.failures import FailuresFile
+from fastfold.inference.runner import RunResults, Summary, announce, concluded, open_log
 from fastfold.inference.screen.job import FoldedJob, Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Scheduler
@@ -67,54 +63,30 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
             open_log(progress.log, folder.path, f"{len(job.targets):,} targets")
-            summary = _Screen(job.targets, costs, folder, progress, job.errors).run(setup)
+            summary = _Screen(job.targets, costs, RunResults(folder, progress, job.errors)).run(setup)
     return concluded(summary, job, progress)
 
 
 class _Screen:
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        costs: Sequence[float],
-        folder: ResultsFolder,
-        progress: Progress,
-        errors: Sequence[InputError],
-    ) -> None:
-        self._targets, self._costs, self._folder, self._progress = targets, costs, folder, progress
-        self._table, self._failures = SummaryFile(folder), FailuresFile(folder)
-        self._failures.add_records(errors)
-        self._folded: list[str] = []
-        self._skipped: list[str] = []
-        self._failed: list[tuple[str, str]] = []
-        self._predictions: dict[str, tuple[str, ...]] = {}
+    def __init__(self, targets: Sequence[Target], costs: Sequence[float], results: RunResults) -> None:
+        self._targets, self._costs, self._results = targets, costs, results
+        self._progress = results.progress
 
     def run(self, setup: Setup) -> Summary:
         rules = setup.rules()
         workers = setup.start()
         self._progress.line(f"{len(self._targets):,} targets, {workers.text}")
-        try:
+        with closing(workers.executor), self._results.kept():
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
             follow = self._rest if workers.are_finished else None
             rules = replace(rules, ahead=max(rules.ahead, 4 * workers.count))
             Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
-        except BaseException:
-            with suppress(WriteError):  # the error that stopped the run is reported
-                self._table.flush()
-                self._failures.flush()
-            raise
-        finally:
-            workers.executor.close()
-        failed = finish_tables(self._progress, self._table.flush, self._failures.flush)
-        if len(self._targets) > MAX_REPORTED:
-            self._progress.line(
-                f"too many targets for an automatic page; fastfold report {self._folder.path} makes it"
-            )
-        elif self._folded or not (self._folder.path / REPORT).exists():
-            with suppress(InputError):  # nothing to show if all targets failed
-                page = partial(write_report, self._folder.path, say=self._progress.line)
-                failed += finish_tables(self._progress, page)
-        everything_failed = (*self._failed, *failed)
-        return Summary(tuple(self._folded), tuple(self._skipped), everything_failed, self._predictions)
+        is_large = len(self._targets) > MAX_REPORTED
+        summary = self._results.finish(has_page=not is_large)
+        if is_large:
+            folder = self._results.folder.path
+            self._progress.line(f"too many targets for an automatic page; fastfold report {folder} makes it")
+        return summary
 
     def _rest(self, job: Job, result: JobResult) -> Job | None:
         """Return the job that draws and relaxes a folded target; None for other jobs."""
@@ -130,24 +102,19 @@ class _Screen:
             if result.status != "done":
                 self._progress.line(f"error: {job.name}: {result.text}", important=True)
             return
-        number = len(self._folded) + len(self._skipped) + len(self._failed) + 1
+        done = self._results
+        number = len(done.folded) + len(done.skipped) + len(done.failed) + 1
         label = f"{number}/{len(self._targets)} {job.name}"
         folded = job.payload if job.kind == "finish" else FoldedJob(job.payload, JobResult("done"))
         target: Target = folded.target
         if result.status == "failed":
-            self._failed.append((target.name, result.text))
-            self._progress.skip(job.cost)
-            self._progress.line(f"error: {result.text}", important=True)
-            self._failures.add(target.name, result.text)
+            done.fail(target.name, result.text, job.cost)
             return
-        self._failures.remove(target.name)
-        self._predictions[target.name] = result.predictions
-        self._table.update(self._folder.target(target))
+        done.summary.update(done.folder.target(target))
+        done.add(target.name, result.predictions, made=result.status != "finished")
         if result.status == "finished":
-            self._skipped.append(target.name)
             self._progress.skip(job.cost)
             self._progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
-        self._folded.append(target.name)
         seconds = folded.result.seconds + result.seconds
         self._progress.step(label, f"{result.text}, {clock(seconds)}", job.cost)

@@ -47,6 +47,5 @@ def compare_shipped(
     expected: dict[str, np.ndarray], device: str = "cpu", precision: str = "fp32"
 ) -> Iterator[RecordedArray]:
     """Yield each recorded array with that of this installation."""
-    asked = {} if precision == "fp32" else {"precision": precision}
-    for name, ours in fold_record(device, **asked).items():
+    for name, ours in fold_record(device, precision).items():
         yield RecordedArray(name, ours, expected[name])

@@ -23,8 +23,8 @@ from fastfold.inference.design.optimise import (
     optimise,
     schedule,
 )
-from fastfold.inference.design.results.film import film_pdb
 from fastfold.inference.design.run import run_designs
+from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.design.task import fixed_backbone, hallucination
 
 SHORT = DesignConfig(soft_steps=2, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=2)

@@ -10,7 +10,6 @@ from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.folding.prediction_jobs import prediction_jobs
 from fastfold.inference.models import requested_networks
-from fastfold.inference.output.writer import WantedEmbedding
 
 TARGET = target_from_sequence("MKVLAAGIT")
 
@@ -29,6 +28,6 @@ def test_each_seed_and_sample_of_a_network_is_a_prediction_of_its_own() -> None:
     assert len({job.id for job in jobs}) == 4
     assert all(job.label.startswith(f"seed {job.seed} ") for job in jobs)
     wanted = jobs[0].wanted(TARGET, config, "colabfold")
-    assert (wanted.plots, wanted.colabfold, wanted.distogram) == (False, True, False)  # type: ignore[union-attr]
+    assert wanted == {".cif", "_scores.json", "_config.json", "_pae.json", "_colabfold.json"}
     embedding = jobs[0].wanted(TARGET, InferConfig(embed=EmbedConfig()), "embeddings")
-    assert isinstance(embedding, WantedEmbedding)
+    assert embedding == {".safetensors", "_config.json"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.inference.design.results.film import film_pdb
+from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.restraints import restraints_of

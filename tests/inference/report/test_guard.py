@@ -19,10 +19,7 @@ from tests.inference.report.test_report import meta_of
 
 HUGE = int("9" * 401)
 
-
-@pytest.fixture(autouse=True)
-def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+pytestmark = pytest.mark.usefixtures("no_viewer")
 
 
 def targets_of(folder: Path, said: list[str]) -> list[str]:

@@ -20,10 +20,7 @@ from tests.helpers.results import helix_prediction
 
 ROW: dict[str, Any] = {"ipsae": 0.6, "rank": 1, "partner_1": "P04637", "pdockq": None}
 
-
-@pytest.fixture(autouse=True)
-def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+pytestmark = pytest.mark.usefixtures("no_viewer")
 
 
 def save(folder: Path, name: str, *lengths: int, config: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -24,10 +24,7 @@ from tests.helpers.results import helix_prediction, save_coverage
 
 HOSTILE = "</script><!--<script>&amp;'\"\u2028\u2029"
 
-
-@pytest.fixture(autouse=True)
-def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+pytestmark = pytest.mark.usefixtures("no_viewer")
 
 
 def unpack(text: str) -> bytes:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import CommandLine
+from tests.helpers.command_line import CommandLine, Outcome
 from tests.inference.runner.inputs import OTHER, SEQUENCE, a3m, stockholm
+
+
+def infer_pair(cli: CommandLine, msas: Path) -> Outcome:
+    """Fold a complex of two chains with the alignments of a folder."""
+    fasta, weights = cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}), [cli.weights("model_1_multimer_v3")]
+    return cli.infer(fasta, "--msa-dir", msas, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +58,7 @@ def test_alignments_of_the_chains_of_a_complex(cli: CommandLine, layout: str):
         path = cli.folder / "msas" / layout.format(chain)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(a3m(sequence, rows))
-    done = cli.infer(
-        cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}),
-        "--msa-dir",
-        cli.folder / "msas",
-        weights=[cli.weights("model_1_multimer_v3")],
-    )
+    done = infer_pair(cli, cli.folder / "msas")
     assert done.code == 0
     assert "7 alignment rows" in done.err
     assert cli.config("pair")["alignment_rows"] == [[4, 0], [3, 0]]
@@ -67,12 +69,7 @@ def test_a_colabfold_alignment_of_a_complex_is_split_into_its_chains(cli: Comman
         f"#10,9\t1,1\n>101\t102\n{SEQUENCE}{OTHER}\n>both\n{SEQUENCE[::-1]}{OTHER[::-1]}\n>only_a\n{SEQUENCE}"
     )
     (cli.folder / "pair.a3m").write_text(text + "-" * 9 + "\n")
-    done = cli.infer(
-        cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}),
-        "--msa-dir",
-        cli.folder,
-        weights=[cli.weights("model_1_multimer_v3")],
-    )
+    done = infer_pair(cli, cli.folder)
     assert done.code == 0
     assert cli.config("pair")["alignment_rows"] == [[1, 2], [0, 2]]
 
@@ -89,12 +86,7 @@ def test_a_target_without_alignment_among_others_is_named(cli: CommandLine):
 
 def test_a_chain_without_alignment_is_named(cli: CommandLine):
     (cli.folder / "pair_A.a3m").write_text(a3m(SEQUENCE))
-    done = cli.infer(
-        cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}),
-        "--msa-dir",
-        cli.folder,
-        weights=[cli.weights("model_1_multimer_v3")],
-    )
+    done = infer_pair(cli, cli.folder)
     assert done.code == 0
     assert "warning: pair: no alignment of chain B" in done.err
     assert "no alignment of chain A" not in done.err

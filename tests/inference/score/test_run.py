@@ -12,7 +12,7 @@ from Bio.PDB import PDBParser
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
 from fastfold.inference.score.run import TEMPLATE_RECYCLES
-from fastfold.inference.score.targets import StructureTargets, write_objects
+from fastfold.inference.score.targets import structure_targets, write_objects
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import CommandLine
@@ -149,10 +149,10 @@ def test_targets_of_files(tmp_path: Path):
         (tmp_path / name).mkdir()
         write_helix(tmp_path / name / "x.pdb", 10)
     (tmp_path / "bad.pdb").write_text("nothing")
-    targets, errors = StructureTargets([tmp_path / "one", tmp_path / "two", tmp_path / "bad.pdb"])()
+    targets, errors = structure_targets([tmp_path / "one", tmp_path / "two", tmp_path / "bad.pdb"])
     assert [target.name for target in targets] == ["one_x", "two_x"]
     assert len(errors) == 1
     assert isinstance(targets[0].given, GivenStructure)
     assert targets[0].alignments == (([], []),)
-    _, errors = StructureTargets([tmp_path / "one"], "initial_guess", shows_targets=True)()
+    _, errors = structure_targets([tmp_path / "one"], "initial_guess", shows_targets=True)
     assert "has one chain" in str(errors[0])

@@ -22,7 +22,7 @@ def test_an_installation_that_folds_otherwise_fails(monkeypatch: pytest.MonkeyPa
     with np.load(RECORD) as archive:
         folded = {name: archive[name] for name in archive.files}
     folded["structure_module/final_atom_positions"] += np.float32(0.02)
-    monkeypatch.setattr(shipped, "fold_record", lambda device: folded)
+    monkeypatch.setattr(shipped, "fold_record", lambda device, precision: folded)
     failed = [found.name for found in verify(RECORD) if not found.passed]
     assert failed == ["structure_module/final_atom_positions"]
 

@@ -1,1 +1,1 @@
-"""Results of designs: folds, filters, sequences of another program, table and film."""
+"""Results of designs: folds, filters, sequences of another program, and table."""

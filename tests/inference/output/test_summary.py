@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.screen.failures import NAME, FailuresFile
+from fastfold.inference.output.summary import FAILURES, FailuresFile
 
 
 def lines(folder: ResultsFolder) -> list[str]:
-    return (folder.path / NAME).read_text().splitlines()
+    return (folder.path / FAILURES).read_text().splitlines()
 
 
 def test_a_failure_is_written_down_at_once_with_its_reason_in_one_line(tmp_path: Path):
@@ -39,11 +39,11 @@ def test_a_target_that_is_folded_leaves_and_an_empty_table_is_removed(tmp_path: 
     assert lines(folder)[1:] == ["T2\tb"]
     table.remove("T2")
     table.flush()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / FAILURES).exists()
 
 
 def test_without_a_failure_there_is_no_table(tmp_path: Path):
     table = FailuresFile(ResultsFolder(tmp_path))
     table.remove("T1")
     table.flush()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / FAILURES).exists()
