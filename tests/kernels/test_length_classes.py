@@ -24,6 +24,7 @@ from benchmarks.kernels.length_classes import (
 )
 from benchmarks.kernels.machine_code import parse, product_loops
 from fastfold.kernels.aot import all_variants
+from fastfold.kernels.common.tuning import configurations
 from tests.conftest import REPOSITORY
 
 # A process of its own, because this one runs Triton's interpreter.
@@ -143,15 +144,21 @@ def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
 def test_attention_has_fewer_instructions_per_score_than_the_rival() -> None:
     """Forward four fifths of them at most, backward no more, in every class.
 
-    Not in float32: there the rival makes fused multiply-adds, and we three products of TF32, which is other work.
+    Not in float32: there the rival makes fused multiply-adds, and we three products of TF32, which is other work. Not
+    where a GPU has timed the configuration: its time has decided.
     """
+    table = configurations()
     found = beside_rival(read(TABLE))
     assert len(found) == 4 * len(LENGTHS) * len(RIVAL)
     for key, (ours, theirs) in found.items():
         if key[2] == "fp32":
             assert theirs.unit == "fma" != ours.unit
             continue
-        aim = 0.8 if key[0] == "attention_forward" else 1.0
+        kernel, _, dtype, chip = key
+        timed = table[kernel].get(chip, {}).get(f"{dtype}_32")
+        if timed is not None and timed.timed_on is not None:
+            continue
+        aim = 0.8 if kernel == "attention_forward" else 1.0
         assert float(ours.per_score) <= aim * float(theirs.per_score), key
 
 
