@@ -51,6 +51,7 @@ class ChunkStore:
         self._changed: set[int] = set()
         self._versions: dict[int, list[int]] = {}
         self._away: list[list[Tensor]] = []
+        self._here: dict[int, list[Tensor]] = {}
         self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
         with device.host_work(), torch.no_grad():
             for chunk in chunks:
@@ -134,8 +135,9 @@ class ChunkStore:
                     needed,
                 ) from error
             chunk.become(ChunkState.HOLD)
-            # Only now: a buffer without memory has no views.
-            self._place(chunk, chunk.views(copy))
+            if index not in self._here:  # a buffer without memory has no views
+                self._here[index] = chunk.views(copy)
+            self._place(chunk, self._here[index])
         self._versions[index] = self._versions_of(chunk)
         self._resident.add(index)
         self.loads += 1
