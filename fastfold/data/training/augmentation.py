@@ -10,27 +10,44 @@ from fastfold.data.features.checks import check_layout
 from fastfold.data.features.raw import MSA_LAYOUT
 from fastfold.errors import ConfigError
 
-NUM_BLOCKS = 5  #: Number of deleted blocks
-BLOCK_SHARE = 0.3  #: Share of all rows in a block
-
 _BY_ROW = (*MSA_LAYOUT, "msa_species_identifiers")
 
 
-def rows_left(rows: int, rng: np.random.Generator) -> np.ndarray:
+def rows_left(
+    rows: int,
+    rng: np.random.Generator,
+    *,
+    fraction: float = 0.3,
+    num_blocks: int = 5,
+    randomize_num_blocks: bool = False,
+) -> np.ndarray:
     """Return the rows of an alignment that remain after block deletion (supplement, Algorithm 1).
 
     Similar sequences are adjacent in an alignment. Deleting blocks removes whole branches of the family, so that the
     network learns from less data. Blocks may overlap and extend over the end. The result is sorted int64 indices; row
-    0, the query, always remains.
+    0, the query, always remains. ``fraction`` is the size of a block relative to all rows; with
+    ``randomize_num_blocks`` the number is drawn from 1 to ``num_blocks``.
+
+    Raises:
+        ConfigError: A fraction outside of [0, 1], or an invalid number of blocks.
     """
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigError(
+            f"the fraction of the alignment in a deleted block must be 0 to 1, found {fraction}"
+        )
+    if num_blocks < (least := int(randomize_num_blocks)):
+        raise ConfigError(f"expected at least {least} deleted blocks, found {num_blocks}")
+    number = int(rng.integers(1, num_blocks + 1)) if randomize_num_blocks else num_blocks
     stays = np.ones(rows, bool)
-    for start in rng.integers(rows, size=NUM_BLOCKS):
-        stays[start : start + int(rows * BLOCK_SHARE)] = False
+    for start in rng.integers(rows, size=number):
+        stays[start : start + int(rows * fraction)] = False
     stays[0] = True
     return np.flatnonzero(stays)
 
 
-def delete_blocks(raw: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+def delete_blocks(
+    raw: Mapping[str, np.ndarray], rng: np.random.Generator, *, num_blocks: int = 5
+) -> dict[str, np.ndarray]:
     """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
     The copies of a chain in a complex must share one alignment: delete once and use the result for all. The result has
@@ -40,7 +57,7 @@ def delete_blocks(raw: Mapping[str, np.ndarray], rng: np.random.Generator) -> di
         InputError: The alignment is missing or malformed.
     """
     rows = check_layout(raw, MSA_LAYOUT)["S"]
-    return _take_rows(raw, rows_left(rows, rng))
+    return _take_rows(raw, rows_left(rows, rng, num_blocks=num_blocks))
 
 
 def subsample_rows(

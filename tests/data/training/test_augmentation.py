@@ -24,18 +24,21 @@ from tests.helpers.feature_oracles import load, load_config
 from tests.helpers.networks import oracle_config
 
 
-@given(rows=st.integers(1, 300), seed=st.integers(0, 2**32 - 1))
+@given(rows=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), blocks=st.integers(0, 6), vary=st.booleans())
 @settings(deadline=None, max_examples=200)
-def test_at_most_five_blocks_are_deleted(rows: int, seed: int) -> None:
-    kept = rows_left(rows, np.random.default_rng(seed))
+def test_what_is_deleted_are_at_most_so_many_blocks(rows: int, seed: int, blocks: int, vary: bool) -> None:
+    blocks = max(blocks, int(vary))
+    kept = rows_left(
+        rows, np.random.default_rng(seed), fraction=0.3, num_blocks=blocks, randomize_num_blocks=vary
+    )
     assert kept[0] == 0
     assert (np.diff(kept) > 0).all()
     assert kept[-1] < rows
     gone = np.setdiff1d(np.arange(rows), kept)
-    assert len(gone) <= 5 * int(rows * 0.3)
+    assert len(gone) <= blocks * int(rows * 0.3)
     if len(gone):
         runs = np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1)
-        assert len(runs) <= 5
+        assert len(runs) <= blocks
         # A run is cut short only at either end of the alignment.
         for run in runs:
             assert len(run) >= int(rows * 0.3) or run[0] == 1 or run[-1] == rows - 1
@@ -47,6 +50,13 @@ def test_the_paper_deletes_about_three_quarters() -> None:
     # A row at depth x survives five blocks that start evenly with probability (1 - min(x, 0.3))^5.
     depth = (np.arange(1000) + 0.5) / 1000
     assert share == pytest.approx(((1 - np.minimum(depth, 0.3)) ** 5).mean(), abs=0.01)
+
+
+def test_a_random_number_of_blocks_goes_from_one_to_all() -> None:
+    rng = np.random.default_rng(0)
+    gone = [1000 - len(rows_left(1000, rng, fraction=0.01, randomize_num_blocks=True)) for _ in range(200)]
+    assert {10, 20, 30, 40, 50} <= set(gone)
+    assert min(gone) > 0
 
 
 def test_rows_are_drawn_evenly_without_replacement() -> None:
@@ -75,7 +85,7 @@ def test_all_features_by_row_follow() -> None:
     rows, length = raw["msa"].shape
     raw["msa_species_identifiers"] = np.array([f"S{row}" for row in range(rows)], np.bytes_)
     raw["deletion_matrix_int"] = np.tile(np.arange(rows)[:, None], (1, length))
-    result = delete_blocks(raw, np.random.default_rng(3))
+    result = delete_blocks(raw, np.random.default_rng(3), num_blocks=2)
     kept = result["deletion_matrix_int"][:, 0]
     assert 0 < len(kept) < rows
     np.testing.assert_array_equal(result["msa"], raw["msa"][kept])
@@ -94,6 +104,12 @@ def test_a_single_sequence_stays_as_it_is() -> None:
 
 def test_settings_and_features_that_make_no_sense_are_refused() -> None:
     rng = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match=r"must be 0 to 1, found 1\.5"):
+        rows_left(10, rng, fraction=1.5)
+    with pytest.raises(ConfigError, match="at least 0 deleted blocks, found -1"):
+        rows_left(10, rng, num_blocks=-1)
+    with pytest.raises(ConfigError, match="at least 1 deleted blocks, found 0"):
+        rows_left(10, rng, num_blocks=0, randomize_num_blocks=True)
     with pytest.raises(InputError, match="feature 'msa' is missing"):
         delete_blocks({}, rng)
     with pytest.raises(ConfigError, match="0 to 1"):
