@@ -234,10 +234,10 @@ def _at_least_bfloat16(products: Products | None) -> Products | None:
 
 
 def _multiply_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``x Wᵀ + b`` of bfloat16 data and a float32 bias; rounded once if the processor has bfloat16 units."""
+    """Compute ``x Wᵀ + b`` of bfloat16 data and a float32 bias, summed in float32 and rounded once."""
     if multiplies_bfloat16():
         return onednn_linear(x, weight, bias)
-    return linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return linear(x.float(), weight.float(), bias).to(x.dtype)
 
 
 def _round_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:

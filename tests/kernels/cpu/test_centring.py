@@ -101,7 +101,7 @@ def _with_a_common_part(name: str, n: int) -> tuple[dict[str, Any], Tensor]:
     case = case_of(name, n)
     main = "z" if name.startswith("triangle") else "x"
     torch.manual_seed(1)
-    common = 3 * torch.randn(case.inputs[main].shape[-1], dtype=torch.float64)
+    common = 6 * torch.randn(case.inputs[main].shape[-1], dtype=torch.float64)
     inputs = case.inputs | {main: case.inputs[main] + common}
     exact = case.definition(**inputs)
     return {k: v.float() if isinstance(v, Tensor) else v for k, v in inputs.items()}, exact
@@ -121,7 +121,7 @@ def test_operators_lose_less_to_rounding(
 
     less = error()
     monkeypatch.setattr(centring, "SAMPLE", 0)
-    assert less < 0.75 * error()
+    assert less < 0.7 * error()
 
 
 @pytest.mark.parametrize("products", ["bf16", "int8"])
