@@ -17,7 +17,7 @@ from fastfold.errors import FastFoldError
 from fastfold.inference.config import InferConfig
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
-from fastfold.utils.workers.server import start_server, worker_context
+from fastfold.utils.workers.server import start_server, without_main, worker_context
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +140,7 @@ class Background:
         """Return the process of this thread, started if needed; None if it cannot start."""
         found: _Process | None = getattr(self._own, "process", None)
         if found is None:
-            with contextlib.suppress(Exception):  # for example a script that starts without a main guard
+            with contextlib.suppress(Exception):  # for example too many processes
                 found = self._start()
             self._own.process = found
         return found
@@ -173,9 +173,11 @@ class _Process:
             daemon=True,
         )
         try:
-            self._process.start()
-        except (EOFError, OSError):  # the server of workers was ending; the next start has another
-            self._process.start()
+            with without_main():
+                try:
+                    self._process.start()
+                except (EOFError, OSError):  # the server of workers was ending; the next start has another
+                    self._process.start()
         finally:
             theirs.close()
 

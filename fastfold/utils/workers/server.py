@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _started = False
+_main_lock = threading.Lock()
 
 
 def start_server(modules: Sequence[str]) -> None:
@@ -34,3 +36,21 @@ def start_server(modules: Sequence[str]) -> None:
 def worker_context() -> Any:
     """Return the context of ``multiprocessing`` for worker processes: forked by the server, or spawned."""
     return multiprocessing.get_context("forkserver" if _started else "spawn")
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not import the main script, whose code may lack a main guard and would run again.
+
+    Functions and data for these processes belong to other modules.
+    """
+    main = sys.modules["__main__"]
+    with _main_lock:
+        spec, file = main.__spec__, main.__dict__.pop("__file__", None)
+        main.__spec__ = None
+        try:
+            yield
+        finally:
+            main.__spec__ = spec
+            if file is not None:
+                main.__file__ = file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,25 @@ def test_workers_are_spawned_where_a_fork_is_unsafe(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "platform", "darwin")
     start_server([])
     assert worker_context().get_start_method() == "spawn"
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os
+from fastfold.inference.folding.background import Background, BackgroundWork
+
+background = Background()
+print(background.submit(BackgroundWork(os.getpid, (), {})).result() != os.getpid(), __file__)
+background.close()
+"""
+    )
+    command = [sys.executable, str(script)]
+    found = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=True, capture_output=True
+    )
+    assert found.stdout.decode().splitlines() == [f"True {script}"]
 
 
 @linux
