@@ -337,7 +337,12 @@ class InferConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        self._choose_relaxation()
+        if self.num_relax == 0:
+            object.__setattr__(self, "num_relax", None)
+        elif self.num_relax is not None:
+            if self.relax == "all":
+                raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
+            object.__setattr__(self, "relax", "best")
         if self.sample is not None:
             if not isinstance(self.sample, Sampling):
                 object.__setattr__(self, "sample", Sampling(self.sample))
@@ -388,15 +393,6 @@ class InferConfig:
                     raise ConfigError(
                         f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
                     )
-
-    def _choose_relaxation(self) -> None:
-        """Relax the best predictions where only their number is given."""
-        if self.num_relax == 0:
-            object.__setattr__(self, "num_relax", None)
-        elif self.num_relax is not None:
-            if self.relax == "all":
-                raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
-            object.__setattr__(self, "relax", "best")
 
     def _check_embed(self) -> None:
         """Refuse settings that an embedding does not have."""

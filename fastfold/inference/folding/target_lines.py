@@ -26,10 +26,7 @@ def announce(
     *,
     msa_dir: Path | None,
 ) -> None:
-    """Report the inputs of a target, and its networks.
-
-    ``label`` names the target in messages. Chains without an alignment in ``msa_dir`` are reported.
-    """
+    """Report the inputs of a target, named ``label``, its networks, and chains without an alignment in ``msa_dir``."""
     say, warn = progress.line, partial(progress.line, important=True)
     rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
     for chain, count in zip(target.chains, rows, strict=True):
@@ -79,10 +76,7 @@ def conclusion(records: Sequence[PredictionRecord]) -> str:
 def report_comparison(
     progress: Progress, results: TargetResults, target: Target, label: str, reference: Path
 ) -> None:
-    """Compare a finished target with its experimental structure, if there is one, and report the scores.
-
-    ``reference`` is the structure, or a folder of structures. An InputError tells that it is missing or invalid.
-    """
+    """Compare a target with its experimental structure in ``reference``, a file or folder, or raise InputError."""
     if (path := find_reference(reference, target.name)) is None:
         progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
         return

@@ -11,7 +11,7 @@ import numpy as np
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
 from fastfold.inference.config import OutputFormat
-from fastfold.inference.output.json_files import lines_json, rounded
+from fastfold.inference.output.score_files import lines_json, rounded
 from fastfold.protein.io.read import read_structure, read_user_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.protein.structure import structure_to_protein
@@ -22,30 +22,25 @@ _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
 
 def find_reference(reference: Path, name: str) -> Path | None:
-    """Return the experimental structure of a target; None if a folder has none of that name.
+    """Return a target's experimental structure: a file, or ``<target>.pdb`` (``.cif``, ``.gz``) of a folder.
 
-    ``reference`` is the structure of every target, or a folder of files named ``<target>.pdb``, ``<target>.cif`` and so
-    on, also compressed (``.gz``). An InputError tells that it does not exist.
+    None if a folder has none of that name. An InputError tells that ``reference`` does not exist.
     """
     if reference.is_file():
         return reference
     if not reference.is_dir():
         raise InputError("no such file or folder; check the name given with --reference", path=reference)
-    for ending in _ENDINGS:
-        for packed in ("", ".gz"):
-            path = reference / f"{name}{ending}{packed}"
-            if path.is_file():
-                return path
-    return None
+    paths = (reference / f"{name}{ending}{packed}" for ending in _ENDINGS for packed in ("", ".gz"))
+    return next(filter(Path.is_file, paths), None)
 
 
 def compare_target(
     output: Path, name: str, reference: Path, output_format: OutputFormat = "fastfold"
 ) -> tuple[dict[str, StructureScores], str]:
-    """Compare the written predictions of a target with a structure, and write the scores.
+    """Compare the written predictions of a target with a structure, and write ``<target>_reference.json``.
 
-    ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
-    reference; or ``not_comparable``, the reason, if the reference and the target do not share a residue.
+    It has, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the reference; or ``not_comparable``,
+    the reason, if the reference and the target do not share a residue.
 
     Returns:
         Scores by prediction, the best ranked first, and the reason why there are none, else an empty text.
@@ -56,12 +51,12 @@ def compare_target(
     """
     true = structure_to_protein(read_user_structure(reference))
     stem = safe_stem(name)
-    files = [
-        path
-        for kind in (("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed"))
+    kinds = ("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed")
+    proteins = {
+        path.stem: structure_to_protein(read_structure(path))
+        for kind in kinds
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
-    ]
-    proteins = {path.stem: structure_to_protein(read_structure(path)) for path in files}
+    }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
     found, reason = {}, ""
     try:

@@ -13,6 +13,7 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.inference.config import FolderFormat, OutputFormat
 
+ARCHIVE = ".result.zip"  #: Ending of the archive of a target's files
 COLABFOLD_SCORES = "_colabfold.json"  #: Ending of ColabFold's scores file; ``_scores.json`` is FastFold's
 
 _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
@@ -28,10 +29,7 @@ _COLABFOLD = re.compile(
 def prediction_key(
     network: str, seed: int, output_format: OutputFormat = "fastfold", *, sample: str | None = None
 ) -> str:
-    """Return network, seed and sample, if any (``columns_003``), as in file names.
-
-    They are ``model_1_multimer_v3_seed_0``, or ``alphafold2_multimer_v3_model_1_seed_000`` as ``colabfold``.
-    """
+    """Return network, seed and sample as in file names: ``model_1_ptm_seed_0``, ``alphafold2_ptm_model_1_seed_000``."""
     name, tail = safe_stem(network), "" if sample is None else f"_{sample}"
     if output_format == "fastfold":
         return f"{name}_seed_{seed}{tail}"

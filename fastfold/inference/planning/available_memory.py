@@ -23,10 +23,7 @@ def share_host_memory(processes: int) -> None:
 
 
 def host_memory_bytes(device: str) -> int:
-    """Return the bytes of host memory for offloaded tensors: most of the free memory; 0 on a CPU.
-
-    Processes that fold at the same time (:func:`share_host_memory`) get equal parts.
-    """
+    """Return the bytes of host memory for offloaded tensors of this process: most of the free memory; 0 on a CPU."""
     return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _SHARERS.get())
 
 
@@ -39,10 +36,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _reusable_bytes(device: torch.device) -> int:
-    """Return the unused bytes of PyTorch's common memory pool.
-
-    A kept CUDA graph has a separate pool, which only the graph can use.
-    """
+    """Return the unused bytes of PyTorch's common memory pool; that of a kept CUDA graph serves only the graph."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return sum(
         segment["total_size"] - segment["allocated_size"]
@@ -53,10 +47,7 @@ def _reusable_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class FoldMemory:
-    """Bytes for a fold of one process: free ones of the device, of the host and of a disk for offloaded tensors.
-
-    The disk takes tensors that exceed the host memory.
-    """
+    """Free bytes of one process on the device, and for offloaded tensors on the host and then on a disk."""
 
     free: int
     host: int = 0
@@ -71,22 +62,14 @@ class FoldMemory:
         offload_dir: Path | None = None,
         processes: int = 1,
     ) -> FoldMemory:
-        """Return the memory available now.
+        """Return the memory of each of the ``processes`` that fold one target on this machine, or raise ConfigError.
 
-        Args:
-            device: Device of the fold.
-            host_memory: Limit in bytes of this machine's memory for offloaded tensors; None for most of the free
-                memory, and for none on a CPU.
-            offload_dir: Folder on a disk for tensors that exceed the host memory; None for no disk.
-            processes: Number of processes on this machine that fold one target together; each gets an equal part.
-
-        Raises:
-            ConfigError: The folder cannot be used.
+        ``host_memory`` limits the bytes of offloaded tensors; None for most of the free memory, and for none on a CPU.
+        Tensors beyond it are in ``offload_dir`` on a disk; None for no disk.
         """
         sharers = _SHARERS.get()
         host = host_memory_bytes(device.type) if host_memory is None else host_memory // sharers
-        free = available_bytes(device)
-        shared = free // processes if device.type == "cpu" else free
+        free = available_bytes(device) // (processes if device.type == "cpu" else 1)
         disk = 0
         if offload_dir is not None:
             if not offload_dir.is_dir() or not os.access(offload_dir, os.W_OK):
@@ -94,7 +77,7 @@ class FoldMemory:
                     f"offload_dir {str(offload_dir)!r} is not a writable folder; create it first"
                 )
             disk = shutil.disk_usage(offload_dir).free * 9 // 10
-        return cls(shared, host // processes, disk // (processes * sharers))
+        return cls(free, host // processes, disk // (processes * sharers))
 
 
 def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:

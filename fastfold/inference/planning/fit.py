@@ -39,10 +39,8 @@ class Fit:
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
         """Fold by the plan; if memory runs out, free it and continue with half of the budget.
 
-        If a kernel exceeds the GPU's resources, the fold is restarted without Triton. ``say`` gets a line about either.
-
-        Raises:
-            InputError: Memory ran out with the smallest plan; names a length that would fit.
+        If a kernel exceeds the GPU's resources, the fold is restarted without Triton. ``say`` is told of both. An
+        InputError tells that memory ran out with the smallest plan, and names a length that would fit.
         """
         fit = self
         while True:
@@ -154,10 +152,9 @@ def check_fit(
     rows: int | None = None,
     templates: int | None = None,
 ) -> None:
-    """Check that the smallest plan of a target fits the free memory.
+    """Refuse a target whose smallest plan exceeds the ``free`` bytes, which include those of loaded parameters.
 
-    Arguments and errors are those of :func:`fit_target`; ``free`` counts the bytes of the parameters on the device as
-    well, and :func:`plan_target` refuses a plan beyond the budget.
+    Arguments and errors are those of :func:`fit_target`; :func:`plan_target` refuses a plan beyond the budget.
     """
     size = {"rows": rows, "templates": templates}
     smallest = planner.smallest(residues, **size)
@@ -185,10 +182,7 @@ def plan_target(
     rows: int | None = None,
     templates: int | None = None,
 ) -> FoldPlan:
-    """Return the plan of a target; arguments are those of :func:`fit_target`.
-
-    An InputError names a sufficient budget and a length that fits.
-    """
+    """Return the plan of a target, arguments as of :func:`fit_target`, or raise InputError with sizes that fit."""
     try:
         return planner.plan(residues, budget, rows=rows, templates=templates)
     except BudgetError as error:

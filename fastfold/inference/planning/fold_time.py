@@ -41,10 +41,7 @@ def fold_costs(rates: Rates, element_size: int) -> Costs:
 
 @dataclass(frozen=True)
 class FoldTime:
-    """Estimated seconds of one fold over all passes, of operators and copies, and of waiting for messages.
-
-    ``copied`` are bytes between each GPU and the host or the disk, both ways, and ``sent`` those to other GPUs.
-    """
+    """Estimated seconds of all passes of a fold; bytes ``copied`` by each GPU both ways, and ``sent`` to others."""
 
     computing: float
     sending: float
@@ -77,14 +74,11 @@ def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int
 
 
 def inference_elements(ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128) -> float:
-    """Compute the elements that a rank sends in a block's forward pass without gradients.
+    """Compute the elements that a rank sends in a block's forward pass without gradients, on average over the ranks.
 
-    The result is the average over the ranks. It counts gathers of three biases, the left projection of the outer
-    product mean, four reshards, and both triangle products in the cheaper way
-    (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
-
-    ``residues`` is N, ``sequences`` are rows of the MSA, and the pair's channels are those of the triangle products,
-    too. Row attention has eight heads, triangle attention four.
+    It counts gathers of three biases, the left projection of the outer product mean, four reshards, and both triangle
+    products in the cheaper way (:func:`fastfold.parallel.axial.matmul.choose_contraction`). ``sequences`` are rows of
+    the MSA. Row attention has eight heads, triangle attention four.
     """
     n, area = residues, residues * residues
     way = choose_contraction("auto", n, n, n, c_z, ranks)

@@ -29,10 +29,7 @@ _PRODUCT, _ATTEMPTS = 1024, 5
 
 
 def report_gradient_plan(options: argparse.Namespace) -> str:
-    """Report the plan of a design by one network, on GPUs or within a budget of this machine.
-
-    Errors are those of :func:`.report_fold_plan`; they name what makes the design fit.
-    """
+    """Report the plan of a design by one network, here or on GPUs; errors as of :func:`.report_fold_plan`."""
     gpus = 1 if options.gpus is None else options.gpus
     if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:
         raise ConfigError("--residues and --gpus must be at least 1, and --recycles at least 0")
@@ -81,25 +78,18 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     if speeds is not None:
         lines += [*_time_lines(plan.seconds, plan.forward_seconds, config), "", assumptions_text(speeds)]
     elif device == "cpu" and options.precision == "fp32" and gpus == 1:
-        lines += _cpu_time_lines(plan, config, product_rate())
+        rate = product_rate()
+        gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
+        lines += _time_lines(gradient, recycle, config)
+        lines.append(
+            f"measured here       {rate / 1e9:,.0f} GFLOP/s of float32 matrix products; a gradient reaches about "
+            f"{CPU_SHARE:.0%} of them"
+        )
     return "\n".join(lines)
 
 
-def _cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> list[str]:
-    """Format the time of a design on a CPU from the FLOP/s of a float32 matrix product."""
-    gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
-    return [
-        *_time_lines(gradient, recycle, config),
-        f"measured here       {rate / 1e9:,.0f} GFLOP/s of float32 matrix products; a gradient reaches about "
-        f"{CPU_SHARE:.0%} of them",
-    ]
-
-
 def product_rate(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure the FLOP/s of a float32 matrix product on this machine's CPU, in a part of a second.
-
-    ``time.process_time`` as the clock counts other work on the machine little.
-    """
+    """Measure the FLOP/s of a float32 matrix product on this CPU; ``time.process_time`` leaves out most other work."""
     x = torch.rand(_PRODUCT, _PRODUCT)
     seconds = []
     for _ in range(_ATTEMPTS):
@@ -122,7 +112,6 @@ def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
 
 
 def _time_lines(gradient: float, recycle: float, config: DesignConfig) -> list[str]:
-    """Format the time of a design, from the seconds of a gradient and of a pass without one."""
     steps = schedule(config)
     seconds = sum(gradient + step.recycles * recycle for step in steps)
     return [

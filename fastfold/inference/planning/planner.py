@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,16 @@ import torch
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.network_settings import max_rows
 from fastfold.inference.planning.memory_model import (
     MAX_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
-    max_rows,
+    OffloadRoom,
     operators,
     pair_bytes,
     row_elements,
 )
-from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
@@ -48,10 +49,7 @@ SMALL_PAIR = 8 << 20  #: Bytes of a pair tensor below which a fold may keep its 
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """Arguments of :meth:`Planner.plan`, and the attributes of the planner except ``host``.
-
-    Equal requests give equal plans, in every process.
-    """
+    """Arguments of :meth:`Planner.plan` and the planner's own except ``host``; equal ones give equal plans anywhere."""
 
     planner: Mapping[str, Any]
     residues: int
@@ -188,15 +186,11 @@ class Planner:
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """Return the largest number of residues for which a plan within a budget exists."""
-
-        def smallest(n: int) -> int:
-            return self.smallest(n, rows=rows, templates=templates) if n else 0
-
+        smallest = partial(self.smallest, rows=rows, templates=templates)
         return longest_that_fits(smallest, budget)
 
     def _operators(self, fold: Fold) -> list[Operator]:
-        room = OffloadRoom(self.host_memory, self.disk)
-        return operators(self.config, fold, self.costs, room=room)
+        return operators(self.config, fold, self.costs, room=OffloadRoom(self.host_memory, self.disk))
 
     def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
         """Return the sizes of a fold; arguments as in :meth:`plan`."""

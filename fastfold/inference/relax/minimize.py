@@ -79,11 +79,10 @@ def minimize(
     free_residues: Collection[int] = (),
     on_iteration: Callable[[int], None] = lambda iterations: None,
 ) -> Minimized:
-    """Minimise the energy without a cutoff, with constrained lengths of bonds to hydrogens.
+    """Minimise the energy without a cutoff, first with flexible and then with constrained bonds to hydrogens.
 
-    Constraints are stiff springs, which slow the minimiser down far from a minimum. Therefore it first minimises with
-    the force field's own bonds to hydrogens, and then with constraints. Atoms of ``free_residues``, by their indices in
-    the protein's arrays, are not restrained. ``on_iteration`` is called after each iteration with their number.
+    Constraints are stiff springs, which slow the minimiser down far from a minimum. Atoms of ``free_residues``, by
+    their indices in the protein's arrays, are not restrained. ``on_iteration`` is called with the number of iterations.
 
     Raises:
         ValueError: The force field has no parameters for a residue.
@@ -120,7 +119,6 @@ def _context(
     *,
     constraints: Any,
 ) -> Any:
-    """Build the simulation, with bonds to hydrogens constrained or not."""
     system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_hands(prepared))
@@ -175,10 +173,7 @@ def _hands(prepared: PreparedStructure) -> Any:
 
 
 def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
-    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues.
-
-    A twisted bond becomes trans. A cis bond of restrained residues may become trans.
-    """
+    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues."""
     force = openmm.CustomTorsionForce(
         f"{_PLANE_STIFFNESS}*max(0, twist-most)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
     )

@@ -44,9 +44,7 @@ class PreparedStructure:
 def segments(protein: Protein) -> list[list[int]]:
     """Return runs of bonded residues with atoms, as indices in the protein's arrays.
 
-    A run ends with its chain, where residue numbers are not consecutive (with missing residues between), and at a
-    terminal oxygen (OXT). Distances are not considered: :func:`~fastfold.inference.relax.chain_breaks.open_breaks`
-    expresses them by the numbers.
+    A run ends with its chain, where residue numbers are not consecutive, and at a terminal oxygen (OXT).
     """
     present = protein.atom_mask > 0.5
     rows = np.flatnonzero(present.any(-1))
@@ -58,9 +56,7 @@ def segments(protein: Protein) -> list[list[int]]:
 def check_relaxable(
     protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
 ) -> None:
-    """Refuse structures for which the force field has no parameters.
-
-    Messages have the names of residues and the descriptions of chain breaks, by the residue after each.
+    """Refuse structures for which the force field has no parameters, with the names of residues and chain breaks.
 
     Raises:
         InputError: A residue of unknown type has atoms, or a residue is alone or has too few atoms.
@@ -95,8 +91,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
     pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
     :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms. Coordinates are first
-    rounded to the 0.001 Å of structure files, so that a structure in memory and its file give equal results. Hydrogens
-    are placed in double precision on the Reference platform.
+    rounded to the 0.001 Å of structure files. Hydrogens are placed in double precision on the Reference platform.
 
     Raises:
         InputError: See :func:`check_relaxable`.
@@ -176,8 +171,7 @@ def to_protein(
 ) -> tuple[Protein, Hydrogens]:
     """Convert the structure with atoms at ``positions [A, 3]`` in Å back to heavy atoms and hydrogens.
 
-    Terminal oxygens added at gaps are removed, because gaps are not termini. All but the atoms is that of ``like``, the
-    original protein. Added atoms get the B-factor of their residue.
+    Terminal oxygens added at gaps are removed. All but the atoms is that of ``like``, the original protein.
     """
     chains = [chain for chain in like.chains if (like.atom_mask[chain] > 0.5).any()]
     last = {chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in chains}

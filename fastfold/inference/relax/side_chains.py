@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fastfold.inference.relax.chain_breaks import follows
-from fastfold.inference.relax.stereo import dihedrals
+from fastfold.inference.relax.stereo import dihedrals, follows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import frames_to_atom14, torsion_angles_to_frames
 from fastfold.protein.protein import Protein
@@ -33,10 +32,9 @@ _PASSES = 2  #: Number of passes over the residues; in the second pass all other
 
 
 def add_missing_atoms(protein: Protein) -> Protein:
-    """Build the missing heavy atoms of residues of known type that have N, CA and C.
+    """Build the missing heavy atoms except terminal oxygens of residues of known type that have N, CA and C.
 
-    Known atoms keep their positions and the angles that they define. Other chi angles take the rotamer with the fewest
-    clashes. Terminal oxygens are not added.
+    Known atoms and their angles stay. Other chi angles take the rotamer with the fewest clashes.
     """
     present = protein.atom_mask > 0.5
     expected = np.array(rc.restype_atom37_mask)[protein.aatype] > 0.5

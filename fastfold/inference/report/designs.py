@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.report.discover import FoundPrediction
+from fastfold.inference.report.discover import (
+    FoundPrediction,
+    check_size,
+    is_regular,
+    leaving_out,
+    read_table,
+)
 from fastfold.inference.report.encode import pack
-from fastfold.inference.report.guard import check_size, is_regular, leaving_out, read_table
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
@@ -32,9 +37,8 @@ def find_designs(
 
     Returns:
         Per design ``rows`` (indices of its predictions), ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts``
-        by target (``filters`` and ``note``), and ``film`` if there is room: ``frames``, ``chains`` (their lengths),
-        ``steps`` of the frames, ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA
-        atom of each frame.
+        by target, and ``film`` if there is room: ``frames``, ``chains`` (their lengths), ``steps`` of the frames,
+        ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA atom of each frame.
     """
     trajectories = folder / "trajectories"
     if not trajectories.is_dir() or trajectories.is_symlink():
@@ -65,7 +69,6 @@ def find_designs(
 
 
 def _curve(path: Path) -> dict[str, Any]:
-    """Return loss, pLDDT and stage of each step, or raise ValueError for another file."""
     lines = check_size(path).read_text("utf-8").splitlines()[:_MOST_STEPS]
     try:
         steps = [json.loads(line) for line in lines]

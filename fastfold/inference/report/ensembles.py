@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.report.discover import FoundPrediction
+from fastfold.inference.report.discover import FoundPrediction, check_size, is_regular, leaving_out
 from fastfold.inference.report.encode import pack_structure
-from fastfold.inference.report.guard import check_size, is_regular, leaving_out
 
 ENDING = "_ensemble.json"  #: Ending of the file with all numbers of an ensemble
 MAX_OVERLAID = 8  #: Largest number of representatives that the page shows together

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
-from fastfold.inference.output.json_files import is_number, mapping_of
-from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.inference.output.score_files import is_number, mapping_of
+from fastfold.inference.report.discover import FoundPrediction, check_size, find_predictions, leaving_out
 from fastfold.protein.protein import chain_name
+from fastfold.utils.atomic_files import replacing, write_atomic
+from fastfold.utils.packages import require_package
 
 _OF_PAIR = (
     *("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_plddt"),
@@ -36,10 +39,7 @@ def find_rows(directory: Path, say: Callable[[str], None] = lambda line: None) -
 
 
 def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Return the lines of one prediction by :data:`COLUMNS`, in the order of its chains; none of a single chain.
-
-    Scores that the prediction lacks are None. ``say`` is told of files that are left out.
-    """
+    """Return the lines of a prediction's pairs of chains by :data:`COLUMNS`; missing scores are None."""
     scores = prediction.scores
     number = len(scores["sequences"])
     if number < 2:
@@ -67,10 +67,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
 
 
 def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
-    """Return lines by a column: numbers from the largest, text from A, missing values last.
-
-    A ConfigError names an unknown column.
-    """
+    """Return lines by a column: numbers from the largest, text from A, missing last; or raise ConfigError."""
     if column not in COLUMNS:
         raise ConfigError(f"--sort: no column {column!r}; the columns are {', '.join(COLUMNS)}")
 
@@ -103,3 +100,36 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
 
 def _number(value: Any) -> float | int | None:
     return value if is_number(value) else None
+
+
+INTERFACES = "interfaces.csv"  #: Name of the table in a folder of results
+_WHOLE = frozenset(("rank", "seed", "contacts", "pair_clashes", "clashes"))
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def check_export(path: Path) -> Path:
+    """Return the path of a table whose format can be written, or raise ConfigError."""
+    if path.suffix == ".parquet":
+        require_package("pyarrow", f"{path}: a Parquet file")
+    elif path.suffix not in _DELIMITERS:
+        raise ConfigError(f"{path}: expected a name that ends in .csv, .tsv or .parquet")
+    return path
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write lines to a file in the format of its ending, whole or not at all; errors as of :func:`check_export`."""
+    check_export(path)
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        kinds = dict.fromkeys(TEXT_COLUMNS, pyarrow.string()) | dict.fromkeys(_WHOLE, pyarrow.int64())
+        schema = pyarrow.schema([(column, kinds.get(column, pyarrow.float64())) for column in COLUMNS])
+        with replacing(path) as temporary:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), temporary)
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=_DELIMITERS[path.suffix], lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(["" if row[column] is None else row[column] for column in COLUMNS] for row in rows)
+    write_atomic(path, text.getvalue())
