@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.network import NetworkPasses, OnCycle
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
+from fastfold.inference.planning.fit import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import HostBuffers
 from fastfold.parallel.plan import ParallelPlan
@@ -117,12 +117,7 @@ class DistributedFolder:
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
-            if self._met_again(error):
-                raise MemoryError("of one of the processes") from None
-            raise DistributedFoldError(
-                f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
-                "ends here; start it again to continue with the next target"
-            ) from error
+            self._fail(error, "target", "continue with the next target")
 
     def together(
         self,
@@ -164,12 +159,7 @@ class DistributedFolder:
             except OutputError:
                 raise
             except Exception as error:
-                if self._met_again(error):
-                    raise MemoryError("of one of the processes") from None
-                raise DistributedFoldError(
-                    f"{type(error).__name__}: {error}. The other processes are in the middle of this step, so the run "
-                    "ends here; start it again to continue"
-                ) from error
+                self._fail(error, "step", "continue")
 
         return function, call
 
@@ -248,6 +238,14 @@ class DistributedFolder:
             return False
         self.context.regroup()
         return True
+
+    def _fail(self, error: Exception, work: str, purpose: str) -> NoReturn:
+        if self._met_again(error):
+            raise MemoryError("of one of the processes") from None
+        raise DistributedFoldError(
+            f"{type(error).__name__}: {error}. The other processes are in the middle of this {work}, so the run ends "
+            f"here; start it again to {purpose}"
+        ) from error
 
     def stop(self) -> None:
         """On rank 0, stop the other processes."""

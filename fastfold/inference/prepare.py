@@ -16,6 +16,7 @@ from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.target_lines import find_reference
 from fastfold.inference.models import (
     Network,
     about_mini,
@@ -26,7 +27,6 @@ from fastfold.inference.models import (
     target_cost,
     untrained_networks,
 )
-from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions

@@ -30,9 +30,8 @@ from fastfold.inference.folding.prediction import (
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
-from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
 from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device

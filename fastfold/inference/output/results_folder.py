@@ -141,12 +141,7 @@ class ResultsFolder:
                 if known is not None and not _owns(folder, known.get("stem")):
                     continue
                 if known is None:
-                    try:
-                        prepare_output_directory(folder)
-                    except WriteError as error:
-                        if isinstance(error.__cause__, PermissionError):  # only for this folder
-                            raise PlaceError(str(error)) from error
-                        raise
+                    _prepare_records(folder)
                     write_atomic(folder / "target.json", json.dumps(owner | {"stem": stem}) + "\n")
                 elif {key: known.get(key) for key in owner} != owner:
                     continue
@@ -183,9 +178,7 @@ class TargetResults:
             record = _read_record(self.state / f"{prediction}.json")
             if record is None:
                 return None
-            # Sizes first, because they are cheap and reveal most damage.
-            sized = all(_has_size(self.path(record, end), size) for end, (size, _) in record.files.items())
-            return record if sized and all(self._whole(record, ending) for ending in record.files) else None
+            return record if all(self._whole(record, ending) for ending in record.files) else None
 
     @property
     def folder(self) -> Path:
@@ -290,9 +283,9 @@ class TargetResults:
                     (self.state / f"{record.id}.json").unlink(missing_ok=True)
 
     def _whole(self, record: PredictionRecord, ending: str) -> bool:
-        try:
-            path = self.path(record, ending)
-            return path.is_file() and file_digest(path) == record.files[ending][1]
+        path, (size, digest) = self.path(record, ending), record.files[ending]
+        try:  # the size first, because it is cheap and reveals most damage
+            return path.is_file() and path.stat().st_size == size and file_digest(path) == digest
         except OSError:
             return False
 
@@ -363,6 +356,15 @@ class TargetResults:
             raise output_error(new, "write", error) from error
 
 
+def _prepare_records(folder: Path) -> None:
+    try:
+        prepare_output_directory(folder)
+    except WriteError as error:
+        if isinstance(error.__cause__, PermissionError):  # only for this folder
+            raise PlaceError(str(error)) from error
+        raise
+
+
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:
     """Return a lock that the system releases when its process ends in any way."""
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
@@ -375,13 +377,6 @@ def _owns(folder: Path, stem: object) -> bool:
 
 def _is_part_of_name(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and not set(text) & set("/\\") and len(text) <= 120
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 def _record_json(record: PredictionRecord) -> str:

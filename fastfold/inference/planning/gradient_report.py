@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.optimise import schedule
-from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.fit import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.memory import parse_bytes
 from fastfold.parallel.planner.calibration import TRAINING
@@ -78,14 +78,18 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     if speeds is not None:
         lines += [*_time_lines(plan.seconds, plan.forward_seconds, config), "", assumptions_text(speeds)]
     elif device == "cpu" and options.precision == "fp32" and gpus == 1:
-        rate = product_rate()
-        gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
-        lines += _time_lines(gradient, recycle, config)
-        lines.append(
-            f"measured here       {rate / 1e9:,.0f} GFLOP/s of float32 matrix products; a gradient reaches about "
-            f"{CPU_SHARE:.0%} of them"
-        )
+        lines += _cpu_time_lines(plan, config, product_rate())
     return "\n".join(lines)
+
+
+def _cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> list[str]:
+    """Format the time of a design on a CPU from the FLOP/s of a float32 matrix product."""
+    gradient, recycle = (flops / (CPU_SHARE * rate) for flops in (plan.flops, plan.forward_flops))
+    return [
+        *_time_lines(gradient, recycle, config),
+        f"measured here       {rate / 1e9:,.0f} GFLOP/s of float32 matrix products; a gradient reaches about "
+        f"{CPU_SHARE:.0%} of them",
+    ]
 
 
 def product_rate(clock: Callable[[], float] = time.perf_counter) -> float:

@@ -169,12 +169,6 @@ class Fold:
         return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
 
 
-def pair_bytes(config: Any, fold: Fold) -> int:
-    """Return U, the bytes of the whole pair tensor."""
-    channels: int = config.model.embeddings_and_evoformer.pair_channel
-    return fold.residues**2 * channels * fold.element_size
-
-
 @cache
 def alignment_feature_bytes() -> dict[str, int]:
     """Return the bytes of each feature of the alignments, per row and residue."""

@@ -20,7 +20,6 @@ from fastfold.inference.planning.memory_model import (
     Fold,
     OffloadRoom,
     operators,
-    pair_bytes,
     row_elements,
 )
 from fastfold.inference.planning.time_model import Costs
@@ -148,7 +147,8 @@ class Planner:
         """
         fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
-        chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
+        chosen = chunks.chosen
+        unit = residues**2 * int(self.config.model.embeddings_and_evoformer.pair_channel) * self.element_size
         everything = FOLDING_POLICY
         if self.device != "cpu":
             everything = replace(everything, block_elements=fold.max_block)

@@ -17,19 +17,10 @@ from typing import Any
 
 from fastfold._version import __version__
 from fastfold.errors import InputError
+from fastfold.inference.output import plots
 from fastfold.inference.output.file_names import ARCHIVE
-from fastfold.inference.output.plots import (
-    BANDS,
-    CHAIN_COLOURS,
-    FAINT,
-    FONTS,
-    IDENTITY_COLOURS,
-    INK,
-    PAE_COLOURS,
-)
 from fastfold.inference.output.score_files import is_number, map_floats, mapping_of
 from fastfold.inference.output.summary import FAILURES
-from fastfold.inference.report.designs import find_designs
 from fastfold.inference.report.discover import (
     FoundPrediction,
     check_size,
@@ -40,10 +31,17 @@ from fastfold.inference.report.discover import (
     read_table,
 )
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
-from fastfold.inference.report.ensembles import find_ensembles
-from fastfold.inference.report.interfaces import INTERFACES, SORTED_BY, Row, rows_of, sort_rows, write_rows
+from fastfold.inference.report.groups import find_designs, find_ensembles
+from fastfold.inference.report.interfaces import (
+    INTERFACES,
+    SORTED_BY,
+    Condition,
+    Row,
+    rows_of,
+    sort_rows,
+    write_rows,
+)
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
-from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
 
@@ -211,13 +209,13 @@ def _page(
         "designs": designs,
         "viewer": None,
         "style": {
-            "bands": [band._asdict() for band in BANDS],
-            "chains": CHAIN_COLOURS,
-            "identity": IDENTITY_COLOURS,
-            "pae": PAE_COLOURS,
-            "ink": INK,
-            "faint": FAINT,
-            "fonts": list(FONTS),
+            "bands": [band._asdict() for band in plots.BANDS],
+            "chains": plots.CHAIN_COLOURS,
+            "identity": plots.IDENTITY_COLOURS,
+            "pae": plots.PAE_COLOURS,
+            "ink": plots.INK,
+            "faint": plots.FAINT,
+            "fonts": list(plots.FONTS),
         },
         "atoms": list(rc.atom_types),
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},

@@ -30,7 +30,6 @@ from fastfold.inference.verify.data import (
     DECISIONS,
     ENTRIES,
     EXPECTED,
-    RecordedArray,
     check_present,
     compare_entries,
     compare_templates,
@@ -65,14 +64,6 @@ def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.nd
         "confidence/predicted_aligned_error": found.pae,
         "confidence/ptm": np.asarray(found.ptm),
     }
-
-
-def compare_shipped(
-    expected: dict[str, np.ndarray], device: str = "cpu", precision: str = "fp32"
-) -> Iterator[RecordedArray]:
-    """Yield each recorded array with that of this installation."""
-    for name, ours in fold_record(device, precision).items():
-        yield RecordedArray(name, ours, expected[name])
 
 
 RELATIVE_TOLERANCE = 1e-4
@@ -129,8 +120,9 @@ def verify(
     """
     directory = Path(directory)
     if directory == RECORD:
-        for array in compare_shipped(_arrays(directory.parent, directory.name), device, precision):
-            yield _compare(*array, precision)
+        expected = _arrays(directory.parent, directory.name)
+        for name, folded in fold_record(device, precision).items():
+            yield _compare(name, folded, expected[name], precision)
         return
     if (directory / EXPECTED).exists():
         compare = compute_recorded
