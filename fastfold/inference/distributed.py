@@ -124,20 +124,12 @@ class DistributedFolder:
         make: Callable[[Sequence[AlphaFold], DistributedContext], Shared],
         models: Sequence[AlphaFold],
     ) -> tuple[Shared, Shared]:
-        """On rank 0, make a function of networks on all processes.
+        """On rank 0, make a function of networks on all processes; return it, and one that calls it on all.
 
-        Args:
-            make: Returns the function for the sharded networks and the processes. It is pickled, and fails on all
-                processes alike.
-            models: Networks on the device of the processes.
-
-        Returns:
-            The function of rank 0 alone, and one that calls it on all processes with pickled arguments. It raises
-            ``OutputError`` as the function does on all processes alike, and other errors as :meth:`run`.
-
-        Raises:
-            ConfigError: ``make`` cannot be pickled.
-            FastFoldError: ``make`` failed.
+        ``make`` returns the function for the sharded networks, which are on the device, and the processes. It is
+        pickled, or raises ConfigError, and fails with the same FastFoldError on all processes. Arguments of the second
+        function are pickled. It raises ``OutputError`` as the function does on all processes alike, and other errors as
+        :meth:`run`.
         """
         known = [self._known(model) for model in models]
         try:

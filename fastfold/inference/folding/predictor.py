@@ -46,17 +46,11 @@ if TYPE_CHECKING:
 class TargetPredictor:
     """Predictor of one target, for the command line and for Python.
 
-    The constructor plans the fold by each network, so a target that does not fit is refused before any work.
-    :meth:`predict` uses smaller blocks if memory runs out anyway, which ``say`` tells. Each network, in the precision
-    to fold in, is moved to the device while it folds; a single network with CUDA graphs stays there, because the graph
-    refers to its parameters.
-
-    Alignments are per chain. ``templates`` are for the networks that use them. ``distributed`` runs the networks on
-    several processes, and ``graph`` is that of earlier targets.
-
-    Raises:
-        InputError: The initial guess is invalid, or the target exceeds the memory.
-        ConfigError: A setting contradicts a network or the device, or no network uses the given templates.
+    The constructor plans the fold by each network, so a target that does not fit is refused before any work, as are
+    settings that contradict a network or the device. :meth:`predict` uses smaller blocks if memory runs out anyway,
+    which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds; a single
+    network with CUDA graphs stays there, because the graph refers to its parameters. ``templates`` are for the networks
+    that use them, ``distributed`` runs the networks on several processes, and ``graph`` is that of earlier targets.
     """
 
     def __init__(

@@ -44,17 +44,11 @@ def find_reference(reference: Path, name: str) -> Path | None:
 def compare_target(
     output: Path, name: str, reference: Path, output_format: OutputFormat = "fastfold"
 ) -> tuple[dict[str, StructureScores], str]:
-    """Compare the written predictions of a target with a structure, and write ``<target>_reference.json``.
+    """Compare written predictions of a target with a structure; return scores, best first, or why there are none.
 
-    It has, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the reference; or ``not_comparable``,
-    the reason, if the reference and the target do not share a residue.
-
-    Returns:
-        Scores by prediction, the best ranked first, and the reason why there are none, else an empty text.
-
-    Raises:
-        InputError: The reference cannot be read.
-        OutputError: The scores cannot be written.
+    ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
+    reference; or ``not_comparable``, the reason, if the reference and the target do not share a residue. An InputError
+    tells that the reference cannot be read, and an OutputError that the scores cannot be written.
     """
     true = structure_to_protein(read_user_structure(reference))
     stem = safe_stem(name)

@@ -45,15 +45,10 @@ def sample_label(sample: Mapping[str, Any]) -> str:
 def file_name(
     stem: str, rank: int | None, key: str, ending: str, output_format: FolderFormat = "fastfold"
 ) -> str:
-    """Return the name of one of a prediction's files.
+    """Return the name of one of a prediction's files in a style, by the stem of its target and :func:`prediction_key`.
 
-    Args:
-        stem: Stem of the target's files.
-        rank: Rank among the target's predictions, from 1; None for a name without rank.
-        key: See :func:`prediction_key`.
-        ending: Ending of the file. Empty for the common part of the names (FastFold), or for the structure without
-            suffix (ColabFold).
-        output_format: Style of the name; names of embeddings lack the rank.
+    The rank among the target's predictions is from 1; None for a name without rank, as embeddings have. The ending is
+    empty for the common part of the names (FastFold), or for the structure without suffix (ColabFold).
     """
     place = key if rank is None or output_format == "embeddings" else f"rank_{rank:03d}_{key}"
     if output_format != "colabfold":

@@ -47,14 +47,10 @@ _DTYPES = {
 class RecycleState:
     """Saved state of one prediction, or of one process's shard; ``recycles`` are the structures of finished passes.
 
-    Args:
-        path: File of the state.
-        key: Hash of everything that the results depend on; a file with another key is ignored until it is overwritten.
-        after: Seconds that a pass must take for its state to be written, by the first process's clock.
-        say: Called with a line when a fold continues, and when a state cannot be written.
-        clock: Returns seconds.
-        gather: Gathers from the processes that fold together; the default is for one process.
-        random: True to save the state of PyTorch's generators, which a fold with dropout needs.
+    ``key`` is a hash of everything that the results depend on; a file with another key is ignored until it is
+    overwritten. The state is written if a pass takes ``after`` seconds by the first process's ``clock``. ``say`` is
+    told when a fold continues, and when a state cannot be written. ``gather`` is of the processes that fold together,
+    and ``random`` saves PyTorch's generators, which a fold with dropout needs.
     """
 
     def __init__(

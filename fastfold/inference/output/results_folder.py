@@ -70,16 +70,10 @@ Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
 
 
 class ResultsFolder:
-    """Output folder of ``fastfold infer``.
+    """Output folder of ``fastfold infer``, created if needed, without leftovers of killed processes; or WriteError.
 
-    Args:
-        path: The folder; it and its parents are created if needed. Leftovers of killed processes are removed.
-        say: Called with lines for the user.
-        output_format: Style of the file names; None for the folder's own, and FastFold's in a new folder.
-        per_target: True for a folder within it for the files of each target; None for the folder's own layout.
-
-    Raises:
-        WriteError: The folder is not writable, or its files have names of another style or another layout.
+    ``say`` is called with lines for the user. A style of file names (``output_format``) or a layout with folders of
+    targets (``per_target``) is None for the folder's own. Results in another style or layout raise WriteError.
     """
 
     def __init__(
@@ -215,17 +209,10 @@ class TargetResults:
         scores: Mapping[str, Any],
         ranking: Ranking,
     ) -> PredictionRecord:
-        """Add a finished prediction, or files to one, and rank all; return it with its rank.
+        """Add a finished prediction by its ``id``, or files to one, and rank all; return it with its rank.
 
-        Args:
-            prediction: The ``id`` of the prediction.
-            name: Preferred key of its file names; eight digits of ``id`` are added if another prediction has it.
-            files: Contents by ending.
-            scores: Its scores, in JSON's types.
-            ranking: Ranks the predictions.
-
-        Raises:
-            WriteError: A file cannot be written; the folder is unchanged.
+        ``name`` is the preferred key of its files; eight digits of ``id`` are added if another prediction has it.
+        ``files`` are contents by ending, and ``scores`` in JSON's types. A WriteError leaves the folder unchanged.
         """
         staged = self.parent.state / temporary_name()
         try:

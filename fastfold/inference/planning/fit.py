@@ -171,26 +171,13 @@ def fit_target(
     ranks: int = 1,
     cuda_graph: bool = False,
 ) -> Fit:
-    """Plan a target's fold by a network, or refuse the target.
+    """Plan a target's fold by a network, or raise InputError with the memory needed and a length that fits.
 
-    If the fastest plan does not fit, the costs of the alternatives are measured on the device.
-
-    Args:
-        model: The network, on any device.
-        device: Device of the fold.
-        residues: Length of the target, all chains together.
-        budget: Bytes on the device for the fold, including parameters; None for its free memory.
-        name: Name of the target.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
-        config: Official configuration tree of the fold; None for the network's own.
-        memory: Available memory; None to query this process. With several processes, the smallest of any.
-        offload_dir: Folder on a disk for offloaded tensors that exceed the host's memory.
-        ranks: Number of processes that share the target.
-        cuda_graph: True if passes are replayed from a CUDA graph.
-
-    Raises:
-        InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
+    If the fastest plan does not fit, the costs of the alternatives are measured on the device. The budget are bytes
+    including parameters; None for the device's free memory. ``rows`` of all alignments and ``templates`` are None for
+    the network's maxima, ``config`` for its own configuration tree, and ``memory`` for that of this process; with
+    several processes (``ranks``), it is the smallest of any. ``offload_dir`` is on a disk for tensors beyond the host's
+    memory.
     """
     dtype, home = trunk_dtype(model), next(model.parameters()).device
     memory = memory or FoldMemory.here(device, offload_dir=offload_dir)

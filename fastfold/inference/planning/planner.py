@@ -134,16 +134,9 @@ class Planner:
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
     ) -> FoldPlan:
-        """Return the fastest plan within a budget.
+        """Return the fastest plan of a target's length within a budget in bytes, or raise BudgetError.
 
-        Args:
-            residues: Length of the target, all chains together.
-            budget: Budget in bytes.
-            rows: Rows of all alignments; None for the network's maximum.
-            templates: Number of templates; None for the network's maximum.
-
-        Raises:
-            BudgetError: The smallest plan exceeds the budget.
+        ``rows`` of all alignments and ``templates`` are None for the network's maxima.
         """
         fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)

@@ -82,11 +82,9 @@ def minimize(
     """Minimise the energy without a cutoff, first with flexible and then with constrained bonds to hydrogens.
 
     Constraints are stiff springs, which slow the minimiser down far from a minimum. Atoms of ``free_residues``, by
-    their indices in the protein's arrays, are not restrained. ``on_iteration`` is called with the number of iterations.
-
-    Raises:
-        ValueError: The force field has no parameters for a residue.
-        openmm.OpenMMException: The energy or a force is not finite.
+    their indices in the protein's arrays, are not restrained. ``on_iteration`` gets the number of iterations. A
+    ValueError tells that the force field lacks parameters, an ``openmm.OpenMMException`` that an energy or force is not
+    finite.
     """
     start = prepared.positions / 10.0  # nm
     counter = _Counter(_MOST_ATTEMPTS * config.max_iterations, on_iteration)

@@ -56,11 +56,10 @@ def segments(protein: Protein) -> list[list[int]]:
 def check_relaxable(
     protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
 ) -> None:
-    """Refuse structures for which the force field has no parameters, with the names of residues and chain breaks.
+    """Refuse structures without parameters in the force field, with the names of residues and chain breaks.
 
-    Raises:
-        InputError: A residue of unknown type has atoms, or a residue is alone or has too few atoms.
-        OutputError: The structure has no atoms, or a position is not finite.
+    An InputError names a residue of unknown type, alone, or with too few atoms; an OutputError tells of no finite
+    atoms.
     """
     check_writable(protein)
     count = (protein.atom_mask > 0.5).sum(-1)
@@ -92,10 +91,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
     :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms. Coordinates are first
     rounded to the 0.001 Å of structure files. Hydrogens are placed in double precision on the Reference platform.
-
-    Raises:
-        InputError: See :func:`check_relaxable`.
-        ValueError: Atoms of a residue have the same position, or OpenMM or pdbfixer cannot complete the structure.
+    Errors are those of :func:`check_relaxable`, and ValueError where atoms coincide or cannot be completed.
     """
     check_relaxable(protein, names)
     protein = replace(protein, atom_positions=np.round(protein.atom_positions, 3))

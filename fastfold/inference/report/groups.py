@@ -31,15 +31,11 @@ _STAGES = ("soft", "temperature", "hard", "mutate")
 def find_designs(
     folder: Path, predictions: Sequence[FoundPrediction], room: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the designs that ``fastfold design`` wrote to a folder.
+    """Return the designs of ``fastfold design`` in a folder; arguments are those of :func:`find_ensembles`.
 
-    ``predictions`` are those of the page, ``room`` is the largest number of characters of all films, and ``say`` gets
-    a line about each file that is left out.
-
-    Returns:
-        Per design ``rows`` (indices of its predictions), ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts``
-        by target, and ``film`` if there is room: ``frames``, ``chains`` (their lengths), ``steps`` of the frames,
-        ``step`` in Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA atom of each frame.
+    Each has ``rows`` (indices of its predictions), ``loss``, ``plddt`` and ``stages`` of its steps, ``verdicts`` by
+    target, and ``film`` if there is room: ``frames``, ``chains`` (their lengths), ``steps`` of the frames, ``step`` in
+    Å, and packed ``text``: little-endian int16 ``x``, ``y``, ``z`` of each CA atom of each frame.
     """
     trajectories = folder / "trajectories"
     if not trajectories.is_dir() or trajectories.is_symlink():
@@ -118,15 +114,12 @@ MAX_OVERLAID = 8  #: Largest number of representatives that the page shows toget
 def find_ensembles(
     folder: Path, predictions: Sequence[FoundPrediction], room: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the ensembles that ``fastfold ensemble`` wrote to a folder.
+    """Return the ensembles of ``fastfold ensemble`` in a folder.
 
-    ``predictions`` are those of the page, ``room`` is the largest number of characters of all representatives, and
-    ``say`` gets a line about each file that is left out.
-
-    Returns:
-        Per target ``target``, ``members`` with ``row`` (index of the prediction), ``cluster``, ``x`` and ``y``,
-        ``shares`` of the variance, ``files``, and ``overlay``: representatives with ``row``, ``cluster``, ``structure``
-        and packed ``text``.
+    ``predictions`` are those of the page, ``room`` limits the characters of packed structures, and ``say`` gets a line
+    about each file that is left out. Each ensemble has ``target``, ``members`` with ``row`` (index of the prediction),
+    ``cluster``, ``x`` and ``y``, ``shares`` of the variance, ``files``, and ``overlay``: representatives with ``row``,
+    ``cluster``, ``structure`` and packed ``text``.
     """
     by_target: dict[str, dict[str, int]] = {}
     for number, prediction in enumerate(predictions):
