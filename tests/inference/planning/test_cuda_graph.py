@@ -359,7 +359,7 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     with torch.inference_mode():
         result = model(features, 2, run_pass=graph)
     assert graph._graph is not None
-    inputs = (*graph._graph.members, graph._graph.previous)
+    inputs = graph._graph.inputs
     held = [x for tree in inputs for x in tree.values()] + [result["representations"]["pair"]]
     residues, rows = 11, 9
     plain, graphed = (_planner(model, cuda_graph=wanted) for wanted in (False, True))
