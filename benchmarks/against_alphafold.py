@@ -39,7 +39,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
-from fastfold.inference.folding.malloc_trim import keep_freed_memory  # noqa: E402
+from fastfold.inference.folding.network import keep_freed_memory  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402

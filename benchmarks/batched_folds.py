@@ -24,8 +24,7 @@ from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.batch import Answer, BatchFolder, Request
-from fastfold.inference.folding.batch_passes import pad_features
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request, pad_features
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.protein.residue_constants import restypes

@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.long_sequence import config_of, features
 from benchmarks.simulation.fold import AllocatorKind, simulate
 from fastfold.evoformer.config import model_config
-from fastfold.inference.planning.fold_time import fold_costs, fold_time
 from fastfold.inference.planning.planner import Planner
+from fastfold.inference.planning.report import fold_costs, fold_time
 from fastfold.memory import BudgetError, DeviceFull
 from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import rates

@@ -38,7 +38,7 @@ from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack  # noqa:
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import set_precision  # noqa: E402
-from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes  # noqa: E402
+from fastfold.inference.planning.fit import available_bytes, host_memory_bytes  # noqa: E402
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.memory import HostBuffers, parse_bytes  # noqa: E402
 from fastfold.utils.device import choose_device  # noqa: E402

@@ -18,7 +18,7 @@ from benchmarks.simulation.caching_allocator import CachingAllocator
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.precision import Precision, element_size, set_precision
 from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, FIXED_CUDA, WORKSPACE_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
@@ -163,7 +163,7 @@ def simulate(
             model = set_precision(AlphaFold(config), precision)
         planner = Planner(
             config,
-            2 if precision == "bf16" else 4,
+            element_size(precision),
             "cuda",
             costs=costs or Costs(),
             host_memory=host_memory,

@@ -19,8 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.folding.gradients import GradientRun
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.folding.gradients import GradientRun, SavedInputs
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, WORKSPACE_CUDA, nccl_bytes
 from fastfold.kernels.common.backend import without_launches

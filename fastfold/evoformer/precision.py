@@ -77,6 +77,11 @@ def trunk_dtype(model: AlphaFold) -> torch.dtype:
     return model.single_projection.weight.dtype
 
 
+def element_size(precision: str | None) -> int:
+    """Return the bytes per element of a trunk in a precision; None for float32."""
+    return 2 if precision == "bf16" else 4
+
+
 def precision_of(model: AlphaFold) -> Precision:
     """Return the precision that :func:`set_precision` gave a network."""
     if trunk_dtype(model) == torch.bfloat16:

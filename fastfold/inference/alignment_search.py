@@ -32,12 +32,7 @@ Engines = Sequence[SearchEngine] | ColabFoldSource
 
 
 def alignment_engines(options: RunOptions) -> Engines:
-    """Open the sources of alignments of a run; none if it searches nothing.
-
-    Raises:
-        ConfigError: A program is missing, or credentials are incomplete.
-        InputError: A database cannot be used.
-    """
+    """Open the sources of alignments of a run, or raise ConfigError or InputError; none if it searches nothing."""
     sources = options.sources
     if not sources.wanted:
         return ()
@@ -61,12 +56,7 @@ def alignment_engines(options: RunOptions) -> Engines:
 
 
 def database_engines(sources: SearchSources) -> list[SearchEngine]:
-    """Open the databases on this machine.
-
-    Raises:
-        ConfigError: A program or package is missing.
-        InputError: A database cannot be used.
-    """
+    """Open the databases on this machine, or raise ConfigError or InputError."""
     require_package("pyhmmer", "a search of FASTA files (--db)")
     from fastfold.data.search.local import local_engines
 
@@ -103,19 +93,13 @@ class AlignmentSearch:
     def run(
         self, targets: Sequence[Target], *, needed_alone: bool = True
     ) -> tuple[list[Target], list[InputError]]:
-        """Search for the chains of targets; return them, and errors of those whose search failed.
+        """Search for the chains of targets; return them, and errors of failed searches, or raise FastFoldError.
 
-        ``needed_alone`` skips searches that a fold does not use: targets with alignments, and UniProt for targets
-        without two different chains to pair.
-
-        Raises:
-            FastFoldError: A database cannot be searched, or a result cannot be written.
+        ``needed_alone`` skips what a fold does not use: targets with alignments, and UniProt without chains to pair.
         """
         out, engines = self.out, self.engines
         if not isinstance(engines, Sequence):
-            wanted = [
-                target for target in targets if not (needed_alone and _has_alignment(target.uncut, out))
-            ]
+            wanted = [one for one in targets if not (needed_alone and _has_alignment(one.uncut, out))]
             failures = search_colabfold(wanted, engines, out, say=_print)
             failed = {id(target) for target, _ in failures}
             complete = [target for target in targets if id(target) not in failed]
@@ -135,10 +119,7 @@ class AlignmentSearch:
 
 
 def search(job: InferJob) -> InferJob:
-    """Search for the alignments of a job's targets, if its request says where.
-
-    Errors are those of :meth:`AlignmentSearch.run`.
-    """
+    """Search for the alignments of a job's targets, if it says where; errors as :meth:`AlignmentSearch.run`."""
     request = job.request
     if request.options.sources.wanted and job.targets:
         targets, unfound = AlignmentSearch.of(request).run(job.targets)

@@ -157,11 +157,10 @@ def predict_many(
     batch: BatchSize = 1,
     **settings: Any,
 ) -> Predictions:
-    """Fold several sequences by every network with every seed.
+    """Fold several sequences by every network with every seed; errors are those of :func:`predict`.
 
     Args:
-        sequences: Sequences by name, or a list of sequences, which are named ``query_1``, ``query_2`` and so on; see
-            :func:`predict`.
+        sequences: Sequences by name, or a list of sequences, which are named ``query_1``, ``query_2`` and so on.
         models: One or several networks, or paths or names.
         seeds: One or several random seeds.
         msas: Alignments by name; see :func:`predict`.
@@ -174,11 +173,6 @@ def predict_many(
 
     Returns:
         Predictions by name, the best first; ``table()`` lists their scores.
-
-    Raises:
-        InputError: See :func:`predict`; further sequences are not folded.
-        ConfigError: See :func:`predict`.
-        OutputError: The network's results are not finite.
     """
     config, batch = _config(seeds, settings), check_batch(batch)
     if config.embed is not None:
@@ -186,8 +180,8 @@ def predict_many(
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
-    for what, names in (("msas", msas), ("templates", templates)):
-        if unknown := sorted(set(names or ()) - set(targets)):
+    for what, of_names in (("msas", msas), ("templates", templates)):
+        if unknown := sorted(set(of_names or ()) - set(targets)):
             raise ConfigError(f"{what} has {unknown[0]!r}, which is not a name of a sequence")
     given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
     if not given:
@@ -201,10 +195,10 @@ def predict_many(
     found = Predictions({name: [] for name in targets})
     graph, folder = KeptGraph(), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
-    order_of_names = list(targets)
+    names = list(targets)
     for group in group_by_length([one.num_residues for one in targets.values()], batch, where):
         predictors: dict[str, TargetPredictor] = {}
-        for name in (order_of_names[index] for index in group):
+        for name in (names[index] for index in group):
             target = targets[name]
             shown = read_templates(target, alignments[name], (templates or {}).get(name))
             for line in () if shown is None else shown.lines:
@@ -220,7 +214,7 @@ def predict_many(
                 graph=graph,
             )
         for name, predictions in _fold_group(predictors, networks, config, folder).items():
-            numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
+            numbers = ranking_scores(config.rank, list(map(listed_scores, predictions)))
             order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
             found[name] = [predictions[i] for i in order]
     return found
@@ -232,7 +226,6 @@ def _fold_group(
     config: InferConfig,
     folder: BatchFolder,
 ) -> dict[str, list[Prediction]]:
-    """Fold targets by every network with every seed, in shared passes."""
     found: dict[str, list[Prediction]] = {name: [] for name in predictors}
     drawn = {
         name: [
@@ -276,24 +269,9 @@ def embed(
 ) -> Embedding:
     """Compute representations of a sequence, without heads or structure module where they are not needed.
 
-    Args:
-        sequence: See :func:`predict`.
-        model: Network from :func:`load_model`, or a path or name of one.
-        msa: See :func:`predict`.
-        templates: See :func:`predict`.
-        seed: Random seed.
-        name: Name for files.
-        layer: Evoformer block, from 1, after which the last pass ends; None for all.
-        arrays: Names of :data:`fastfold.inference.embed.config.ARRAYS`; by default ``single`` and ``pair``, after a
-            block ``msa_row`` and ``pair``.
-        mean: Average over the residues, and over all pairs.
-        device: Device of a network given by a path or name; None for CUDA if available.
-        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles`` for example.
-
-    Raises:
-        InputError: See :func:`predict`.
-        ConfigError: See :func:`predict`.
-        OutputError: The representations are not finite.
+    Other arguments and errors are those of :func:`predict`. The last pass ends after the Evoformer block ``layer``,
+    from 1; None for all. ``arrays`` are names of :data:`fastfold.inference.embed.config.ARRAYS`, by default ``single``
+    and ``pair``, after a block ``msa_row`` and ``pair``; with ``mean``, their averages over the residues or pairs.
     """
     chosen = EmbedConfig(layer=layer, arrays=None if arrays is None else tuple(arrays), mean=mean)
     config = _config(seed, {**settings, "embed": chosen})
@@ -378,20 +356,14 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
             f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, with None for "
             "a chain without alignment"
         )
-    alignments: list[ChainMsas] = []
-    for chain, one in zip(target.chains, given, strict=True):
-        read = None if one is None else _read_alignment(one, chain.sequence)
-        alignments.append(([read] if read else [], []))
-    return alignments
+    return [
+        ([] if one is None else [_read_alignment(one, chain.sequence)], [])
+        for chain, one in zip(target.chains, given, strict=True)
+    ]
 
 
 def _read_alignment(msa: Any, query: str) -> Msa:
-    """Read an alignment from a path, a list of rows, or an ``Msa``.
-
-    Raises:
-        ConfigError: The argument is of another type.
-        InputError: The alignment is invalid.
-    """
+    """Read an alignment from a path, a list of rows, or an ``Msa``, or raise ConfigError or InputError."""
     if isinstance(msa, Msa):
         check_query(msa, query)
         shape = (len(msa.sequences), len(query))
@@ -402,19 +374,18 @@ def _read_alignment(msa: Any, query: str) -> Msa:
         return read_msa(msa, query=query)
     if isinstance(msa, np.ndarray) and msa.ndim == 2:
         msa = ["".join(map(str, row)) for row in msa]
-    if isinstance(msa, (list, tuple, np.ndarray)) and all(isinstance(row, str) for row in msa):
-        return _from_rows([str(row) for row in msa], query)
-    raise ConfigError(
-        f"msa must be a file, an alignment, or rows of letters, found {type(msa).__name__}: give one per chain"
-    )
+    if not isinstance(msa, (list, tuple, np.ndarray)) or not all(isinstance(row, str) for row in msa):
+        raise ConfigError(
+            f"msa must be a file, an alignment, or rows of letters, found {type(msa).__name__}: give one per chain"
+        )
+    if any(set(row) & set("\r\n>") for row in msa):
+        raise InputError("expected the letters of one sequence as a row of msa, found a line end or '>'")
+    read = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(msa, 1)))
+    check_query(read, query)
+    return read
 
 
 def _from_rows(rows: Sequence[str], query: str) -> Msa:
-    """Parse an alignment from the rows of an A3M file.
-
-    Raises:
-        InputError: The rows are invalid.
-    """
     if any(set(row) & set("\r\n>") for row in rows):
         raise InputError("expected the letters of one sequence as a row of msa, found a line end or '>'")
     msa = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(rows, 1)))

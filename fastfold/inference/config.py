@@ -60,8 +60,7 @@ class InferConfig:
         metavar="LIST",
         help="fold with these seeds: 0-4, or 1,3,7",
     )
-    #: Precision of the trunk, one of :data:`PRECISIONS`. ``auto`` is the device's default
-    #: (:func:`~fastfold.evoformer.precision.choose_precision`). None is ``auto`` on a GPU and ``fp32`` otherwise.
+    #: Precision of the trunk, one of :data:`PRECISIONS`; None for ``auto`` on a GPU and ``fp32`` otherwise
     precision: str | None = option(
         "--precision",
         default=None,
@@ -91,8 +90,7 @@ class InferConfig:
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
     )
-    #: ``dap=<number>``: number of processes that fold each target together (:mod:`fastfold.inference.distributed`);
-    #: None for one process
+    #: ``dap=<number>``: processes that fold each target together (:mod:`fastfold.inference.distributed`); None for 1
     parallel: str | None = option(
         "--parallel",
         default=None,
@@ -100,8 +98,7 @@ class InferConfig:
         metavar="dap=N",
         help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
-    #: Memory of a fold, for example ``24GiB`` or a number of bytes; None for the device's free memory. It determines
-    #: the sizes of all blocks. With several processes, the budget of each.
+    #: Memory of a fold in each process, as ``24GiB`` or a number of bytes; None for the device's free memory
     memory_budget: str | int | None = option(
         "--memory-budget",
         default=None,
@@ -110,8 +107,7 @@ class InferConfig:
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
         "sizes of all blocks, and recomputation, follow from it",
     )
-    #: Host memory for offloaded tensors, in the same form; None for most of the free memory, and for none if the
-    #: device is a CPU
+    #: Host memory for offloaded tensors, in the same form; None for most of the free memory, on a CPU for none
     host_memory: str | int | None = option(
         "--host-memory",
         default=None,
@@ -130,8 +126,7 @@ class InferConfig:
         is_rare=True,
         help="folder on a fast disk for tensors beyond --host-memory (default: none)",
     )
-    #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues after its last
-    #: finished pass
+    #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
     checkpoint_after: float = option(
         "--checkpoint-after",
         default=180.0,
@@ -151,8 +146,7 @@ class InferConfig:
         is_rare=True,
         help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
     )
-    #: False to give multimer networks no profiles of clusters of alignment rows, as ColabFold's
-    #: ``--disable-cluster-profile``; monomer networks always get them
+    #: False to give multimer networks no profiles of clusters of alignment rows
     use_cluster_profile: bool = option(
         "--disable-cluster-profile",
         default=True,
@@ -160,8 +154,7 @@ class InferConfig:
         is_rare=True,
         help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
     )
-    #: Replay passes from a CUDA graph, which saves the host's part of short folds on a GPU
-    #: (:mod:`fastfold.inference.planning.cuda_graph`); offloading is disabled then
+    #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading
     cuda_graphs: bool = option(
         "--cuda-graphs",
         default=False,
@@ -183,7 +176,6 @@ class InferConfig:
     #: the method. None for one prediction.
     sample: Sampling | None = None
     #: Recycling stops when CA distances change by less than this on average, in Å; None for each network's default
-    #: (multimer networks 0.5, others do not stop early)
     recycle_tolerance: float | None = option(
         "--recycle-tolerance",
         "--recycle-early-stop-tolerance",
@@ -194,8 +186,7 @@ class InferConfig:
         is_rare=True,
         help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
-    #: Stop after a prediction of a target with this mean pLDDT (complexes: 100 times the multimer ranking confidence),
-    #: 0 to 100
+    #: Stop after a prediction of a target with this score, 0 to 100
     stop_at_score: float | None = option(
         "--stop-at-score",
         default=None,
@@ -292,8 +283,7 @@ class InferConfig:
         is_rare=True,
         help="each chain is a ring (cyclic peptides)",
     )
-    #: Names of the chains that are rings, such as ``B`` or ``A,C``, by their order in the target; None for those of
-    #: ``cyclic``
+    #: Names of the chains that are rings, by their order in the target; None for those of ``cyclic``
     rings: str | None = option(
         "--rings",
         default=None,
@@ -302,8 +292,7 @@ class InferConfig:
         is_rare=True,
         help="these chains are rings, by their order in the target (default: none, or all with --cyclic)",
     )
-    #: Representations to compute instead of structures (:class:`~fastfold.inference.embed.config.EmbedConfig`); None
-    #: to fold
+    #: Representations to compute instead of structures; None to fold
     embed: EmbedConfig | None = None
     #: Predictions of a target that are relaxed
     relax: RelaxWhich = option(
@@ -337,7 +326,12 @@ class InferConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        self._choose_relaxation()
+        if self.num_relax == 0:
+            object.__setattr__(self, "num_relax", None)
+        elif self.num_relax is not None:
+            if self.relax == "all":
+                raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
+            object.__setattr__(self, "relax", "best")
         if self.sample is not None:
             if not isinstance(self.sample, Sampling):
                 object.__setattr__(self, "sample", Sampling(self.sample))
@@ -388,15 +382,6 @@ class InferConfig:
                     raise ConfigError(
                         f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
                     )
-
-    def _choose_relaxation(self) -> None:
-        """Relax the best predictions where only their number is given."""
-        if self.num_relax == 0:
-            object.__setattr__(self, "num_relax", None)
-        elif self.num_relax is not None:
-            if self.relax == "all":
-                raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
-            object.__setattr__(self, "relax", "best")
 
     def _check_embed(self) -> None:
         """Refuse settings that an embedding does not have."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.network import NetworkPasses, OnCycle
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
+from fastfold.inference.planning.fit import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import HostBuffers
 from fastfold.parallel.plan import ParallelPlan
@@ -39,7 +39,6 @@ from fastfold.parallel.slurm import started_processes
 if TYPE_CHECKING:
     from fastfold.parallel.distributed import DistributedContext
 
-FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
 Shared = Callable[..., Any]  #: Function that all processes call with the same arguments
 
 
@@ -74,11 +73,7 @@ class DistributedFolder:
         return self.context.size
 
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
-        """On rank 0, return the smallest memory that any process has for a fold.
-
-        Arguments are those of :meth:`FoldMemory.here`, on each machine. A ConfigError tells that a process cannot use
-        the folder.
-        """
+        """On rank 0, return the smallest :meth:`FoldMemory.here` of all processes, or raise ConfigError."""
         where = (host_memory, offload_dir)
         self._send("memory", where)
         return self._smallest_memory(*where)
@@ -87,7 +82,7 @@ class DistributedFolder:
         self,
         function: Callable[..., Any],
         model: AlphaFold,
-        features: FeatureFunction,
+        features: Callable[[int, int], Mapping[str, Tensor]],
         passes: NetworkPasses,
         on_cycle: OnCycle | None = None,
         *,
@@ -95,14 +90,10 @@ class DistributedFolder:
         state: RecycleState | None = None,
         **options: Any,
     ) -> Any:
-        """On rank 0, run a function such as :func:`.run_network` on all processes.
+        """On rank 0, run a function such as :func:`.run_network` on all processes, which receive it by pickle.
 
-        The others receive it by pickle. Each process saves the state of its shard, also on other machines if they have
-        the folder.
-
-        Raises:
-            MemoryError: A process ran out of memory; all processes are ready for a smaller plan.
-            DistributedFoldError: This process failed at a place where the others could not notice.
+        Each process saves the state of its shard, also on other machines if they have the folder. ``MemoryError`` tells
+        that all processes are ready for a smaller plan, and :class:`DistributedFoldError` that they are not.
         """
         function = partial(function, **options)
 
@@ -126,33 +117,19 @@ class DistributedFolder:
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
-            if self._met_again(error):
-                raise MemoryError("of one of the processes") from None
-            raise DistributedFoldError(
-                f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
-                "ends here; start it again to continue with the next target"
-            ) from error
+            self._fail(error, "target", "continue with the next target")
 
     def together(
         self,
         make: Callable[[Sequence[AlphaFold], DistributedContext], Shared],
         models: Sequence[AlphaFold],
     ) -> tuple[Shared, Shared]:
-        """On rank 0, make a function of networks on all processes.
+        """On rank 0, make a function of networks on all processes; return it, and one that calls it on all.
 
-        Args:
-            make: Returns the function for the sharded networks and the processes. It is pickled, and fails on all
-                processes alike.
-            models: Networks on the device of the processes.
-
-        Returns:
-            The function of rank 0 alone, and one that calls it on all processes. Arguments of the second are pickled.
-            It raises ``MemoryError`` if a process ran out of memory, ``OutputError`` as the function does on all
-            processes alike, and :class:`DistributedFoldError` otherwise.
-
-        Raises:
-            ConfigError: ``make`` cannot be pickled.
-            FastFoldError: ``make`` failed.
+        ``make`` returns the function for the sharded networks, which are on the device, and the processes. It is
+        pickled, or raises ConfigError, and fails with the same FastFoldError on all processes. Arguments of the second
+        function are pickled. It raises ``OutputError`` as the function does on all processes alike, and other errors as
+        :meth:`run`.
         """
         known = [self._known(model) for model in models]
         try:
@@ -174,12 +151,7 @@ class DistributedFolder:
             except OutputError:
                 raise
             except Exception as error:
-                if self._met_again(error):
-                    raise MemoryError("of one of the processes") from None
-                raise DistributedFoldError(
-                    f"{type(error).__name__}: {error}. The other processes are in the middle of this step, so the run "
-                    "ends here; start it again to continue"
-                ) from error
+                self._fail(error, "step", "continue")
 
         return function, call
 
@@ -194,10 +166,7 @@ class DistributedFolder:
         self._rest()
 
     def worker_loop(self) -> None:
-        """On the other ranks, fold the targets that rank 0 sends until it stops.
-
-        If a process runs out of memory, all abort and meet again, and rank 0 sends the target again.
-        """
+        """On the other ranks, do what rank 0 sends until it stops, again if a process ran out of memory."""
         going = True
         while going:
             try:
@@ -261,6 +230,14 @@ class DistributedFolder:
             return False
         self.context.regroup()
         return True
+
+    def _fail(self, error: Exception, work: str, purpose: str) -> NoReturn:
+        if self._met_again(error):
+            raise MemoryError("of one of the processes") from None
+        raise DistributedFoldError(
+            f"{type(error).__name__}: {error}. The other processes are in the middle of this {work}, so the run ends "
+            f"here; start it again to {purpose}"
+        ) from error
 
     def stop(self) -> None:
         """On rank 0, stop the other processes."""
@@ -348,37 +325,26 @@ def check_started(ranks: int) -> None:
 def distributed_folder(ranks: int, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
-    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank.
-
-    Raises:
-        ConfigError: Another number of processes was started, or the machine has fewer GPUs than processes.
+    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank. A ConfigError
+    tells that another number of processes was started, or that the machine has too few GPUs.
     """
     plan = ParallelPlan(dap=ranks)
     check_started(ranks)
     if ranks == 1:
         yield None
         return
-    from fastfold.parallel.distributed import (
-        init_distributed,
-    )  # tensors of several processes are slow to import
+    from fastfold.parallel.distributed import init_distributed  # slow to import
 
     # The other ranks wait without a limit while rank 0 reads alignments and writes results.
     with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
         folder = DistributedFolder(context)
-        with _stopping_others(folder):
+        try:
             yield folder
-
-
-@contextmanager
-def _stopping_others(folder: DistributedFolder) -> Iterator[None]:
-    """On the first of several processes, stop the others at the end."""
-    try:
-        yield
-    except DistributedFoldError:
-        raise  # the others do not receive messages
-    except Exception:
-        if folder.context.is_rank_zero:
+        except DistributedFoldError:
+            raise  # the others do not receive messages
+        except Exception:
+            if context.is_rank_zero:
+                folder.stop()
+            raise
+        if context.is_rank_zero:
             folder.stop()
-        raise
-    if folder.context.is_rank_zero:
-        folder.stop()

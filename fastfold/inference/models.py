@@ -45,14 +45,9 @@ class Network:
         return bool(self.info.config.model.embeddings_and_evoformer.template.enabled)
 
     def load(self, precision: str | None) -> AlphaFold:
-        """Return the network, loaded on the host at the first call.
+        """Return the network in a precision of its trunk, float32 by default, or raise WeightsError for a damaged file.
 
-        Args:
-            precision: Precision of its trunk; None for float32. A network in float32 changes in place, because its
-                parameters are those of the file; others are loaded again.
-
-        Raises:
-            WeightsError: The file is damaged, or has values that are not finite.
+        A network in float32 changes in place, because its parameters are those of the file; others are loaded again.
         """
         wanted = precision or "fp32"
         kept = "fp32" if self._model is None else precision_of(self._model)
@@ -77,11 +72,8 @@ def about_mini(network: Network) -> str:
 def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None = None) -> list[Network]:
     """Open the networks of weights files or published names, checked and not yet loaded.
 
-    ``skip`` is called with errors of files to leave out; without it they are raised.
-
-    Raises:
-        ConfigError: Two networks have the same name.
-        WeightsError: A file is invalid, or all are left out.
+    ``skip`` is called with errors of files to leave out; without it they are raised. A ConfigError tells that two
+    networks have the same name, a WeightsError that a file is invalid, or that all are left out.
     """
     networks: dict[str, Network] = {}
     for path in itertools.chain.from_iterable(map(weights_files, weights)):
@@ -115,10 +107,7 @@ def limit_networks(networks: Sequence[Network], number: int | None) -> list[Netw
 def requested_networks(
     weights: Sequence[Path], number: int | None = None, *, skip: Callable[[str], None] | None = None
 ) -> list[Network]:
-    """Open the networks of a request; without weights, the small network that ships.
-
-    Arguments and errors are those of :func:`open_networks` and :func:`limit_networks`.
-    """
+    """Open the networks of a request as :func:`open_networks`; without weights, the small network that ships."""
     return limit_networks(open_networks(list(weights) or [Path(MINI)], skip=skip), number)
 
 
@@ -130,8 +119,7 @@ def network_name(path: Path) -> str:
 def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
     """Return the networks of the target's kind, or all if none is of its kind.
 
-    A monomer network folds a complex as one chain with gaps in the residue numbers. A multimer network also folds
-    single chains.
+    A monomer network folds a complex as one chain with gaps in the residue numbers.
     """
     return [network for network in networks if network.info.multimer == target.is_complex] or list(networks)
 
@@ -143,11 +131,7 @@ def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -
 
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
-    """Separate the complexes of a run in which the user chose no network.
-
-    Returns:
-        Single chains, and one error for each complex.
-    """
+    """Return single chains, and an error for each complex, of a run in which the user chose no network."""
     errors = [
         InputError(
             f"{target.name}: complex of {len(target.chains)} chains, but the default network was trained on single "
@@ -179,10 +163,7 @@ def check_networks(networks: Sequence[Network], config: InferConfig, templates: 
 
 
 def check_divisible(networks: Sequence[Network]) -> None:
-    """Raise ConfigError if a network lacks steps of AlphaFold's blocks, as ``mini`` does.
-
-    Several processes cannot divide its blocks.
-    """
+    """Raise ConfigError if a network's blocks cannot be divided, because they lack steps of AlphaFold's."""
     for network in networks:
         if not has_whole_blocks(network.info.config):
             raise ConfigError(
@@ -213,10 +194,9 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
     """Estimate the work of a target: cubic in its length, plus a constant."""
-    n, own = target.num_residues, suitable(networks, target)
-    passes = sum(apply_settings(config, network.info.config).model.num_recycle + 1 for network in own) * len(
-        config.seeds
-    )
+    own = (apply_settings(config, network.info.config).model for network in suitable(networks, target))
+    passes = sum(model.num_recycle + 1 for model in own) * len(config.seeds)
     if config.sample is not None:
         passes *= config.sample.number or 1
+    n = target.num_residues
     return passes * float(n + 50) ** 2 * (n + 500)

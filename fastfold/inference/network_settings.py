@@ -10,10 +10,7 @@ from fastfold.inference.config import InferConfig
 
 
 def apply_settings(config: InferConfig, network: Any) -> Any:
-    """Return a network's official configuration tree with the settings of a fold, as a copy.
-
-    Settings that are None leave the network's own. A ConfigError tells that it does not support one.
-    """
+    """Return a copy of a network's official configuration tree with the settings of a fold, or raise ConfigError."""
     found = network.copy_and_resolve_references()
     model, multimer = found.model, is_multimer(found)
     if config.num_recycles is not None:
@@ -26,14 +23,14 @@ def apply_settings(config: InferConfig, network: Any) -> Any:
         else:
             found.data.eval.num_ensemble = config.num_ensemble
     if config.max_msa is not None:
-        _set_rows(found, multimer, *config.max_msa)
+        _set_rows(found, *config.max_msa)
     if multimer and not config.use_cluster_profile:
         model.embeddings_and_evoformer.use_cluster_profile = False
     return found
 
 
-def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:
-    if multimer:
+def _set_rows(network: Any, clusters: int, extra: int) -> None:
+    if is_multimer(network):
         trunk = network.model.embeddings_and_evoformer
         trunk.num_msa, trunk.num_extra_msa = clusters, extra
         return
@@ -47,6 +44,14 @@ def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:
     data.eval.max_msa_clusters, data.common.max_extra_msa = clusters, extra
 
 
+def max_rows(config: Any) -> tuple[int, int]:
+    """Return the largest numbers of rows of the MSA and of the extra MSA of a network."""
+    if is_multimer(config):
+        trunk = config.model.embeddings_and_evoformer
+        return int(trunk.num_msa), int(trunk.num_extra_msa)
+    return int(config.data.eval.max_msa_clusters), int(config.data.common.max_extra_msa)
+
+
 def recycle_tolerance(network: Any) -> float:
     """Return the change of CA distances in Å below which recycling stops; 0 for no early stop."""
     return max(0.0, float(network.model.get("recycle_early_stop_tolerance", 0.0)))
@@ -55,31 +60,23 @@ def recycle_tolerance(network: Any) -> float:
 def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
     """Return the effective settings that determine a network's results, in JSON's types."""
     applied = apply_settings(config, network)
-    changed = {}
-    if is_multimer(applied):
-        trunk = applied.model.embeddings_and_evoformer
-        if not config.use_cluster_profile:
-            changed["use_cluster_profile"] = False
-        rows = [trunk.num_msa, trunk.num_extra_msa]
-    else:
-        rows = [applied.data.eval.max_msa_clusters, applied.data.common.max_extra_msa]
+    no_profile = is_multimer(applied) and not config.use_cluster_profile
+    restraints = {}
+    if config.restraints is not None:
+        restraints = {
+            "restraints": config.restraints.name,
+            "restraint_steps": config.restraint_steps,
+            "restraint_leave_one_out": config.restraint_leave_one_out,
+        }
     return {
         "num_recycles": applied.model.num_recycle,
         "recycle_tolerance": recycle_tolerance(applied),
         "num_ensemble": ensemble_size(applied),
-        "max_msa": rows,
-        **changed,
+        "max_msa": list(max_rows(applied)),
+        **({"use_cluster_profile": False} if no_profile else {}),
         "precision": config.precision,
         "dropout": config.dropout,
         "cyclic": config.ring_names,
         "initial_guess": None if config.initial_guess is None else config.initial_guess.name,
-        **(
-            {}
-            if config.restraints is None
-            else {
-                "restraints": config.restraints.name,
-                "restraint_steps": config.restraint_steps,
-                "restraint_leave_one_out": config.restraint_leave_one_out,
-            }
-        ),
+        **restraints,
     }

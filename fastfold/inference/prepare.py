@@ -16,6 +16,7 @@ from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.target_lines import find_reference
 from fastfold.inference.models import (
     Network,
     about_mini,
@@ -26,7 +27,6 @@ from fastfold.inference.models import (
     target_cost,
     untrained_networks,
 )
-from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions
@@ -63,10 +63,10 @@ def prepare(
     *,
     is_screen: bool = False,
 ) -> InferJob:
-    """Check a request, open its networks unless they are given, and read its targets.
+    """Check a request, open its networks unless they are given, and read its targets, or raise FastFoldError.
 
     The device is None for folds on a cluster, whose devices may differ. ``is_screen`` refuses networks whose complexes
-    say nothing about partners. The job has the precision of the device. A FastFoldError tells why the run cannot start.
+    say nothing about partners. The job has the precision of the device.
     """
     config, chosen = with_precision(request.config, device)
     request, options = replace(request, config=config), request.options
@@ -130,12 +130,9 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
 
 
 def with_precision(config: InferConfig, device: torch.device | None) -> tuple[InferConfig, str]:
-    """Return the settings with the device's precision, and a line if it was chosen automatically.
+    """Return the settings with the device's precision, and a line if it was chosen automatically, or raise ConfigError.
 
     Without a device, for the folds of a cluster, it is float32 by default.
-
-    Raises:
-        ConfigError: The device, or a run of several processes, does not support the precision.
     """
     if device is None:
         if config.precision == "auto":

@@ -20,10 +20,7 @@ LOG = "log.txt"  #: Name of the log in a folder of results
 
 
 def wrapped(text: str, stream: IO[str]) -> str:
-    """Return text broken between words at the width of a terminal; unchanged for other streams.
-
-    Words longer than a line stay whole, so that paths and addresses can be copied.
-    """
+    """Return text broken at the width of a terminal, without breaking paths; unchanged for other streams."""
     try:
         width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):
@@ -38,10 +35,7 @@ def wrapped(text: str, stream: IO[str]) -> str:
 
 
 class RunLog:
-    """Log of a run, to which every run in a folder adds; kept in memory until the folder is known.
-
-    A log that cannot be written does not stop the run.
-    """
+    """Log of the runs in a folder, in memory until the folder is known; a failed write does not stop the run."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -69,11 +63,10 @@ class RunLog:
 
 @dataclass
 class Progress:
-    """Progress over all targets, in passes of the network weighted by their cost.
+    """Progress over all targets, in passes of the network weighted by their cost; a context manager.
 
-    A context manager. On a terminal it shows one bar with target, recycle, current pLDDT, elapsed and expected time.
-    Otherwise each event is a line without control characters, on standard error by default. A closed pipe or terminal
-    does not stop the work. ``quiet`` shows only important lines.
+    A terminal shows one bar, other streams (standard error by default) a line for each event without control
+    characters. A closed pipe or terminal does not stop the work. ``quiet`` shows only important lines.
     """
 
     total: float
@@ -104,8 +97,7 @@ class Progress:
     def line(self, text: str, *, important: bool = False) -> None:
         """Print a permanent line; with :attr:`quiet` only if it is important.
 
-        A warning of several targets, ``warning: <target>: <text>``, is printed for the first. The others are
-        counted at the end. The log has all lines.
+        Of equal warnings, ``warning: <target>: <text>``, the first is printed and the others are counted at the end.
         """
         self.log.append(text)
         if self.quiet and not important:
@@ -156,7 +148,6 @@ class Progress:
         """Yield a callback for the passes of one network, called with the number and ``mean_plddt``.
 
         Passes of an attempt that ran out of memory are subtracted, and passes that were not needed are skipped.
-        ``recycles`` are the passes after the first, and the cost is that of all together, a part of ``total``.
         """
         self.begin(work)
         one, done = cost / (recycles + 1), 0
@@ -184,7 +175,6 @@ class Progress:
 
 
 def _bar(stream: IO[str]) -> Any:
-    """Return a bar for a terminal; None for a stream without one."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -80,11 +80,7 @@ def run(request: InferRequest) -> Summary:
 
 
 def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder | None) -> Summary:
-    """Fold the targets of a job, and report what limits its predictions.
-
-    The device is that of one process; several processes, if they fold together, have their own. Errors are those of
-    :func:`fold_targets`.
-    """
+    """Fold the targets of a job, and report what limits its predictions; errors as of :func:`fold_targets`."""
     config, options, targets = job.request.config, job.request.options, job.targets
     costs = job.costs
     if distributed is not None:
@@ -100,10 +96,8 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         summary = Summary((), (), ())
         if targets:
             kind: FolderFormat = options.output_format if config.embed is None else "embeddings"
-            warn = partial(progress.line, important=True)
-            folder = ResultsFolder(
-                job.request.output, warn, output_format=kind, per_target=options.folder_per_target
-            )
+            warn, per_target = partial(progress.line, important=True), options.folder_per_target
+            folder = ResultsFolder(job.request.output, warn, output_format=kind, per_target=per_target)
             open_log(progress.log, folder.path, f"{len(targets):,} targets on {device}")
             runner = TargetRunner(
                 networks=job.networks,
@@ -142,10 +136,7 @@ def open_log(log: RunLog, folder: Path, what: str) -> None:
 
 
 class RunResults:
-    """Results of a run so far by target, with the folder's tables and page.
-
-    ``errors`` are those of records that cannot be read; ``skipped`` targets were finished before.
-    """
+    """Results of a run so far by target, with the folder's tables and page, and ``errors`` of unreadable records."""
 
     def __init__(self, folder: ResultsFolder, progress: Progress, errors: Iterable[InputError]) -> None:
         self.folder, self.progress = folder, progress
@@ -181,11 +172,7 @@ class RunResults:
             raise
 
     def finish(self, *, has_page: bool) -> Summary:
-        """Write the tables and, if there is something to show, the page.
-
-        Raises:
-            WriteError: The disk is full or read-only.
-        """
+        """Write the tables and, if there is something to show, the page, or raise WriteError."""
         failed = self._written(self.summary.flush) + self._written(self._failures.flush)
         if has_page and (self.folded or not (self.folder.path / REPORT).exists()):
             with suppress(InputError):  # nothing to show if all targets failed
@@ -212,31 +199,22 @@ def fold_targets(
     """Fold targets in order, and write the folder's tables and page.
 
     A failed target does not stop the others. Costs are those in the runner's progress. ``ended`` are results of targets
-    that others fold; None to fold them by the runner. ``errors`` are those of records that cannot be read.
-
-    Raises:
-        WriteError: A result cannot be written; names the missing ones.
-        WeightsError: A network cannot be loaded.
+    that others fold; None to fold them by the runner. ``errors`` are those of records that cannot be read. A WriteError
+    names missing results, and a WeightsError tells that a network cannot be loaded.
     """
     found = RunResults(runner.folder, runner.progress, errors)
-    with (
-        found.kept(),
-        closing(_fold(runner, targets, costs)) if ended is None else nullcontext(ended) as results,
-    ):
-        for work, result in results:
-            _conclude(runner, targets, work, result, found)
-    return found.finish(has_page=runner.config.embed is None)  # a page shows structures
-
-
-def _fold(
-    runner: TargetRunner, targets: Sequence[Target], costs: Sequence[float]
-) -> Generator[Ended, None, None]:
     lengths = [target.num_residues for target in targets]
     groups = (
         [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
         for group in group_by_length(lengths, runner.options.batch, runner.device)
     )
-    return runner.fold_groups(groups)
+    with (
+        found.kept(),
+        closing(runner.fold_groups(groups)) if ended is None else nullcontext(ended) as results,
+    ):
+        for work, result in results:
+            _conclude(runner, targets, work, result, found)
+    return found.finish(has_page=runner.config.embed is None)  # a page shows structures
 
 
 def _conclude(
@@ -246,7 +224,6 @@ def _conclude(
     result: FoldedTarget | Exception,
     found: RunResults,
 ) -> None:
-    """Add the result of a target, or its error unless it stops the run."""
     target, reference = work.target, runner.options.reference
     try:
         if isinstance(result, Exception):
@@ -254,24 +231,18 @@ def _conclude(
         found.summary.update(result.results)
         if reference is not None:
             report_comparison(runner.progress, result.results, target, work.label, reference)
-    except PlaceError as error:  # other targets can be written
-        _fail(target, work.cost, error, found)
-    except WriteError as error:
-        done = {*found.folded, *found.skipped, *(name for name, _ in found.failed)}
-        left = [t.name for t in targets if t.name not in done]
-        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        raise WriteError(
-            f"{error}. The run ends here; finished results are kept, not finished: {', '.join(left[:5])}{more}"
-        ) from error
     except (DistributedFoldError, WeightsError):
         raise
     except Exception as error:  # also a bug that one target triggers: the others continue
-        _fail(target, work.cost, error, found)
+        if isinstance(error, WriteError) and not isinstance(error, PlaceError):  # no target can be written
+            done = {*found.folded, *found.skipped, *(name for name, _ in found.failed)}
+            left = [t.name for t in targets if t.name not in done]
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            raise WriteError(
+                f"{error}. The run ends here; finished results are kept, not finished: {', '.join(left[:5])}{more}"
+            ) from error
+        found.fail(target.name, reason(error, target), work.cost)
+        if debugging():
+            found.progress.line("".join(traceback.format_exception(error)), important=True)
     else:
         found.add(target.name, result.predictions, made=result.made)
-
-
-def _fail(target: Target, cost: float, error: Exception, found: RunResults) -> None:
-    found.fail(target.name, reason(error, target), cost)
-    if debugging():
-        found.progress.line("".join(traceback.format_exception(error)), important=True)

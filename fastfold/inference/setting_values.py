@@ -18,11 +18,7 @@ MAX_BATCH = 256  #: Largest number of targets in a pass that can be requested
 
 
 def check_batch(batch: Any) -> BatchSize:
-    """Return a batch size from a number or text.
-
-    Raises:
-        ConfigError: It is neither ``auto`` nor a whole number from 1 to :data:`MAX_BATCH`.
-    """
+    """Return ``auto`` or a batch size up to :data:`MAX_BATCH` from a number or text, or raise ConfigError."""
     if batch == "auto":
         return "auto"
     try:
@@ -47,11 +43,7 @@ def parse_device(text: str) -> str:
 
 
 def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """Return seeds as a tuple without repetitions, in the given order.
-
-    Raises:
-        ConfigError: The list is empty, or a seed is not a whole number from 0 to 2³¹ - 1.
-    """
+    """Return seeds from 0 to 2³¹ - 1 as a tuple without repetitions, in the given order, or raise ConfigError."""
     if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
         raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
     given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
@@ -89,11 +81,7 @@ def parse_max_msa(text: str) -> tuple[int, int]:
 
 
 def check_max_msa(value: Any) -> tuple[int, int]:
-    """Return numbers of rows from two numbers or text.
-
-    Raises:
-        ConfigError: The value has another form, or a number is not from 1 to 100,000.
-    """
+    """Return numbers of rows, each up to 100,000, from two numbers or text, or raise ConfigError."""
     if isinstance(value, str):
         return parse_max_msa(value)
     if not isinstance(value, Sequence) or len(value) != 2:

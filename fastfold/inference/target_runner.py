@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,13 +28,12 @@ from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule, Start
 from fastfold.inference.folding.target_lines import announce, conclusion, count_of
 from fastfold.inference.models import Network, suitable
-from fastfold.inference.output.alphafold_folder import write_alphafold_folder
-from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.output.result_archive import archive_path, write_result_archive
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
+from fastfold.inference.output.score_files import lines_json
+from fastfold.inference.output.target_files import archive_path, write_alphafold_folder, write_result_archive
 from fastfold.inference.output.writer import (
     coverage_title,
     draw_missing_coverage,
@@ -117,29 +117,23 @@ class TargetRunner:
         return [found[work] for work in group]
 
     def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
-        """Fold groups of targets, and draw and relax them while the next groups fold.
-
-        Yields:
-            Each target with its result or its error, in the order in which they are finished.
-        """
-        schedule: Schedule[TargetWork, FoldedTarget] = Schedule(self._batches, self.background)
+        """Fold groups of targets, and draw and relax them meanwhile; yield each with its result or its error."""
         # Each process has another target ready when it ends one, also during a long fold.
         ahead = 2 * (1 + (0 if self.background is None else self.background.processes))
-        try:
+        with closing(Schedule[TargetWork, FoldedTarget](self._batches, self.background)) as schedule:
             for group in groups:
                 yield from schedule.wait(ahead)
-                yield from schedule.fold(
-                    [(work, self._steps(work.target, work.label, work.cost)) for work in group]
-                )
+                yield from schedule.fold([(work, self.steps(work)) for work in group])
             yield from schedule.wait(1)
-        finally:
-            schedule.close()
 
-    def _steps(self, target: Target, label: str, cost: float) -> Generator[Awaited, Any, FoldedTarget]:
+    def steps(self, work: TargetWork) -> Generator[Awaited, Any, FoldedTarget]:
         """Fold and write one target; yield requests for its predictions."""
+        target, label, cost = work.target, work.label, work.cost
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
-        alignments = self._alignments(target)
+        alignments = target_alignments(self.options.msa_dir, target)  # of whole chains
+        if target.is_complex:
+            alignments = select_rows(alignments, self.options.pair_mode)
         results = self.folder.target(target)
         results.rank(self.ranking)
         networks = suitable(self.networks, target)
@@ -179,15 +173,16 @@ class TargetRunner:
             results.rank(self.ranking)
         if not self.leaves_rest:
             done = (yield from self._finish(results, label, made=done)) or done
-        self._conclude(label, results, made=done)
+        line = "finished before with the same input and settings, skipped"
+        if done:
+            records = results.records()
+            what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
+            line = f"{what} in {results.folder}"
+        self.progress.line(f"{label}: {line}")
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
-        """Draw and relax the predictions of a target that a runner with ``leaves_rest`` has folded.
-
-        Predictions are given by their ``id``, and ``made`` tells if the fold added a file. Return True if one was
-        added.
-        """
+        """Draw and relax predictions, by their ``id``, after a runner with ``leaves_rest``; True if files are new."""
         results = self.folder.target(target)
         schedule: Schedule[str, bool] = Schedule(self._batches, None)
         ((_, done),) = schedule.fold([(target.name, self._rest(results, target, predictions, made=made))])
@@ -220,11 +215,6 @@ class TargetRunner:
             write_result_archive(results)
         return relaxed
 
-    def _alignments(self, target: Target) -> Sequence[ChainMsas]:
-        """Return the alignments of the target's whole chains: its own, or those of the folder of alignments."""
-        alignments = target_alignments(self.options.msa_dir, target)
-        return select_rows(alignments, self.options.pair_mode) if target.is_complex else alignments
-
     def _complete(
         self,
         results: TargetResults,
@@ -245,17 +235,7 @@ class TargetRunner:
         if job.network not in self.networks:  # left out in the meantime
             self.progress.skip(cost)
             return None, False
-        record = yield from self._predict(prepared, results, job, cost)
-        return record, True
-
-    def _conclude(self, label: str, results: TargetResults, *, made: bool) -> None:
-        """Report the result of a target, or that it was finished before."""
-        if not made:
-            self.progress.line(f"{label}: finished before with the same input and settings, skipped")
-            return
-        records = results.records()
-        found = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
-        self.progress.line(f"{label}: {found} in {results.folder}")
+        return (yield from self._predict(prepared, results, job, cost)), True
 
     def _prepare(
         self,
@@ -339,7 +319,6 @@ class TargetRunner:
         prepared.shared.update(results.write_shared(files))
 
     def _state(self, results: TargetResults, job: PredictionJob, label: str) -> RecycleState:
-        """Return the saved state of a prediction's passes."""
         ranks = 1 if self.distributed is None else self.distributed.ranks
         return RecycleState(
             results.state / f"{job.id}.state",
@@ -364,10 +343,9 @@ class TargetRunner:
         self._checked = True
 
     def _relax(self, results: TargetResults, label: str) -> Generator[Awaited, Any, bool]:
-        """Relax the requested predictions; return True if one was relaxed."""
         if self.config.relax == "none":
             return False
-        from fastfold.inference.relax.written import relax_in_folder
+        from fastfold.inference.relax.files import relax_in_folder
 
         number = self.config.num_relax or (1 if self.config.relax == "best" else None)
         chosen = [record.id for record in results.records()[:number] if "relaxation" not in record.scores]
@@ -385,9 +363,7 @@ class TargetRunner:
 
 
 def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:
-    """Fold and write targets of several runners, with predictions by one network in shared passes.
-
-    Each target comes with the runner of its folder; the runners have the same networks.
+    """Fold and write targets with the runner of each one's folder, by the same networks in shared passes.
 
     Yields:
         Each target with its result or its error, in the order in which they are finished.
@@ -397,10 +373,5 @@ def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator
         for runner, _ in group:
             runner.progress.line(line, important=True)
 
-    schedule: Schedule[TargetWork, FoldedTarget] = Schedule(BatchFolder(say), None)
-    try:
-        yield from schedule.fold(
-            [(work, runner._steps(work.target, work.label, work.cost)) for runner, work in group]
-        )
-    finally:
-        schedule.close()
+    with closing(Schedule[TargetWork, FoldedTarget](BatchFolder(say), None)) as schedule:
+        yield from schedule.fold([(work, runner.steps(work)) for runner, work in group])

@@ -56,10 +56,7 @@ class TargetTemplates:
 
 
 def takes_templates(config: Any, target: Target, *, are_whole: bool = False) -> bool:
-    """Return True if a network, by its configuration tree, uses templates of a target.
-
-    ``are_whole`` is True for templates that span all chains, which monomer networks use as well.
-    """
+    """Return True if a network uses templates of a target; monomer networks use those that span all its chains."""
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
     return enabled and (is_multimer(config) or not target.is_complex or are_whole)
 
@@ -71,17 +68,15 @@ def find_templates(
     networks: Sequence[Network],
     msa_dir: Path | None,
 ) -> TargetTemplates | None:
-    """Find a target's templates for the networks that use them, and unused hits in ``msa_dir``.
+    """Find a target's templates for the networks that use them, and unused hits in ``msa_dir``, or raise InputError.
 
-    Returns:
-        The templates, or only lines if none are used; None without either.
-
-    Raises:
-        InputError: Hits, a database, a user's alignment, or the target's own structure are invalid.
+    The result has only lines if no templates are used; None without either.
     """
-    if (own := _own_templates(target)) is not None:
-        return own
-    takers = [n for n in networks if takes_templates(n.info.config, target, are_whole=_are_whole(finder))]
+    own = target.templates if target.given is None else target.given.templates()
+    if own is not None:  # brought by the target
+        return given_features(target, own)
+    are_whole = finder is not None and bool(finder.complexes) and not finder.options.has_single_chains
+    takers = [n for n in networks if takes_templates(n.info.config, target, are_whole=are_whole)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
     unused = _unused_hits(finder, target, msa_dir) if takers else []
     if finder is None:
@@ -98,43 +93,32 @@ def find_templates(
     return _found_templates(target, found, [*unused, *notes])
 
 
-def _own_templates(target: Target) -> TargetTemplates | None:
-    """Return the templates that a target brings, without a search; None for a search."""
-    own = target.templates if target.given is None else target.given.templates()
-    return None if own is None else given_features(target, own)
-
-
-def _are_whole(finder: TemplateFinder | None) -> bool:
-    """Return True if a finder has templates of whole complexes alone."""
-    return finder is not None and bool(finder.complexes) and not finder.options.has_single_chains
-
-
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
     """Return a line about unused hits among the target's alignments."""
     if msa_dir is None or target.alignments is not None:
         return []
     if finder is not None and finder.options.mmcif_dir is not None:
         return []
-    files = find_template_hits(msa_dir, target)
+    if not (files := find_template_hits(msa_dir, target)):
+        return []
     names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
-    line = (
-        f"unused hits of a template search: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
-    )
-    return [f"{line}files, makes them templates"] if files else []
+    return [
+        f"unused hits of a template search: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF files, "
+        "makes them templates"
+    ]
 
 
 def given_features(target: Target, features: Sequence[Features | None]) -> TargetTemplates:
     """Return templates from given features, per chain."""
     report = []
     for chain, one in zip(target.chains, features, strict=False):
-        number = 0 if one is None else len(one.get("template_aatype", ()))
-        names = [f"template_{i + 1}" for i in range(number)]
-        if one is not None and len(one.get("template_domain_names", ())) == number:
-            names = [
-                name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-                for name in one["template_domain_names"]
-            ]
-        used = [{"name": name} for name in names]
+        one = one or {}
+        number = len(one.get("template_aatype", ()))
+        names: Any = one.get("template_domain_names", ())
+        if len(names) != number:
+            names = [f"template_{i + 1}" for i in range(number)]
+        texts = (name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names)
+        used = [{"name": text} for text in texts]
         report.append(
             {"chain": chain.id, "sources": ["given features"], "found": number, "used": used, "left_out": []}
         )
@@ -142,18 +126,11 @@ def given_features(target: Target, features: Sequence[Features | None]) -> Targe
 
 
 def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) -> TargetTemplates | None:
-    """Read the templates given in Python.
+    """Read the templates given in Python, or raise ConfigError or InputError.
 
-    Args:
-        target: The target.
-        alignments: Alignments of each chain.
-        given: None, files or folders for all chains, features of the only chain, a list of one of these per chain, or
-            :class:`~fastfold.data.templates.options.TemplateOptions`. In place of a file, any structure of
-            :func:`~fastfold.protein.io.read.read_structure`.
-
-    Raises:
-        ConfigError: The argument has another type, or mixes files and features.
-        InputError: A structure is invalid.
+    They are None, files or folders for all chains, features of the only chain, a list of one of these per chain, or
+    :class:`~fastfold.data.templates.options.TemplateOptions`. In place of a file, any structure of
+    :func:`~fastfold.protein.io.read.read_structure`.
     """
     if given is None:
         return None
@@ -189,7 +166,6 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
 
 
 def _is_files(given: Any) -> bool:
-    """Return True for a path or another structure, or a list of them."""
     if isinstance(given, (list, tuple)):
         return bool(given) and all(map(is_structure, given))
     return is_structure(given)
@@ -203,7 +179,6 @@ def _of_files(given: Any) -> TemplateFinder:
 def _found_templates(
     target: Target, found: Sequence[ChainTemplates], notes: Sequence[str] = ()
 ) -> TargetTemplates:
-    """Return found templates with lines about them and further notes."""
     groups: dict[tuple[str, str], list[str]] = {}
     for chain, chosen in zip(target.chains, found, strict=True):
         groups.setdefault((chain.sequence, chosen.describe()), []).append(chain.id)
@@ -216,5 +191,4 @@ def _found_templates(
 
 
 def _of_chains(target: Target, ids: Sequence[str]) -> str:
-    """Return the names of some chains of a complex; empty for a single chain."""
     return f" of chain{'s' if ids[1:] else ''} {', '.join(ids)}" if target.is_complex else ""

@@ -14,8 +14,8 @@ from fastfold.data.queries.partners import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.features import add_settings
-from fastfold.inference.output.writer import target_digest
+from fastfold.inference.folding.prediction import add_settings
+from fastfold.inference.folding.prediction_jobs import target_digest
 from fastfold.inference.target_templates import TargetTemplates
 from tests.helpers.command_line import CommandLine
 

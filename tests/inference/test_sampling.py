@@ -14,7 +14,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.relative_position import ring_offset
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.features import initial_positions
+from fastfold.inference.folding.prediction import initial_positions
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
 from fastfold.inference.relax.config import PLATFORMS

@@ -130,7 +130,7 @@ def run_plan(options: argparse.Namespace) -> int:
             "--cuda-graphs is for a training step: leave it out, or leave the options of a fold out"
         )
     if options.gpu is not None and (options.fold or any(x is not None for x in of_fold)):
-        from fastfold.inference.planning.gpu_report import report_gpu_plan
+        from fastfold.inference.planning.report import report_gpu_plan
 
         print(report_gpu_plan(options))
         return 0

@@ -64,9 +64,14 @@ def run_report(options: argparse.Namespace) -> int:
     """
     from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report
-    from fastfold.inference.report.export import check_export, write_rows
-    from fastfold.inference.report.interfaces import COLUMNS, find_rows, sort_rows
-    from fastfold.inference.report.where import parse_condition
+    from fastfold.inference.report.interfaces import (
+        COLUMNS,
+        check_export,
+        find_rows,
+        parse_condition,
+        sort_rows,
+        write_rows,
+    )
 
     where = None if options.where is None else parse_condition(options.where, COLUMNS)
     sort_rows((), options.sort)

@@ -29,8 +29,8 @@ from fastfold.inference.design.config import RecycleMode
 from fastfold.inference.design.limits import Limits, count_residues, limit_weights
 from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.folding.features import add_settings, input_order
 from fastfold.inference.folding.gradients import GradientRun, differentiable
+from fastfold.inference.folding.prediction import add_settings, input_order
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products

@@ -12,7 +12,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun
-from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.fit import FoldMemory
 from fastfold.inference.planning.gradient_plan import (
     GradientPlan,
     GradientPlanner,

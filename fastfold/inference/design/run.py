@@ -43,7 +43,7 @@ from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
-from fastfold.inference.report.where import parse_condition
+from fastfold.inference.report.interfaces import parse_condition
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.protein import residue_constants as rc

@@ -18,9 +18,8 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat
 from fastfold.inference.embed.files import embedding_bytes
-from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.network import OnCycle, Represent, represent
-from fastfold.inference.folding.prediction import TargetFold
+from fastfold.inference.folding.prediction import TargetFold, input_order
 from fastfold.inference.output.file_names import prediction_key, sample_label
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.output.file_names import sample_label
-from fastfold.inference.output.written_scores import residue_numbers
+from fastfold.inference.output.score_files import residue_numbers
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure

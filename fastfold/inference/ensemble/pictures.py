@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.inference.ensemble.analysis import Analysis, State
-from fastfold.inference.output.plots import figure_in_style, mark_chains, to_png
-from fastfold.inference.output.style import CHAIN_COLOURS, FAINT, INK
+from fastfold.inference.output.plots import CHAIN_COLOURS, FAINT, INK, figure_in_style, mark_chains, to_png
 
 _GRID = 120
 _MOST_KT = 6.0  #: Upper end of the landscape's scale, in units of kT

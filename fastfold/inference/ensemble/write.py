@@ -13,9 +13,9 @@ from fastfold.errors import ConfigError
 from fastfold.inference.ensemble.analysis import Analysis, analyse, motion_onto_mean, superposed_protein
 from fastfold.inference.ensemble.members import Ensemble, read_ensembles
 from fastfold.inference.ensemble.pictures import fluctuation_png, landscape_png, pairs_png, states_png
-from fastfold.inference.output.json_files import lines_json, rounded
+from fastfold.inference.output.score_files import lines_json, rounded
 from fastfold.inference.output.summary import tab_separated
-from fastfold.inference.report.ensembles import ENDING
+from fastfold.inference.report.groups import ENDING
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic

@@ -28,8 +28,7 @@ from fastfold.inference.exporting.network_pass import (
     pad_features,
     read_features,
 )
-from fastfold.inference.network_settings import recycle_tolerance
-from fastfold.inference.planning.memory_model import max_rows
+from fastfold.inference.network_settings import max_rows, recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "fastfold.inference.output.plots")
 """Modules that plots need."""
-RELAXATION = ("fastfold.inference.relax.written",)  #: Modules that a relaxation needs
+RELAXATION = ("fastfold.inference.relax.files",)  #: Modules that a relaxation needs
 MAX_PROCESSES = 4  #: Largest number of processes that relax
 PROCESS_BYTES = 512 << 20  #: Memory of a process: Python, OpenMM, and the structure that it relaxes
 _ATTEMPTS = 2
@@ -44,18 +44,12 @@ class BackgroundWork(NamedTuple):
 
 
 def count_processes(targets: int, cores: int, memory: int) -> int:
-    """Return the number of processes that relax targets while others fold on the same cores.
-
-    ``memory`` are the free bytes of the host. Relaxation may take an eighth of them.
-    """
+    """Return the number of processes that relax targets meanwhile, in an eighth of the host's free ``memory``."""
     return max(1, min(targets, cores, memory // (8 * PROCESS_BYTES), MAX_PROCESSES))
 
 
 def start_ahead(config: InferConfig) -> None:
-    """Import a fold's background modules while this process imports PyTorch, where possible.
-
-    A program that has imported PyTorch starts no server of workers, because it may need its own.
-    """
+    """Import background modules while this process imports PyTorch; a program that has it starts no server."""
     modules = _needed_modules(config)
     if modules and "torch" not in sys.modules:
         start_server([*modules, __name__])
@@ -91,10 +85,9 @@ def _needed_modules(config: InferConfig) -> tuple[str, ...]:
 
 
 class Background:
-    """Processes that call functions, with lower priority than folds, started at once.
+    """Processes that call functions, with lower priority than folds, after they import ``modules``.
 
-    Each imports ``modules`` while it waits. Errors of calls are raised by the results. A call whose process ends is
-    repeated once in another one. If no process can start, calls run in threads of this one.
+    A call whose process ends is repeated once in another one. If none can start, calls run in threads of this one.
     """
 
     def __init__(self, modules: Sequence[str] = (), processes: int = 1) -> None:
@@ -130,8 +123,7 @@ class Background:
             try:
                 return process.call(call)
             except _EndedError as error:
-                ended = str(error)
-                self._own.process = None
+                ended, self._own.process = str(error), None
                 if self._closed:
                     break
         raise FastFoldError(f"the process that draws and relaxes ended: {ended}")
@@ -145,12 +137,12 @@ class Background:
             self._own.process = found
         return found
 
-    def _start(self) -> _Process | None:
+    def _start(self) -> _Process:
         process = _Process()
         self._started.append(process)
         if self._closed:
             process.kill()
-        process.wait_until_ready()
+        receive(process.pipe)  # until it is ready
         with contextlib.suppress(Exception):  # the first call raises it again
             process.call(BackgroundWork(_prepare, (self._modules,), {}))
         return process
@@ -165,7 +157,7 @@ class _Process:
 
     def __init__(self) -> None:
         context = worker_context()
-        self._pipe, theirs = context.Pipe()
+        self.pipe, theirs = context.Pipe()
         self._process: Any = context.Process(
             target=work,
             args=(theirs, pickle.dumps(_answer, protocol=PROTOCOL)),
@@ -181,15 +173,11 @@ class _Process:
         finally:
             theirs.close()
 
-    def wait_until_ready(self) -> None:
-        receive(self._pipe)
-
     def call(self, call: BackgroundWork) -> Any:
-        """Return the result of a call, or raise its error."""
         try:
-            send(self._pipe, (0, call))
-            wait([self._pipe, self._process.sentinel])
-            _, answer, failure = receive(self._pipe)
+            send(self.pipe, (0, call))
+            wait([self.pipe, self._process.sentinel])
+            _, answer, failure = receive(self.pipe)
         except (EOFError, OSError):
             raise _EndedError(describe_end(self._process)) from None
         if failure is not None:
@@ -204,7 +192,7 @@ class _Process:
 
     def close(self) -> None:
         self._process.join()
-        self._pipe.close()
+        self.pipe.close()
 
 
 def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:

@@ -1,19 +1,81 @@
-"""Gradients of a network with respect to its inputs."""
+"""Gradients of a network with respect to its inputs, and inputs of recomputed blocks on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.memory.devices.device import CudaDevice, Device
+from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.gemini.access_trace import SpanKey
+from fastfold.memory.gemini.activations import SavedTensors
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.comm.groups import Group
+
+
+class SavedInputs:
+    """Manager of large saved tensors: the first ones of a pass wait on the host, the others stay.
+
+    The backward pass needs the first ones last. Each returns while the block after it is recomputed. Tensors of
+    ``smallest`` bytes and more take at most ``host`` bytes there, in the memory ``tier``, by default pinned for a GPU.
+    """
+
+    def __init__(
+        self, host: int, smallest: int, device: Device | torch.device, tier: Tier | None = None
+    ) -> None:
+        self._host, self._smallest = host, smallest
+        if isinstance(device, torch.device):
+            device = CudaDevice(0, device) if device.type == "cuda" else Device(0, device)
+        self.tier = tier or Tier(pinned=device.device.type == "cuda")
+        self.saved = SavedTensors(device, self.tier, self)
+        self._away: list[SpanKey] = []
+        self._next: dict[SpanKey, int] = {}
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Return the context of a forward pass whose saved tensors are managed."""
+        self._away, self._next = [], {}
+        return self.saved.hooks()
+
+    @property
+    def peak(self) -> int:
+        """Largest number of bytes on the host."""
+        return self.tier.peak
+
+    # The decisions that SavedTensors asks for.
+
+    def new_call(self) -> int:
+        """Return the number of a block's call; blocks are recomputed by the network."""
+        return 0
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Return True if a tensor is small, or the host is full."""
+        if size < self._smallest or self.tier.used + size > self._host:
+            return True
+        self._away.append(key)
+        return False
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """Do nothing, because sizes are those of the tensors."""
+
+    def used(self, key: SpanKey) -> None:
+        """Begin to bring back the tensor that the backward pass uses after this one."""
+        if key in self._away:
+            before = self._away[: self._away.index(key)]
+            self._next = dict.fromkeys(before[-1:], 1 << 62)
+            self.saved.begin_due()
+
+    def due(self) -> Mapping[SpanKey, int]:
+        """Return the tensor to bring back now."""
+        found, self._next = self._next, {}
+        return found
+
 
 CHECKPOINTED = 128  #: Residues from which activations are recomputed in the backward pass
 
@@ -45,10 +107,7 @@ class GradientPolicy:
         recompute: bool | None = None,
         ranks: int = 1,
     ) -> GradientPolicy:
-        """Return the policy for a target without host memory.
-
-        ``recompute`` is None to recompute from :data:`CHECKPOINTED` residues on. ``ranks`` processes share the target.
-        """
+        """Return the policy of a length without host memory; ``recompute`` is None to use :data:`CHECKPOINTED`."""
         pairs = max(_SMALLEST_BLOCK, residues**2 // (ranks * _BLOCKS))
         return cls(residues >= CHECKPOINTED if recompute is None else recompute, pairs, templates=templates)
 
@@ -67,11 +126,7 @@ class GradientPolicy:
 
 @dataclass(frozen=True)
 class GradientRun:
-    """Passes with gradients by a policy.
-
-    Block inputs wait in ``saved`` on the host; None to leave them on the device. ``group`` are the ranks that share the
-    target.
-    """
+    """Passes with gradients by a policy, with ``saved`` block inputs on the host, for a ``group`` of ranks."""
 
     policy: GradientPolicy
     saved: SavedInputs | None = None
@@ -88,10 +143,7 @@ class GradientRun:
 def differentiable(
     model: AlphaFold, residues: int, seed: int, dropout: bool, run: GradientRun | None = None
 ) -> Iterator[None]:
-    """Let a network pass gradients to its inputs alone, without the stop of orientations; undo it at the end.
-
-    ``dropout`` is that of training, drawn from the seed. Without a run, the policy is that of the number of residues.
-    """
+    """Let a network pass gradients to its inputs alone, without the stop of orientations, with dropout by the seed."""
     run = run or GradientRun(GradientPolicy.of_length(residues))
     training = model.training
     needed = [p for p in model.parameters() if p.requires_grad]

@@ -1,21 +1,31 @@
-"""Run a network on the features of a target, and compute its confidences."""
+"""Run a network on the features of a target, and compute its confidences.
+
+On a CPU, freed memory is kept for the next step of a fold, or returned to the system. The C library (glibc) keeps freed
+blocks of up to 32 MiB, but returns them when they reach the end of its heap. Where memory is ample, the next step would
+get the same pages again, each by a fault of its own; measurements are in ``benchmarks/results/choices.md``. Where it is
+not, the next step allocates larger blocks in addition, so the heap is trimmed before the steps that need the most
+memory.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import chain_confidence, plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding.malloc_trim import keep_freed_memory, trim_malloc
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
@@ -60,9 +70,8 @@ def run_network(
     """Run a network; return its result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm``, ``iptm``.
 
     A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.chains.chain_confidence`.
-    Confidences of pairs are computed in blocks of rows, and only ``pae`` is kept whole. ``features`` returns those of a
-    cycle and an ensemble member, and ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-    Without a plan, the policy is that of a fold without a memory limit. ``state`` saves the state after each pass.
+    Arguments are those of :meth:`fastfold.evoformer.model.AlphaFold.forward`. Without a plan, the policy is that of a
+    fold without a memory limit.
     """
     with prepared_network(model, passes, plan, distogram=passes.reads_distogram):
         result = model(
@@ -100,13 +109,11 @@ def represent(
 ) -> tuple[dict[str, Tensor], int]:
     """Run a network for its representations, without heads; arguments as those of :func:`run_network`.
 
-    ``passes.distogram`` adds the distogram head. ``stop_after_block`` is that of
-    :meth:`fastfold.evoformer.model.AlphaFold.forward`; None to run the structure module.
+    ``passes.distogram`` adds the distogram head. ``stop_after_block`` is None to run the structure module.
 
     Returns:
         Representations ``single``, ``pair`` (whole also on shards), ``msa_first_row`` and, after the structure module,
-        ``structure_module``, with ``distogram`` and ``distogram_edges`` if asked for; and the number of passes after
-        the first.
+        ``structure_module``, with ``distogram`` and ``distogram_edges`` if asked for; and the passes after the first.
     """
     with prepared_network(model, passes, plan, distogram=False):
         model.policy = replace(model.policy, heads=())
@@ -131,10 +138,7 @@ def represent(
 def prepared_network(
     model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool
 ) -> Iterator[None]:
-    """Prepare a network on its device for folding: policy of the plan, evaluation mode, exact products, dropout.
-
-    Without a plan, the policy is the default one. ``distogram`` runs the head of distances too.
-    """
+    """Prepare a network for a plan, or the default policy: evaluation, exact products, dropout, distogram."""
     if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
@@ -197,3 +201,50 @@ def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[st
             of_pairs = {"distogram": distances.get("logits"), "bin_edges": distances.get("bin_edges")}
             found |= chain_confidence(logits, breaks, head["asym_id"], **of_pairs)
     return found
+
+
+LARGEST_BLOCK = 32 << 20  #: Bytes of the largest block in the heap: glibc's own limit
+KEPT = 2 * LARGEST_BLOCK
+"""Bytes of free memory that the end of the heap keeps: the most that glibc chooses for such blocks."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let this process use freed memory again instead of returning it, with glibc."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        setting = ctypes.CDLL(None).mallopt
+        setting(_TRIM_THRESHOLD, KEPT)
+        setting(_MMAP_THRESHOLD, LARGEST_BLOCK)
+
+
+@contextmanager
+def trim_malloc(model: AlphaFold) -> Iterator[None]:
+    """Trim the heap before each large step of a network inside, on a CPU with glibc."""
+    trim, handles = _trim(), []
+    if trim is not None and model.single_projection.weight.device.type == "cpu":
+
+        def hook(*_: Any) -> None:
+            trim(0)
+
+        handles = [module.register_forward_pre_hook(hook) for module in _large_steps(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _large_steps(model: AlphaFold) -> list[nn.Module]:
+    within = [m for m in model.modules() if isinstance(m, (OuterProductMean, TriangleMultiplication))]
+    parts = (model.template_embedder, model.extra_msa_stack, model.evoformer, model.structure_module)
+    return [*(part for part in parts if part is not None), *within]
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    """Return glibc's ``malloc_trim``; None for other C libraries."""
+    with suppress(AttributeError, OSError, TypeError):  # TypeError on Windows
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return found
+    return None

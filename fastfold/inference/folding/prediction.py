@@ -1,28 +1,117 @@
-"""Compute a :class:`~fastfold.inference.output.prediction.Prediction` from the features of a target."""
+"""Features that settings add to a target, and its prediction in the order of the input's residues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastfold.data.features.joining import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, InputError, OutputError
 from fastfold.evoformer.config import ensemble_size, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.network import NetworkPasses, OnCycle, RunNetwork, run_network
 from fastfold.inference.network_settings import apply_settings, recycle_tolerance
 from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FoldPlan
+from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.interface import ChainConfidence
+from fastfold.protein.protein import chain_name
+from fastfold.protein.structure import ChainStructure, Structure
+
+
+def add_settings(
+    sampler: FeatureSampler, target: Target, *, cyclic: bool | str, guess: np.ndarray | None
+) -> None:
+    """Add the features of some settings, in the residue order of the features; errors are those of :func:`ring_chains`.
+
+    They are ``ring_length [N]``, ``initial_positions [N, 37, 3]`` (Å), and ``residue_index [N]`` for parts of proteins.
+    """
+    order = input_order(sampler)
+    added = {}
+    if cyclic:
+        lengths = [len(chain.sequence) for chain in target.chains]
+        rings = ring_chains(target, cyclic)
+        sizes = [length if number in rings else 0 for number, length in enumerate(lengths)]
+        added["ring_length"] = np.repeat(sizes, lengths).astype(np.int32)
+    if guess is not None:
+        added["initial_positions"] = guess
+    if target.is_cut:
+        added["residue_index"] = _residue_index(sampler, target)
+    for key, value in added.items():
+        sampler.static[key] = np.empty_like(value)
+        sampler.static[key][order] = value
+
+
+def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
+    """Return the numbers of the chains that are rings: all, none, or those of names (``A,C``); or raise ConfigError."""
+    names = [chain_name(number) for number in range(len(target.chains))]
+    if isinstance(cyclic, bool):
+        return set(range(len(names))) if cyclic else set()
+    chosen = [name.strip() for name in cyclic.split(",")]
+    if missing := [name for name in chosen if name not in names]:
+        raise ConfigError(f"{target.name}: rings: no chain {missing[0]!r}, only {', '.join(names)}")
+    return {names.index(name) for name in chosen}
+
+
+def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
+    """Return ``[N]`` int32 residue numbers of whole proteins from 0, with a gap between chains that are joined."""
+    indices = [np.array(chain.numbers, np.int32) - 1 for chain in target.chains]
+    if not sampler.is_multimer and target.is_complex:
+        start = 0
+        for number in sampler.chain_order:
+            indices[number] = indices[number] - indices[number][0] + start
+            start = int(indices[number][-1]) + 1 + CHAIN_GAP
+    return np.concatenate(indices).astype(np.int32)
+
+
+def initial_positions(path: Path | Structure, target: Target) -> np.ndarray:
+    """Read initial atom positions ``[N, 37, 3]`` float32 in Å from a structure, in the target's order; 0 if missing.
+
+    An InputError tells that the file cannot be read, or that its chains have other sequences.
+    """
+    chains = read_user_structure(path).chains
+    wanted = [chain.sequence for chain in target.chains]
+    if [chain.sequence for chain in chains] != wanted:
+        raise InputError(
+            "expected the target's chains in the initial guess, with equal sequences in the same order; "
+            f"{_first_difference(chains, wanted)}",
+            path=path.name if isinstance(path, Structure) else path,
+            record=target.name,
+        )
+    positions = [chain.positions * chain.mask[..., None] for chain in chains]
+    return np.concatenate(positions).astype(np.float32)
+
+
+def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -> str:
+    lengths = [len(chain) for chain in chains]
+    if lengths != [len(sequence) for sequence in wanted]:
+        found = ", ".join(f"{length} residues" for length in lengths)
+        return f"its chains: {found}; the target's: {', '.join(f'{len(one)} residues' for one in wanted)}"
+    chain, sequence = next(pair for pair in zip(chains, wanted, strict=True) if pair[0].sequence != pair[1])
+    place = next(i for i, letter in enumerate(sequence) if chain.sequence[i] != letter)
+    residue = f"{chain.residue_names[place]} {chain.author_numbers[place]}".strip() or f"residue {place + 1}"
+    found = f"{residue} of its chain {chain.chain_id!r} is {chain.sequence[place]}"
+    return f"{found}, where the target has {sequence[place]}"
+
+
+def input_order(sampler: FeatureSampler) -> np.ndarray:
+    """Return indices ``[N]`` that put the features' residues into the order of the input's chains."""
+    if len(sampler.chain_order) == 1:
+        return np.arange(sampler.num_residues)
+    asym_id = sampler.static["asym_id"]
+    place = {chain: k + 1 for k, chain in enumerate(sampler.chain_order)}
+    return np.concatenate([np.flatnonzero(asym_id == place[chain]) for chain in sorted(place)])
+
 
 MAX_PAE_RESIDUES = 5000
 """Longest targets in residues whose aligned errors are kept by default; 100 MB in memory and on disk."""
@@ -43,12 +132,9 @@ def fold(
 ) -> Prediction:
     """Run the network on a target's features, in place and without gradients.
 
-    Without aligned errors of all pairs, no array of that size is allocated. The seed is that of the features, and of
-    dropout. Other arguments are those of :func:`~fastfold.inference.folding.network.run_network`, which ``run``
-    replaces, and of :class:`~fastfold.inference.folding.network.NetworkPasses`.
-
-    Raises:
-        OutputError: The network's results are not finite.
+    The seed is that of the features, and of dropout. Other arguments are those of
+    :func:`~fastfold.inference.folding.network.run_network`, which ``run`` replaces, and of
+    :class:`~fastfold.inference.folding.network.NetworkPasses`. An OutputError tells that the results are not finite.
     """
     one = TargetFold(model, sampler, target, config, seed, on_cycle, graph)
     if state is not None:
@@ -61,9 +147,7 @@ def fold(
 class TargetFold:
     """Input of a network for one target, and the prediction from its results; arguments as those of :func:`fold`.
 
-    Attributes:
-        passes: Settings of the network's run.
-        recycles: Structures of the passes so far, if the settings keep them.
+    ``passes`` are the settings of the network's run, and ``recycles`` the structures so far if they are kept.
     """
 
     def __init__(
@@ -162,7 +246,6 @@ def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str
 
 
 def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> ChainConfidence | None:
-    """Convert confidences of chains from the order of the features to that of the input."""
     if "chain_ptm" not in values:
         return None
     order = np.argsort(sampler.chain_order)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from fastfold._version import __version__
+from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.inference.config import FolderFormat, InferConfig
 from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.models import Network
+from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.file_names import COLABFOLD_SCORES
-from fastfold.inference.output.writer import run_record, target_digest
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
+from fastfold.utils.hashing import file_digest, input_hash
 
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """Prediction to make, with its :func:`fastfold.inference.output.writer.run_record`."""
+    """Prediction to make, with its :func:`run_record`."""
 
     network: Network
     seed: int
@@ -80,3 +86,82 @@ def prediction_jobs(
             for sample in drawn
         ]
     return jobs
+
+
+def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
+    """Hash the inputs that all predictions of a target share: chains, alignments and further files."""
+    chains: list[tuple[Any, ...]] = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
+    if target.is_cut:
+        chains += [chain.regions for chain in target.chains]
+    rows = [
+        [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
+        for pair in alignments
+    ]
+    files = [path and file_digest(path) for path in (config.initial_guess, config.restraints)]
+    if (given := target.given) is not None:
+        chains.append((given.use, given.shows_targets, file_digest(given.path)))
+    # Without restraints the hash is that of results from before there were any.
+    return input_hash(chains, rows, *(files if files[1] else files[:1]))
+
+
+def run_record(
+    target: Target,
+    alignments: Sequence[ChainMsas],
+    network: Network,
+    seed: int,
+    config: InferConfig,
+    *,
+    digest: str,
+    device: str,
+    templates: TargetTemplates | None = None,
+    sample: Sample | None = None,
+) -> dict[str, Any]:
+    """Return settings, versions and ``input_hash`` of everything that the results depend on, in JSON's types.
+
+    The hash includes the ``digest`` of :func:`target_digest`. The device is only recorded, because results of other
+    devices are equivalent. ``templates`` are those that the network uses, if any.
+    """
+    chains = {chain.id: chain.sequence for chain in target.chains}
+    weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
+    settings = {"seed": seed, **numeric_settings(config, network.info.config)}
+    if sample is not None:
+        settings["sample"] = sample.record
+    if config.embed is not None:
+        settings["embed"] = {"layer": config.embed.layer, "arrays": config.embed.names}
+        settings["embed"] |= {"mean": config.embed.mean, "dtype": config.embed.dtype}
+    more: dict[str, Any] = {}
+    read: list[Any] = []  # arrays of templates, on which the results depend
+    if templates is not None:
+        more["templates"] = {one["chain"]: [used["name"] for used in one["used"]] for one in templates.report}
+        if templates.number:
+            names = (*TEMPLATE_LAYOUT, "template_frame")
+            read.append(
+                [
+                    None if one is None else {name: one[name] for name in names if name in one}
+                    for one in templates.features
+                ]
+            )
+    if (given := target.given) is not None:
+        shown = {"use": given.use, "shows_targets": given.shows_targets}
+        more["given_structure"] = {"file": given.path.name, **shown}
+    return {
+        "schema_version": 2,
+        "name": target.name,
+        "source": Path(target.source).name,
+        "record": target.record,
+        "chains": chains,
+        **({"chain_names": {chain.id: chain.record for chain in target.chains}} if target.is_complex else {}),
+        **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
+        "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
+        **more,
+        "weights": weights,
+        "settings": settings,
+        "device": device,
+        "versions": {
+            "fastfold": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "input_hash": input_hash(digest, weights, settings, __version__, *read),
+    }

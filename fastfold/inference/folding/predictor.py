@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fastfold.data.features.pipeline import FeatureSampler, featurize
@@ -20,15 +19,19 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding, compute_embedding
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding.features import add_settings, initial_positions, ring_chains
 from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
-from fastfold.inference.folding.prediction import TargetFold, fold
+from fastfold.inference.folding.prediction import (
+    TargetFold,
+    add_settings,
+    fold,
+    initial_positions,
+    ring_chains,
+)
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
-from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
 from fastfold.inference.score.compare import compare_with_given
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
@@ -43,17 +46,11 @@ if TYPE_CHECKING:
 class TargetPredictor:
     """Predictor of one target, for the command line and for Python.
 
-    The constructor plans the fold by each network, so a target that does not fit is refused before any work.
-    :meth:`predict` makes the features and runs a network by its plan, and uses smaller blocks if memory runs out
-    anyway, which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds, and
-    back afterwards; a single network with CUDA graphs stays there, because the graph refers to its parameters.
-
-    Alignments are per chain. ``templates`` are for the networks that use them. ``distributed`` runs the networks on
-    several processes, and ``graph`` is that of earlier targets.
-
-    Raises:
-        InputError: The initial guess is invalid, or the target exceeds the memory.
-        ConfigError: A setting contradicts a network or the device, or no network uses the given templates.
+    The constructor plans the fold by each network, so a target that does not fit is refused before any work, as are
+    settings that contradict a network or the device. :meth:`predict` uses smaller blocks if memory runs out anyway,
+    which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds; a single
+    network with CUDA graphs stays there, because the graph refers to its parameters. ``templates`` are for the networks
+    that use them, ``distributed`` runs the networks on several processes, and ``graph`` is that of earlier targets.
     """
 
     def __init__(
@@ -89,12 +86,10 @@ class TargetPredictor:
                 f"any{' for a complex' * target.is_complex}; leave them out, or fold with model_1, model_2 (single "
                 "chains) or a multimer network"
             )
-        self._guess: np.ndarray | None = None
         guess = config.initial_guess
         if target.given is not None and target.given.use == "initial_guess":
             guess = target.given.path
-        if guess is not None:
-            self._guess = initial_positions(guess, target)
+        self._guess = None if guess is None else initial_positions(guess, target)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
         if config.ring_names and target.is_cut:
@@ -115,8 +110,8 @@ class TargetPredictor:
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
         host = 0 if config.cuda_graphs else config.host_bytes
-        where: dict[str, Any] = {"host_memory": host, "offload_dir": config.offload_dir}
-        memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
+        available = partial(FoldMemory.here, device) if distributed is None else distributed.memory
+        memory = available(host_memory=host, offload_dir=config.offload_dir)
         fit = partial(
             fit_target,
             name=target.name,
@@ -141,7 +136,6 @@ class TargetPredictor:
             }
 
     def _shows(self, model: AlphaFold) -> bool:
-        """Return True if a network uses the target's templates."""
         are_whole = self.templates is not None and self.templates.is_in_one_frame
         return takes_templates(model.config, self.target, are_whole=are_whole)
 
@@ -160,12 +154,9 @@ class TargetPredictor:
     ) -> Prediction:
         """Fold by one of the networks with a seed.
 
-        ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`. ``state``, if given, saves the state
-        after each pass. Without a sample, the network sees the target's own alignments.
-
-        Raises:
-            InputError: An alignment or template is invalid, or the memory is too small for the smallest plan.
-            OutputError: The network's results are not finite.
+        ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`. ``state`` saves the state after each
+        pass. Without a sample, the network sees the target's own alignments. Errors are those of
+        :func:`fastfold.predict`.
         """
         draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
@@ -180,14 +171,12 @@ class TargetPredictor:
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
-        templates = self._templates_for(model)
-        report = None if templates is None or not templates.report else templates.report
-        given = self.target.given
+        templates, given = self._templates_for(model), self.target.given
         return replace(
             prediction,
             seed=seed,
             sample=None if sample is None else sample.record,
-            templates=report,
+            templates=None if templates is None else templates.report or None,
             given_structure=None if given is None else compare_with_given(prediction, given),
         )
 
@@ -211,18 +200,10 @@ class TargetPredictor:
 
     def reason_alone(self, model: AlphaFold) -> str:
         """Return why the target cannot share a pass of a network with other targets; empty if it can."""
-        config = self.config
-        settings = (
-            (self._distributed is not None, "parallel"),
-            (config.cuda_graphs, "cuda_graphs"),
-            (config.dropout, "dropout"),
-            (config.restraints is not None, "restraints"),
-            (config.initial_guess is not None, "initial_guess"),
-            (config.sample is not None, "sample"),
-            (config.embed is not None, "embed"),
-        )
-        for is_set, name in settings:
-            if is_set:
+        if self._distributed is not None:
+            return "parallel folds targets one by one"
+        for name in ("cuda_graphs", "dropout", "restraints", "initial_guess", "sample", "embed"):
+            if getattr(self.config, name) not in (None, False):
                 return f"{name} folds targets one by one"
         if self.target.given is not None:
             return "given structures are scored one by one"
@@ -287,5 +268,4 @@ class TargetPredictor:
             ) from error
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
-        """Return the templates for a network; None if it uses none."""
         return self.templates if self._shows(model) else None

@@ -36,11 +36,7 @@ class Schedule(Generic[K, Result]):
         self._futures: dict[Future[Any], K] = {}
 
     def fold(self, group: Sequence[tuple[K, Steps[Result]]]) -> Iterator[tuple[K, Result | Exception]]:
-        """Start targets, and fold until no target waits for a prediction; only targets of one group share passes.
-
-        Yields:
-            Each target that ends, with its result or its error.
-        """
+        """Start targets, and fold until none waits for a prediction; yield each that ends with result or error."""
         number = next(self._numbers)
         for work, steps in group:
             self._started[work] = number, steps
@@ -82,13 +78,9 @@ class Schedule(Generic[K, Result]):
         while True:
             try:
                 awaited = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-            except StopIteration as stop:
-                del self._started[work]
-                yield work, stop.value
-                return
             except Exception as error:
                 del self._started[work]
-                yield work, error
+                yield work, error.value if isinstance(error, StopIteration) else error
                 return
             if isinstance(awaited, Request):
                 self._requests[work] = awaited

@@ -16,8 +16,8 @@ from fastfold.inference.mutate.mutations import Variant, mutated_residues
 from fastfold.inference.mutate.strain import effective_strain
 from fastfold.inference.output.plots import scan_png
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
+from fastfold.inference.output.score_files import read_pae, read_scores
 from fastfold.inference.output.summary import mean_score, score_table
-from fastfold.inference.output.written_scores import read_pae, read_scores
 from fastfold.inference.report.write import MUTATIONS, SCAN, write_report
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure

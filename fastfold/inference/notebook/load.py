@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.written_scores import read_pae, read_scores, residue_numbers
+from fastfold.inference.output.score_files import read_pae, read_scores, residue_numbers
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence

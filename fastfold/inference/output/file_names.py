@@ -13,6 +13,7 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.inference.config import FolderFormat, OutputFormat
 
+ARCHIVE = ".result.zip"  #: Ending of the archive of a target's files
 COLABFOLD_SCORES = "_colabfold.json"  #: Ending of ColabFold's scores file; ``_scores.json`` is FastFold's
 
 _KINDS = {"": "unrelaxed", "_colabfold": "scores", "_scores": "fastfold"}
@@ -28,10 +29,7 @@ _COLABFOLD = re.compile(
 def prediction_key(
     network: str, seed: int, output_format: OutputFormat = "fastfold", *, sample: str | None = None
 ) -> str:
-    """Return network, seed and sample, if any (``columns_003``), as in file names.
-
-    They are ``model_1_multimer_v3_seed_0``, or ``alphafold2_multimer_v3_model_1_seed_000`` as ``colabfold``.
-    """
+    """Return network, seed and sample as in file names: ``model_1_ptm_seed_0``, ``alphafold2_ptm_model_1_seed_000``."""
     name, tail = safe_stem(network), "" if sample is None else f"_{sample}"
     if output_format == "fastfold":
         return f"{name}_seed_{seed}{tail}"
@@ -47,15 +45,10 @@ def sample_label(sample: Mapping[str, Any]) -> str:
 def file_name(
     stem: str, rank: int | None, key: str, ending: str, output_format: FolderFormat = "fastfold"
 ) -> str:
-    """Return the name of one of a prediction's files.
+    """Return the name of one of a prediction's files in a style, by the stem of its target and :func:`prediction_key`.
 
-    Args:
-        stem: Stem of the target's files.
-        rank: Rank among the target's predictions, from 1; None for a name without rank.
-        key: See :func:`prediction_key`.
-        ending: Ending of the file. Empty for the common part of the names (FastFold), or for the structure without
-            suffix (ColabFold).
-        output_format: Style of the name; names of embeddings lack the rank.
+    The rank among the target's predictions is from 1; None for a name without rank, as embeddings have. The ending is
+    empty for the common part of the names (FastFold), or for the structure without suffix (ColabFold).
     """
     place = key if rank is None or output_format == "embeddings" else f"rank_{rank:03d}_{key}"
     if output_format != "colabfold":

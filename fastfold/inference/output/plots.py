@@ -1,4 +1,4 @@
-"""Plots of a prediction: pLDDT along the chains, aligned error of all pairs, and coverage by the alignments.
+"""Plots of a prediction, and the colours and fonts of plots and of the report page.
 
 matplotlib is imported on first use and without pyplot, so there are no windows and no global state.
 """
@@ -9,21 +9,50 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastfold.inference.output.style import (
-    BANDS,
-    CHAIN_COLOURS,
-    FAINT,
-    FONTS,
-    IDENTITY_COLOURS,
-    INK,
-    PAE_COLOURS,
-)
 from fastfold.protein.labels import numbers_of_ranges, residue_ranges
 from fastfold.protein.protein import chain_name
+
+
+class Band(NamedTuple):
+    """Range of pLDDT."""
+
+    low: int  #: Lower end, inclusive
+    high: int  #: Upper end
+    colour: str  #: ``#rrggbb``, AlphaFold DB's colours
+    name: str  #: Name of the range
+
+
+BANDS: Final = (
+    Band(90, 100, "#0053d6", "very high"),
+    Band(70, 90, "#65cbf3", "high"),
+    Band(50, 70, "#ffdb13", "low"),
+    Band(0, 50, "#ff7d45", "very low"),
+)
+
+CHAIN_COLOURS: Final = (
+    "#1b7837", "#762a83", "#2166ac", "#b2182b", "#8c510a", "#01665e",
+    "#c51b7d", "#4d4d4d", "#e08214", "#35978f", "#542788", "#7fbc41",
+)  # fmt: skip
+"""Colours of chains in order, repeated for more chains."""
+
+IDENTITY_COLOURS: Final = ("#d9d9d9", "#c7c1de", "#a79fcf", "#7c6bb5", "#4a2f8f")
+"""Colours of alignment rows by their identity to the query, from the lowest."""
+
+PAE_COLOURS: Final = ("#00441b", "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7fcf5")
+"""Colours from no aligned error to the largest."""
+
+INK: Final = "#1f2933"
+"""Colour of text and lines."""
+
+FAINT: Final = "#8a949e"
+"""Colour of grids, frames and secondary text."""
+
+FONTS: Final = ("DejaVu Sans", "Verdana", "Arial", "sans-serif")
+
 
 _MAX_PIXELS = 1_024
 _MAX_CHAIN_NAMES = 26  #: Largest number of names above a plot
@@ -40,7 +69,7 @@ def confidence_png(
     ptm: float | None = None,
     iptm: float | None = None,
 ) -> bytes:
-    """Draw pLDDT per residue and, if given, the aligned error, with chains marked and numbered.
+    """Draw pLDDT per residue and, if given, the aligned error, with chains marked and numbered, as reproducible PNG.
 
     Args:
         plddt: ``[N]``, 0 to 100.
@@ -51,20 +80,19 @@ def confidence_png(
         title: Text above the plot, followed by the scores.
         ptm: 0 to 1.
         iptm: 0 to 1.
-
-    Returns:
-        PNG file, the same bytes for the same input and matplotlib version.
     """
     lengths = np.bincount(np.asarray(chain_index)).tolist()
-    scores = {"mean pLDDT": f"{float(np.mean(plddt, dtype=np.float64)):.1f}"}
-    scores |= {name: f"{value:.2f}" for name, value in (("pTM", ptm), ("ipTM", iptm)) if value is not None}
-    line = " · ".join(f"{name} {value}" for name, value in scores.items())
+    scores = [f"mean pLDDT {float(np.mean(plddt, dtype=np.float64)):.1f}"]
+    scores += [f"{name} {value:.2f}" for name, value in (("pTM", ptm), ("ipTM", iptm)) if value is not None]
     width, panels = (7.4, [1]) if pae is None else (12.6, [3, 2])
-    lines = [part for part in (title, line) if part]
+    lines = [part for part in (title, " · ".join(scores)) if part]
     # Margins of their own, because searching for a layout takes a third of the time to draw, and a fold waits for it.
     top = 0.2 + 0.16 * len(lines) + (0.18 if len(lengths) > 1 else 0.0)
-    margins = Margins(left=0.56, right=0.2 if pae is None else 0.4, bottom=0.7, top=top, between=0.95)
-    with figure_in_style(width, 4.8, lines, panels, margins=margins) as (figure, axes):
+    left, right, between, height = 0.56, 0.2 if pae is None else 0.4, 0.95, 4.8
+    panel = (width - left - right - between * (len(panels) - 1)) / len(panels)
+    grid = {"left": left / width, "right": 1 - right / width, "wspace": between / panel}
+    grid |= {"bottom": 0.7 / height, "top": 1 - top / height}
+    with figure_in_style(width, height, lines, panels, grid=grid) as (figure, axes):
         _draw_plddt(axes[0], plddt, lengths, numbers)
         if pae is not None:
             _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers)
@@ -72,11 +100,7 @@ def confidence_png(
 
 
 def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
-    """Draw the number of alignment rows that cover each residue, by identity to the query.
-
-    The PNG file of a coverage (:func:`fastfold.data.msa.coverage.alignment_coverage`) has the same bytes for the same
-    matplotlib version.
-    """
+    """Draw the number of alignment rows that cover each residue, by identity to the query, as reproducible PNG."""
     lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]
     depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most similar rows at the bottom
     names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
@@ -100,10 +124,7 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
 def trajectory_png(
     loss: Sequence[float], plddt: Sequence[float], stages: Sequence[str], *, title: str = ""
 ) -> bytes:
-    """Draw loss and mean pLDDT (0 to 100) of a design's steps, with their stages.
-
-    The PNG file has the same bytes for the same input and matplotlib version.
-    """
+    """Draw loss and mean pLDDT (0 to 100) of a design's steps, with their stages, as reproducible PNG."""
     steps = np.arange(1, len(loss) + 1)
     with figure_in_style(12.6, 4.8, [title], [1, 1]) as (figure, axes):
         for axis, values, label in zip(axes, (loss, plddt), ("loss", "mean pLDDT"), strict=True):
@@ -124,7 +145,7 @@ def scan_png(
     *,
     title: str = "",
 ) -> bytes:
-    """Draw heat maps of single mutants: a row for each new letter, a column for each residue.
+    """Draw heat maps of single mutants as reproducible PNG: a row for each new letter, a column for each residue.
 
     Args:
         panels: ``[L, M]`` values by label; NaN for mutants that were not folded. Labels with Δ have colours around 0.
@@ -132,9 +153,6 @@ def scan_png(
         letters: ``L`` new letters.
         wild_type: ``M`` rows of the wild type's letters, which are marked.
         title: Text above the plot.
-
-    Returns:
-        A PNG file, the same bytes for the same input and matplotlib version.
     """
     width = min(40.0, max(6.0, 2.0 + 0.16 * len(residues)))
     with figure_in_style(width, 3.6 * len(panels), [title], [1], rows=len(panels)) as (figure, axes):
@@ -155,27 +173,6 @@ def scan_png(
         return to_png(figure)
 
 
-class Margins(NamedTuple):
-    """Space around the panels of a figure, in inches."""
-
-    left: float  #: On the left
-    right: float  #: On the right
-    bottom: float  #: Below
-    top: float  #: Above
-    between: float  #: Between panels
-
-    def grid(self, width: float, height: float, panels: int) -> dict[str, float]:
-        """Return arguments of matplotlib's grid of ``panels`` in a row, for a figure of this size in inches."""
-        panel = (width - self.left - self.right - self.between * (panels - 1)) / panels
-        return {
-            "left": self.left / width,
-            "right": 1 - self.right / width,
-            "bottom": self.bottom / height,
-            "top": 1 - self.top / height,
-            "wspace": self.between / panel,
-        }
-
-
 @contextmanager
 def figure_in_style(
     width: float,
@@ -184,12 +181,12 @@ def figure_in_style(
     panels: Sequence[int],
     *,
     rows: int = 1,
-    margins: Margins | None = None,
+    grid: dict[str, Any] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure in the style of all plots, and its axes by column or row.
+    """Yield a figure of a size in inches in the style of all plots, and its axes by column or row.
 
-    Sizes are in inches. ``title`` are lines above the panels, and ``panels`` the relative widths of those of a row.
-    Without margins, which are for one row, the space around the panels is fitted to labels.
+    ``title`` are lines above the panels of these relative widths. Without a ``grid``, arguments of matplotlib's
+    for the space around the panels, it is fitted to labels.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -209,9 +206,8 @@ def figure_in_style(
         "text.parse_math": False,
     }
     with matplotlib.rc_context(look):
-        grid = None if margins is None else margins.grid(width, height, len(panels))
         figure = Figure(figsize=(width, height), dpi=150)
-        if margins is None:
+        if grid is None:
             figure.set_layout_engine("constrained")
         FigureCanvasAgg(figure)
         figure.suptitle("\n".join(title), fontsize=10)

@@ -20,7 +20,7 @@ from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.config import OutputFormat
-from fastfold.inference.output import json_files as score_files
+from fastfold.inference.output import score_files
 from fastfold.inference.output.file_names import COLABFOLD_SCORES, file_name, prediction_key, sample_label
 from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
@@ -34,10 +34,9 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 if TYPE_CHECKING:
     from fastfold.inference.notebook.view import InlinePage
     from fastfold.inference.relax.config import RelaxConfig
-    from fastfold.inference.relax.prediction import RelaxedPrediction
+    from fastfold.inference.relax.protocol import RelaxedPrediction
 
 _log = logging.getLogger(__name__)
-_KINDS = {".png": "plot"}  #: Kinds of files whose ending does not name it
 
 
 def multimer_confidence(ptm: float, iptm: float) -> float:
@@ -133,10 +132,9 @@ class Prediction:
             object.__setattr__(self, field, array)
         object.__setattr__(self, "sequences", tuple(self.sequences))
         lengths = [chain.stop - chain.start for chain in self.protein.chains]
-        if [len(sequence) for sequence in self.sequences] != lengths:
+        if (given := list(map(len, self.sequences))) != lengths:
             raise ValueError(
-                f"Prediction.sequences have lengths {[len(sequence) for sequence in self.sequences]}, the "
-                f"chains of chain_index {lengths}"
+                f"Prediction.sequences have lengths {given}, the chains of chain_index {lengths}"
             )
 
     @cached_property
@@ -157,12 +155,11 @@ class Prediction:
     def __repr__(self) -> str:
         """Return three lines: target, network, and scores."""
         chains = f"{len(self.sequences)} chain{'s' if len(self.sequences) > 1 else ''}"
-        scores = {"pLDDT": f"{self.mean_plddt:.1f}"}
-        scores |= {name: f"{s:.2f}" for name, s in (("pTM", self.ptm), ("ipTM", self.iptm)) if s is not None}
+        scores = [f"pLDDT {self.mean_plddt:.1f}"]
+        scores += [f"{name} {s:.2f}" for name, s in (("pTM", self.ptm), ("ipTM", self.iptm)) if s is not None]
         return (
             f"Prediction of {self.name}: {len(self.aatype):,} residues, {chains}\n"
-            f"by {self.model_name}, seed {self.seed}, {self.num_recycles} recycles\n"
-            + ", ".join(f"{name} {score}" for name, score in scores.items())
+            f"by {self.model_name}, seed {self.seed}, {self.num_recycles} recycles\n{', '.join(scores)}"
         )
 
     def _repr_html_(self) -> str:
@@ -180,10 +177,7 @@ class Prediction:
 
     @cached_property
     def interface_scores(self) -> dict[str, Any]:
-        """Scores of the chains and of every pair: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
-
-        See :func:`fastfold.protein.metrics.interface.scores.interface_scores`.
-        """
+        """Scores of chains and pairs (:func:`fastfold.protein.metrics.interface.scores.interface_scores`)."""
         found = interface_scores(
             self.chain_index,
             self.atom_positions,
@@ -199,11 +193,6 @@ class Prediction:
         """Per chain, first and last number of its parts in the whole protein, from 1."""
         numbers = self.protein.residue_index
         return [residue_ranges(numbers[chain]) for chain in self.protein.chains]
-
-    @property
-    def _is_whole(self) -> bool:
-        """True if all chains are numbered from 1 without a gap."""
-        return self.residue_ranges == [[[1, len(sequence)]] for sequence in self.sequences]
 
     @property
     def ranking_confidence(self) -> float:
@@ -261,7 +250,7 @@ class Prediction:
 
     def relax(self, config: RelaxConfig | None = None) -> RelaxedPrediction:
         """Relax the structure; see :func:`fastfold.inference.relax.relax_prediction`."""
-        from fastfold.inference.relax.prediction import relax_prediction
+        from fastfold.inference.relax.protocol import relax_prediction
 
         return relax_prediction(self, config)
 
@@ -295,6 +284,9 @@ class Prediction:
         pLDDT has two decimals, all others four, absent scores are None. Values that are not finite do not raise here,
         but in :meth:`save`.
         """
+        ranges = self.residue_ranges
+        is_whole = ranges == [[[1, len(sequence)]] for sequence in self.sequences]
+        given = self.given_structure
         return {
             "schema_version": score_files.SCHEMA_VERSION,
             "name": self.name,
@@ -304,7 +296,7 @@ class Prediction:
             "num_recycles": int(self.num_recycles),
             "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
             "sequences": list(self.sequences),
-            **({} if self._is_whole else {"residue_ranges": self.residue_ranges}),
+            **({} if is_whole else {"residue_ranges": ranges}),
             "mean_plddt": score_files.rounded(self.mean_plddt, 2),
             "ptm": score_files.rounded(self.ptm, 4),
             "iptm": score_files.rounded(self.iptm, 4),
@@ -313,11 +305,7 @@ class Prediction:
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
-            **(
-                {}
-                if self.given_structure is None
-                else {"given_structure": score_files.rounded_tree(dict(self.given_structure), 4)}
-            ),
+            **({} if given is None else {"given_structure": score_files.rounded_tree(dict(given), 4)}),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 
@@ -360,16 +348,12 @@ class Prediction:
         if settings is not None:
             config = {"fastfold_version": __version__, "settings": dict(settings)}
             contents["_config.json"] = score_files.lines_json(config)
-        stem = safe_stem(self.name)
-        key = self.file_key(output_format)
-        folder = prepare_output_directory(directory)
-        paths = {
-            _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder
-            / file_name(stem, rank, key, end, output_format)
-            for end in contents
-        }
-        for path, data in zip(paths.values(), contents.values(), strict=True):
-            write_atomic(path, data)
+        stem, key = safe_stem(self.name), self.file_key(output_format)
+        folder, paths = prepare_output_directory(directory), {}
+        for ending, content in contents.items():
+            kind = "plot" if ending == ".png" else ending.lstrip("_.").partition(".")[0]
+            paths[kind] = folder / file_name(stem, rank, key, ending, output_format)
+            write_atomic(paths[kind], content)
         return paths
 
     @property
@@ -414,10 +398,9 @@ class Prediction:
             )
         if plots:
             contents[".png"] = confidence_png(**self.plot_arguments())
-        if self.representations is not None:
-            contents["_representations.npz"] = _npz(self.representations)
-        if self.distogram is not None:
-            contents["_distogram.npz"] = _npz(self.distogram)
+        for kind, arrays in (("representations", self.representations), ("distogram", self.distogram)):
+            if arrays is not None:
+                contents[f"_{kind}.npz"] = _npz(arrays)
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
                 contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
@@ -447,16 +430,13 @@ class Prediction:
             "ipTM": self.iptm,
         }
         for label, value in values.items():
-            if value is None:
-                continue
-            if not np.isfinite(value).all():
+            if value is not None and not np.isfinite(value).all():
                 raise OutputError(
                     f"{label} of {self.name[:100]} is not finite: the prediction failed and is not written; "
                     "try --precision fp32 and check the weights"
                 )
-        if self.pae is not None and not (
-            self.pae.min() >= 0 and self.pae.max() <= 1.001 * (self.max_pae or 0)
-        ):
+        limit = 1.001 * (self.max_pae or 0)
+        if self.pae is not None and not (self.pae.min() >= 0 and self.pae.max() <= limit):
             raise OutputError(
                 f"PAE of {self.name[:100]} ranges over {self.pae.min():.2f}..{self.pae.max():.2f} Å, outside of "
                 f"0..{self.max_pae} Å: it does not come from this network's error bins and is not written"

@@ -23,7 +23,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from fastfold.errors import WriteError
 from fastfold.evoformer.model import Features
@@ -35,29 +34,23 @@ Gather = Callable[[Any], list[Any]]
 """Function that gathers one small object of every process in rank order; all processes call it."""
 
 _BLOCK = 1 << 26
+_RECYCLED = ("recycled_positions", "recycled_plddt")  #: Names of the tensors of :class:`Recycle`'s fields
 _DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float64: "F64",
-    torch.float16: "F16",
-    torch.uint8: "U8",
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "F16": torch.float16,
+    "U8": torch.uint8,
 }
 
 
 class RecycleState:
-    """Saved state of one prediction, or of one process's shard.
+    """Saved state of one prediction, or of one process's shard; ``recycles`` are the structures of finished passes.
 
-    Args:
-        path: File of the state.
-        key: Hash of everything that the results depend on; a file with another key is ignored until it is overwritten.
-        after: Seconds that a pass must take for its state to be written, by the first process's clock.
-        say: Called with a line when a fold continues, and when a state cannot be written.
-        clock: Returns seconds.
-        gather: Gathers from the processes that fold together; the default is for one process.
-        random: True to save the state of PyTorch's generators, which a fold with dropout needs.
-
-    Attributes:
-        recycles: Structures of the finished passes, which belong to the state.
+    ``key`` is a hash of everything that the results depend on; a file with another key is ignored until it is
+    overwritten. The state is written if a pass takes ``after`` seconds by the first process's ``clock``. ``say`` is
+    told when a fold continues, and when a state cannot be written. ``gather`` is of the processes that fold together,
+    and ``random`` saves PyTorch's generators, which a fold with dropout needs.
     """
 
     def __init__(
@@ -96,28 +89,21 @@ class RecycleState:
             return None
         if self._random:
             _set_generators(found)
-        structures = [found.pop("recycled_positions", None), found.pop("recycled_plddt", None)]
-        if structures[0] is not None and structures[1] is not None:
-            arrays = (x.cpu().numpy() for x in structures if x is not None)
+        if all(name in found for name in _RECYCLED):
+            arrays = (found.pop(name).cpu().numpy() for name in _RECYCLED)
             self.recycles[:] = [Recycle(*pair) for pair in zip(*arrays, strict=True)]
         self._say(f"continuing after pass {cycle} of an interrupted fold")
         return cycle, limit, found
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
-        """Save the state for the next pass (``cycle`` of ``limit``) after one that took long enough.
-
-        A failed write only logs a warning.
-        """
+        """Save the state for the next pass (``cycle`` of ``limit``) after one that took long, or log a warning."""
         took, self._started = self._clock() - self._started, self._clock()
         if not self.gather(took >= self._after)[0]:
             return
         tensors = dict(previous) | (_generators(previous) if self._random else {})
         if self.recycles:
-            for name, arrays in (
-                ("positions", [one.atom_positions for one in self.recycles]),
-                ("plddt", [one.plddt for one in self.recycles]),
-            ):
-                tensors[f"recycled_{name}"] = torch.from_numpy(np.stack(arrays))
+            for name, arrays in zip(_RECYCLED, zip(*self.recycles, strict=True), strict=True):
+                tensors[name] = torch.from_numpy(np.stack(arrays))
         about = {"key": self._key, "cycle": str(cycle), "limit": str(limit)}
         failed = None
         try:
@@ -138,11 +124,8 @@ class RecycleState:
 
     def remove(self) -> None:
         """Remove the files of all processes after the prediction is finished."""
-        for path in (
-            self._path,
-            self._next,
-            *self._path.parent.glob(f"{glob.escape(self._path.stem)}.rank_*"),
-        ):
+        others = self._path.parent.glob(f"{glob.escape(self._path.stem)}.rank_*")
+        for path in (self._path, self._next, *others):
             path.unlink(missing_ok=True)
 
     def _passes(self, path: Path) -> dict[int, tuple[Path, int]]:
@@ -179,12 +162,11 @@ def _set_generators(found: Features) -> None:
 
 
 def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
-    """Write a safetensors file in blocks of rows."""
     header: dict[str, Any] = {"__metadata__": about}
     start = 0
     for name, tensor in tensors.items():
         stop = start + tensor.numel() * tensor.element_size()
-        kind = _DTYPES[tensor.dtype]
+        kind = next(kind for kind, dtype in _DTYPES.items() if dtype == tensor.dtype)
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
@@ -197,26 +179,21 @@ def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
 
 
 def _read_all(path: Path, device: torch.device) -> Features | None:
-    """Read the tensors of a file; return None if it cannot be read."""
+    found = {}
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: _read_tensor(file, name, device) for name in file.keys()}  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                dtype = _DTYPES[part.get_dtype()]
+                found[name] = torch.empty(part.get_shape(), dtype=dtype, device=device)
+                for rows in _rows(found[name].shape, dtype.itemsize):
+                    found[name][rows] = part[rows]
     except (OSError, SafetensorError):
         return None
-
-
-def _read_tensor(file: Any, name: str, device: torch.device) -> Tensor:
-    """Read a tensor of a safetensors file into its own memory, in blocks of rows."""
-    part = file.get_slice(name)
-    dtypes = {kind: dtype for dtype, kind in _DTYPES.items()}
-    tensor = torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device=device)
-    for rows in _rows(tensor.shape, tensor.element_size()):
-        tensor[rows] = part[rows]
-    return tensor
+    return found
 
 
 def _rows(shape: torch.Size, element_size: int) -> Iterator[slice]:
-    """Yield blocks of the first axis."""
     each = max(1, shape[1:].numel() * element_size)
     step = max(1, _BLOCK // each)
     for start in range(0, shape[0], step):

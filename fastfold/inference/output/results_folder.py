@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +32,7 @@ from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
-from fastfold.inference.output.json_files import is_number
+from fastfold.inference.output.score_files import is_number
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -69,16 +70,10 @@ Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
 
 
 class ResultsFolder:
-    """Output folder of ``fastfold infer``.
+    """Output folder of ``fastfold infer``, created if needed, without leftovers of killed processes; or WriteError.
 
-    Args:
-        path: The folder; it and its parents are created if needed. Leftovers of killed processes are removed.
-        say: Called with lines for the user.
-        output_format: Style of the file names; None for the folder's own, and FastFold's in a new folder.
-        per_target: True for a folder within it for the files of each target; None for the folder's own layout.
-
-    Raises:
-        WriteError: The folder is not writable, or its files have names of another style or another layout.
+    ``say`` is called with lines for the user. A style of file names (``output_format``) or a layout with folders of
+    targets (``per_target``) is None for the folder's own. Results in another style or layout raise WriteError.
     """
 
     def __init__(
@@ -115,10 +110,7 @@ class ResultsFolder:
                     style = f"in the format {known}"
                     remedy = f", or --output-format {known}" if has_option else ""
                 raise WriteError(f"{self.path} holds results {style}; give another --out{remedy}")
-            agreed = {
-                "output_format": self.output_format,
-                **({"per_target": True} if self.per_target else {}),
-            }
+            agreed = {"output_format": self.output_format} | ({"per_target": True} if self.per_target else {})
             write_atomic(file, json.dumps(agreed) + "\n")
 
     @property
@@ -126,18 +118,12 @@ class ResultsFolder:
         """Style of the files of predictions."""
         return "colabfold" if self.output_format == "colabfold" else "fastfold"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[object]:
         """Lock the folder; reentrant within a process."""
-        with held(_file_lock(self.state / "lock")):
-            yield
+        return held(_file_lock(self.state / "lock"))
 
     def target(self, target: Target) -> TargetResults:
-        """Return a target's results: under the stem that its record and sequences own, or a new one.
-
-        Raises:
-            WriteError: The target cannot be written; a :class:`PlaceError` if other targets can.
-        """
+        """Return a target's results, under its own stem, or raise WriteError (PlaceError for this one alone)."""
         owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
         with self.locked():
             for stem in (target.name, marked_stem(target.name, input_hash(owner))):
@@ -186,9 +172,7 @@ class TargetResults:
             record = _read_record(self.state / f"{prediction}.json")
             if record is None:
                 return None
-            # Sizes first, because they are cheap and reveal most damage.
-            sized = all(_has_size(self.path(record, end), size) for end, (size, _) in record.files.items())
-            return record if sized and all(self._whole(record, ending) for ending in record.files) else None
+            return record if all(self._whole(record, ending) for ending in record.files) else None
 
     @property
     def folder(self) -> Path:
@@ -225,17 +209,10 @@ class TargetResults:
         scores: Mapping[str, Any],
         ranking: Ranking,
     ) -> PredictionRecord:
-        """Add a finished prediction, or files to one, and rank all; return it with its rank.
+        """Add a finished prediction by its ``id``, or files to one, and rank all; return it with its rank.
 
-        Args:
-            prediction: The ``id`` of the prediction.
-            name: Preferred key of its file names; eight digits of ``id`` are added if another prediction has it.
-            files: Contents by ending.
-            scores: Its scores, in JSON's types.
-            ranking: Ranks the predictions.
-
-        Raises:
-            WriteError: A file cannot be written; the folder is unchanged.
+        ``name`` is the preferred key of its files; eight digits of ``id`` are added if another prediction has it.
+        ``files`` are contents by ending, and ``scores`` in JSON's types. A WriteError leaves the folder unchanged.
         """
         staged = self.parent.state / temporary_name()
         try:
@@ -267,10 +244,7 @@ class TargetResults:
         return self.folder / f"{self.stem}{ending}"
 
     def write_shared(self, files: Mapping[str, str | bytes]) -> dict[str, Path]:
-        """Write files of all predictions together, in place of earlier ones; return their paths.
-
-        Contents and paths are by ending. A WriteError tells that a file cannot be written.
-        """
+        """Write files of all predictions together, and return their paths, both by ending, or raise WriteError."""
         with self.parent.locked():
             self._prepare_folder()
             for ending, content in files.items():
@@ -278,10 +252,7 @@ class TargetResults:
         return {ending: self.shared(ending) for ending in files}
 
     def rank(self, ranking: Ranking) -> list[PredictionRecord]:
-        """Rank all predictions, and rename files whose rank has changed, or raise WriteError.
-
-        The predictions are returned best first, equal ones by name.
-        """
+        """Rank all predictions, rename their files, and return them best first, or raise WriteError."""
         with self.parent.locked():
             self._settle()
             self._rank(ranking)
@@ -299,10 +270,9 @@ class TargetResults:
                     (self.state / f"{record.id}.json").unlink(missing_ok=True)
 
     def _whole(self, record: PredictionRecord, ending: str) -> bool:
-        """Return True if a file of a prediction is unchanged."""
-        try:
-            path = self.path(record, ending)
-            return path.is_file() and file_digest(path) == record.files[ending][1]
+        path, (size, digest) = self.path(record, ending), record.files[ending]
+        try:  # the size first, because it is cheap and reveals most damage
+            return path.is_file() and path.stat().st_size == size and file_digest(path) == digest
         except OSError:
             return False
 
@@ -316,9 +286,8 @@ class TargetResults:
             place = _read_record(self.state / f"{record.id}.json")
             record = replace(record, rank=place.rank if place else record.rank or len(self.records()) + 1)
             for ending in record.files:
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # moved before a process was killed, or an older file
+                # Moved before a process was killed, or an older file.
+                with contextlib.suppress(FileNotFoundError):
                     self._replace(folder / f"file{ending}", self.path(record, ending))
             write_atomic(self.state / f"{record.id}.json", _record_json(record))
             shutil.rmtree(folder)
@@ -340,8 +309,9 @@ class TargetResults:
         if new.exists():
             return
         if not old.exists():
-            pattern = self._any_rank(record.key, ending)
-            names = [name for name in self._names() if pattern.fullmatch(name)]
+            head, _, tail = self.name(record, ending).rpartition(f"_rank_{record.rank:03d}_{record.key}")
+            pattern = re.escape(f"{head}_rank_") + r"\d{3,}" + re.escape(f"_{record.key}{tail}")
+            names = [name for name in self._names() if re.fullmatch(pattern, name)]
             old = self.folder / min(names, default=old.name)
         with contextlib.suppress(FileNotFoundError):  # removed by the user: it is folded again when requested
             self._replace(old, new)
@@ -351,27 +321,18 @@ class TargetResults:
         pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{name}") + r"[._].*")
         if self.parent.output_format == "embeddings":
             pattern = re.compile(re.escape(f"{self.stem}_{name}") + r"\..*")
-        taken = any(record.key == name for record in self.records())
         names = self._names()
         if self.parent.output_format == "colabfold":
             names = [fastfold_name(one) for one in names]
-        taken = taken or any(map(pattern.fullmatch, names))
-        return f"{name}_{prediction[:8]}" if taken else name
+        is_taken = any(record.key == name for record in self.records()) or any(map(pattern.fullmatch, names))
+        return f"{name}_{prediction[:8]}" if is_taken else name
 
     def _names(self) -> list[str]:
-        """Return the names in the folder of the target's files."""
         return [entry.name for entry in os.scandir(self.folder)] if self.folder.is_dir() else []
 
     def _prepare_folder(self) -> None:
-        """Create the folder of the target's files, if it has one."""
         if self.parent.per_target:
             prepare_output_directory(self.folder)
-
-    def _any_rank(self, key: str, ending: str) -> re.Pattern[str]:
-        """Return a pattern of the names of a prediction's file at any rank."""
-        name = file_name(self.stem, 999, key, ending, self.parent.output_format)
-        head, _, tail = name.rpartition(f"_rank_999_{key}")
-        return re.compile(re.escape(f"{head}_rank_") + r"\d{3,}" + re.escape(f"_{key}{tail}"))
 
     def _replace(self, old: Path, new: Path) -> None:
         try:
@@ -383,7 +344,6 @@ class TargetResults:
 
 
 def _prepare_records(folder: Path) -> None:
-    """Create a target's folder of records, inside a writable folder."""
     try:
         prepare_output_directory(folder)
     except WriteError as error:
@@ -403,15 +363,7 @@ def _owns(folder: Path, stem: object) -> bool:
 
 
 def _is_part_of_name(text: object) -> bool:
-    """Return True if a file's name may hold this text."""
     return isinstance(text, str) and text.isprintable() and not set(text) & set("/\\") and len(text) <= 120
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 def _record_json(record: PredictionRecord) -> str:
@@ -419,21 +371,16 @@ def _record_json(record: PredictionRecord) -> str:
 
 
 def _read_record(path: Path) -> PredictionRecord | None:
-    """Read a record from an untrusted file; return None if it is not a valid record.
-
-    Raises:
-        InputError: The record is valid except for a score that is not a number.
-    """
+    """Read a record from an untrusted file; None if it is invalid. A score that is not a number raises InputError."""
     found = json_object_or_none(path)
     if found is None or found.get("schema_version") != _VERSION:
         return None
     files, scores, rank = found.get("files"), found.get("scores"), found.get("rank")
-    names = [found.get("id"), found.get("key"), *(files if isinstance(files, dict) else ())]
     if not (isinstance(files, dict) and isinstance(scores, dict) and type(rank) is int):
         return None
-    if not all(_is_part_of_name(name) for name in names):
+    if not all(map(_is_part_of_name, (found.get("id"), found.get("key"), *files))):
         return None
-    if any(not _is_entry(entry) for entry in files.values()):
+    if not all(map(_is_entry, files.values())):
         return None
     for score in _NUMBERS:
         # A network may lack the score.
@@ -443,11 +390,9 @@ def _read_record(path: Path) -> PredictionRecord | None:
                 "file to make the prediction again",
                 path=path,
             )
-    return PredictionRecord(
-        found["id"], found["key"], {e: (s, d) for e, (s, d) in files.items()}, scores, rank
-    )
+    entries = {ending: (size, digest) for ending, (size, digest) in files.items()}
+    return PredictionRecord(found["id"], found["key"], entries, scores, rank)
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return True if the entry is a size and a checksum."""
     return isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str)

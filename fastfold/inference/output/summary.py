@@ -19,22 +19,8 @@ from fastfold.utils.atomic_files import output_error, write_atomic
 FAILURES = "failures.tsv"  #: Name of the table of failed targets
 
 COLUMNS = (
-    "target",
-    "model",
-    "seed",
-    "rank",
-    "length",
-    "plddt",
-    "ptm",
-    "iptm",
-    "ipsae_max",
-    "clashes",
-    "has_clash",
-    "relaxed_energy",
-    "seconds",
-    "peak_memory",
-    "files",
-    "sample",
+    *("target", "model", "seed", "rank", "length", "plddt", "ptm", "iptm", "ipsae_max", "clashes"),
+    *("has_clash", "relaxed_energy", "seconds", "peak_memory", "files", "sample"),
 )
 """Columns of the table. ``clashes`` counts pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol,
 ``peak_memory`` in MiB; ``files`` is the common part of the file names, ``sample`` method and number of a sample."""
@@ -43,8 +29,11 @@ COLUMNS = (
 class _SharedTable:
     """Table to which several runs add, by target. Writes are limited so that they take a small part of the time."""
 
-    def __init__(self, folder: ResultsFolder, name: str) -> None:
-        self.folder, self.path = folder, folder.path / name
+    name: str  #: Name of the file
+    head: str  #: Its first line
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        self.folder, self.path = folder, folder.path / self.name
         self._changed: dict[str, Any] = {}
         self._next = 0.0
 
@@ -75,12 +64,15 @@ class _SharedTable:
         """Write the present lines of the targets with the changes."""
         raise NotImplementedError
 
+    def _write_lines(self, lines: Mapping[str, Sequence[str]]) -> None:
+        rows = (self.head, *chain.from_iterable(lines.values()))
+        write_atomic(self.path, "".join(f"{line}\n" for line in rows))
+
 
 class SummaryFile(_SharedTable):
     """Table of a results folder with a line for each prediction."""
 
-    def __init__(self, folder: ResultsFolder) -> None:
-        super().__init__(folder, "summary.tsv")
+    name, head = "summary.tsv", "\t".join(COLUMNS)
 
     def update(self, target: TargetResults) -> None:
         """Update a target's lines, written now or later; :meth:`flush` reports errors."""
@@ -88,18 +80,17 @@ class SummaryFile(_SharedTable):
 
     def _write(self, lines: dict[str, list[str]]) -> None:
         for stem, target in self._changed.items():
-            lines[stem] = [
-                _line(stem, record.rank, record.scores, target.name(record, ""))
-                for record in target.records()
-            ]
-        write_atomic(self.path, _text_of("\t".join(COLUMNS), lines))
+            lines[stem] = []
+            for record in target.records():
+                own = {"target": stem, "rank": record.rank, "files": target.name(record, "")}
+                lines[stem].append("\t".join(_cell((record.scores | own).get(column)) for column in COLUMNS))
+        self._write_lines(lines)
 
 
 class FailuresFile(_SharedTable):
     """Table of a results folder with a line for each failed target; one that is folded later is removed."""
 
-    def __init__(self, folder: ResultsFolder) -> None:
-        super().__init__(folder, FAILURES)
+    name, head = FAILURES, "target\treason"
 
     def add(self, target: str, reason: str) -> None:
         """Add a target with the reason, written now or later, replacing its earlier line."""
@@ -128,11 +119,7 @@ class FailuresFile(_SharedTable):
                 kind = IsADirectoryError(errno.EISDIR, "") if self.path.is_dir() else error
                 raise output_error(self.path, "remove", kind) from error
         elif lines != before:
-            write_atomic(self.path, _text_of("target\treason", lines))
-
-
-def _text_of(head: str, lines: Mapping[str, Sequence[str]]) -> str:
-    return "".join(f"{line}\n" for line in (head, *chain.from_iterable(lines.values())))
+            self._write_lines(lines)
 
 
 def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -152,11 +139,6 @@ def mean_score(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are not None; None if all are."""
     numbers = [float(value) for value in values if value is not None]
     return fmean(numbers) if numbers else None
-
-
-def _line(stem: str, rank: int, scores: Mapping[str, Any], files: str) -> str:
-    values = {**scores, "target": stem, "rank": rank, "files": files}
-    return "\t".join(_cell(values.get(column)) for column in COLUMNS)
 
 
 def _cell(value: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.inference.output.json_files import mapping_of
+from fastfold.inference.output.score_files import mapping_of
 from fastfold.inference.request import ALIGNMENTS
 from fastfold.utils.text_files import json_object_or_none
 
@@ -22,12 +22,9 @@ _SAMPLING = {"columns": "afsample2", "clusters": "afcluster", "depth": "subsampl
 
 
 def used_methods(directory: Path) -> set[str]:
-    """Return keys of :data:`~fastfold.protein.citations.CITATIONS` for the results in a folder.
+    """Return keys of :data:`~fastfold.protein.citations.CITATIONS` for the results in a folder, or raise InputError.
 
     Searches are known by the folder ``alignments`` among the results.
-
-    Raises:
-        InputError: The folder has no settings file.
     """
     found: set[str] = set()
     for config in _objects(_in_folders(directory, "*_config*.json")):
@@ -50,11 +47,9 @@ def used_methods(directory: Path) -> set[str]:
 
 
 def _in_folders(directory: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files of a pattern in a folder, and in the folders of targets in it."""
     yield from directory.glob(pattern)
     yield from directory.glob(f"*/{pattern}")
 
 
 def _objects(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
-    """Return the objects of JSON files without the damaged ones."""
     return (found for path in paths if (found := json_object_or_none(path)) is not None)

@@ -39,16 +39,10 @@ def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
 def capture_graph(
     function: Callable[[], PassResult], device: torch.device
 ) -> tuple[Callable[[], None], PassResult]:
-    """Record the launches of a function on a GPU without running them.
+    """Record a function's launches on a GPU without running them, or raise ConfigError; return replay and result.
 
     The function must not read the values of tensors, and must have run once with such tensors, so that its kernels are
-    compiled and loaded.
-
-    Returns:
-        Function that replays the launches, and the function's result: tensors that each replay fills again.
-
-    Raises:
-        ConfigError: The function does something that a graph cannot record.
+    compiled and loaded. Each replay fills the tensors of the result again.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -65,10 +59,9 @@ def capture_graph(
 
 
 class _Graph(NamedTuple):
-    """Recorded pass: ``replay`` reads the tensors of the ensemble's members and of the previous pass."""
+    """Recorded pass: ``replay`` reads ``inputs``, the tensors of the ensemble's members and of the previous pass."""
 
-    members: list[Features]
-    previous: Features
+    inputs: list[Features]
     replay: Callable[[], None]
     result: PassResult
 
@@ -77,9 +70,8 @@ class PassGraph:
     """Runner of passes, used as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
 
     The first pass runs normally, which compiles and loads its kernels. The second pass is captured on copies of its
-    inputs and replayed. Later passes, also of later predictions, copy their inputs to these tensors and replay. The
-    graph is dropped and captured again when something else changes: shapes, visible templates, addresses of parameters
-    and buffers, or the execution policy. The network is in evaluation mode and on its device, without offloading.
+    inputs and replayed. Later ones copy their inputs to these tensors and replay. The graph is captured again when
+    something else changes: shapes, visible templates, addresses of parameters and buffers, or the execution policy.
     """
 
     def __init__(self, model: AlphaFold, capture: Capture | None = None) -> None:
@@ -108,7 +100,7 @@ class PassGraph:
             graph = self._graph = self._record(iterate, members, previous, shown)
             self.captures += 1
         else:
-            for own, given in zip((*graph.members, graph.previous), (*members, previous), strict=True):
+            for own, given in zip(graph.inputs, (*members, previous), strict=True):
                 for name, tensor in own.items():
                     tensor.copy_(given[name])
         graph.replay()
@@ -120,15 +112,15 @@ class PassGraph:
     def _record(
         self, iterate: Iterate, members: list[Features], previous: Features, shown: tuple[int, ...] | None
     ) -> _Graph:
-        own_members, own_previous = [_copies(features) for features in members], _copies(previous)
+        own = [_copies(features) for features in (*members, previous)]
 
         def run() -> PassResult:
-            # A pass removes features from their dicts.
-            return iterate([dict(features) for features in own_members], dict(own_previous))
+            *of_members, of_previous = map(dict, own)  # a pass removes features from their dicts
+            return iterate(of_members, of_previous)
 
         with self._templates(shown):
             replay, result = self._capture(run, previous["prev_pair"].device)
-        return _Graph(own_members, own_previous, replay, result)
+        return _Graph(own, replay, result)
 
     @contextmanager
     def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:
@@ -146,10 +138,7 @@ class PassGraph:
 
 
 class KeptGraph:
-    """Graph of the last predictions, kept for targets of the same length.
-
-    Only one is kept, because it holds as much memory as a pass.
-    """
+    """Graph of the last predictions, kept for targets of the same length; one, because it holds a pass's memory."""
 
     def __init__(self) -> None:
         self._residues: int | None = None

@@ -3,23 +3,97 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import trunk_dtype
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import measure_costs
 from fastfold.kernels.common.launch import LaunchRefused
-from fastfold.memory import BudgetError
+from fastfold.memory import BudgetError, HostBuffers, disk_buffers
+from fastfold.utils.machine import host_available_bytes
 from fastfold.utils.units import GIB
+
+_SHARERS = ContextVar("processes of this machine that fold", default=1)
+
+
+def share_host_memory(processes: int) -> None:
+    """Set the number of processes on this machine that fold at the same time."""
+    _SHARERS.set(max(1, processes))
+
+
+def host_memory_bytes(device: str) -> int:
+    """Return the bytes of host memory for offloaded tensors of this process: most of the free memory; 0 on a CPU."""
+    return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _SHARERS.get())
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the free memory of a device in bytes; for a CPU, the memory available without swapping."""
+    if device.type == "cuda":
+        # PyTorch's unused cache of an earlier target is available to the next one.
+        return torch.cuda.mem_get_info(device)[0] + _reusable_bytes(device)
+    return host_available_bytes()
+
+
+def _reusable_bytes(device: torch.device) -> int:
+    """Return the unused bytes of PyTorch's common memory pool; that of a kept CUDA graph serves only the graph."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) == (0, 0)
+    )
+
+
+@dataclass(frozen=True)
+class FoldMemory:
+    """Free bytes of one process on the device, and for offloaded tensors on the host and then on a disk."""
+
+    free: int
+    host: int = 0
+    disk: int = 0
+
+    @classmethod
+    def here(
+        cls,
+        device: torch.device,
+        *,
+        host_memory: int | None = None,
+        offload_dir: Path | None = None,
+        processes: int = 1,
+    ) -> FoldMemory:
+        """Return the memory of each of the ``processes`` that fold one target on this machine, or raise ConfigError.
+
+        ``host_memory`` limits the bytes of offloaded tensors; None for most of the free memory, and for none on a CPU.
+        Tensors beyond it are in ``offload_dir`` on a disk; None for no disk.
+        """
+        sharers = _SHARERS.get()
+        host = host_memory_bytes(device.type) if host_memory is None else host_memory // sharers
+        free = available_bytes(device) // (processes if device.type == "cpu" else 1)
+        disk = 0
+        if offload_dir is not None:
+            if not offload_dir.is_dir() or not os.access(offload_dir, os.W_OK):
+                raise ConfigError(
+                    f"offload_dir {str(offload_dir)!r} is not a writable folder; create it first"
+                )
+            disk = shutil.disk_usage(offload_dir).free * 9 // 10
+        return cls(free, host // processes, disk // (processes * sharers))
+
+
+def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:
+    """Return buffers for offloaded tensors in ``host`` bytes of its memory, and in a folder on a disk if given."""
+    return HostBuffers(limit=host, overflow=None if offload_dir is None else disk_buffers(offload_dir))
+
 
 Result = TypeVar("Result")
 
@@ -39,10 +113,8 @@ class Fit:
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
         """Fold by the plan; if memory runs out, free it and continue with half of the budget.
 
-        If a kernel exceeds the GPU's resources, the fold is restarted without Triton. ``say`` gets a line about either.
-
-        Raises:
-            InputError: Memory ran out with the smallest plan; names a length that would fit.
+        If a kernel exceeds the GPU's resources, the fold is restarted without Triton. ``say`` is told of both. An
+        InputError tells that memory ran out with the smallest plan, and names a length that would fit.
         """
         fit = self
         while True:
@@ -99,26 +171,13 @@ def fit_target(
     ranks: int = 1,
     cuda_graph: bool = False,
 ) -> Fit:
-    """Plan a target's fold by a network, or refuse the target.
+    """Plan a target's fold by a network, or raise InputError with the memory needed and a length that fits.
 
-    If the fastest plan does not fit, the costs of the alternatives are measured on the device.
-
-    Args:
-        model: The network, on any device.
-        device: Device of the fold.
-        residues: Length of the target, all chains together.
-        budget: Bytes on the device for the fold, including parameters; None for its free memory.
-        name: Name of the target.
-        rows: Rows of all alignments; None for the network's maximum.
-        templates: Number of templates; None for the network's maximum.
-        config: Official configuration tree of the fold; None for the network's own.
-        memory: Available memory; None to query this process. With several processes, the smallest of any.
-        offload_dir: Folder on a disk for offloaded tensors that exceed the host's memory.
-        ranks: Number of processes that share the target.
-        cuda_graph: True if passes are replayed from a CUDA graph.
-
-    Raises:
-        InputError: The smallest plan exceeds the memory; names the memory needed and a length that fits.
+    If the fastest plan does not fit, the costs of the alternatives are measured on the device. The budget are bytes
+    including parameters; None for the device's free memory. ``rows`` of all alignments and ``templates`` are None for
+    the network's maxima, ``config`` for its own configuration tree, and ``memory`` for that of this process; with
+    several processes (``ranks``), it is the smallest of any. ``offload_dir`` is on a disk for tensors beyond the host's
+    memory.
     """
     dtype, home = trunk_dtype(model), next(model.parameters()).device
     memory = memory or FoldMemory.here(device, offload_dir=offload_dir)
@@ -154,10 +213,9 @@ def check_fit(
     rows: int | None = None,
     templates: int | None = None,
 ) -> None:
-    """Check that the smallest plan of a target fits the free memory.
+    """Refuse a target whose smallest plan exceeds the ``free`` bytes, which include those of loaded parameters.
 
-    Arguments and errors are those of :func:`fit_target`; ``free`` counts the bytes of the parameters on the device as
-    well, and :func:`plan_target` refuses a plan beyond the budget.
+    Arguments and errors are those of :func:`fit_target`; :func:`plan_target` refuses a plan beyond the budget.
     """
     size = {"rows": rows, "templates": templates}
     smallest = planner.smallest(residues, **size)
@@ -185,10 +243,7 @@ def plan_target(
     rows: int | None = None,
     templates: int | None = None,
 ) -> FoldPlan:
-    """Return the plan of a target; arguments are those of :func:`fit_target`.
-
-    An InputError names a sufficient budget and a length that fits.
-    """
+    """Return the plan of a target, arguments as of :func:`fit_target`, or raise InputError with sizes that fit."""
     try:
         return planner.plan(residues, budget, rows=rows, templates=templates)
     except BudgetError as error:

@@ -7,8 +7,9 @@ parameters' gradients.
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.evoformer.losses.design import ContactOptions, Outputs, contact_loss, pae_loss, plddt_loss
+from fastfold.evoformer.precision import element_size
 from fastfold.inference.folding.background import Background, BackgroundWork
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
 from fastfold.inference.planning.memory_model import CUDA_POSITIONS, FIXED_CUDA, nccl_bytes
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
@@ -57,11 +58,9 @@ The trace runs the path of a CPU, which sums the distances of points in one oper
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """Plan of a pass with gradients.
+    """Plan of a pass with gradients: bytes of each device, also by use, seconds on a GPU, and operations of all ranks.
 
-    ``peak`` are the predicted bytes of each device, ``parts`` those of each use. Seconds are estimates for a GPU, and
-    operations are those of all ranks with recomputation; ``forward_`` is a pass without gradients. Saved tensors are
-    offloaded from ``offload_from`` bytes on.
+    ``forward_`` is a pass without gradients. Saved tensors are offloaded from ``offload_from`` bytes on.
     """
 
     policy: GradientPolicy
@@ -113,10 +112,7 @@ class GradientPlanner:
     held: int = 0  #: Bytes of each device for tensors that the caller keeps between passes
 
     def plan(self, budget: int) -> GradientPlan:
-        """Return the fastest plan within a budget, the bytes of each device with all that is on it.
-
-        A BudgetError names the smallest budget.
-        """
+        """Return the fastest plan within a budget, bytes of each device, or raise BudgetError with the smallest."""
         tried = self.smallest()
         for plan in self._candidates(budget):
             if plan.peak <= budget:
@@ -150,13 +146,7 @@ class GradientPlanner:
     @property
     def fixed(self) -> int:
         """Bytes of a device that do not grow with the target."""
-        if self.device != "cuda":
-            return FIXED_CPU
-        return FIXED_CUDA + nccl_bytes(self.ranks)
-
-    @property
-    def _size(self) -> int:
-        return 2 if self.precision == "bf16" else 4
+        return FIXED_CUDA + nccl_bytes(self.ranks) if self.device == "cuda" else FIXED_CPU
 
     def _candidates(self, budget: int) -> list[GradientPlan]:
         """Return plans from the fastest to that with the lowest peak."""
@@ -173,9 +163,10 @@ class GradientPlanner:
         cost, forward = self._costs(recompute, host)
         pairs = -(-self.residues // self.ranks) * self.residues
         policy = replace(self._policy(recompute), host=math.ceil(cost.host))
+        size = element_size(self.precision)
         parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
-            parts["working"] += min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[self._size]
+            parts["working"] += min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[size]
             if recompute:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())
@@ -187,7 +178,7 @@ class GradientPlanner:
             parts=parts,
             seconds=cost.seconds,
             forward_seconds=forward.seconds - cost.seconds,
-            offload_from=pairs * self.config.model.embeddings_and_evoformer.pair_channel * self._size,
+            offload_from=pairs * self.config.model.embeddings_and_evoformer.pair_channel * size,
             flops=cost.flops,
             forward_flops=forward.flops - cost.flops,
         )
@@ -196,32 +187,25 @@ class GradientPlanner:
         return GradientPolicy.of_length(self.residues, self.templates, recompute=recompute, ranks=self.ranks)
 
     def _costs(self, recompute: bool, host: int) -> tuple[Cost, Cost]:
-        """Return the cost of a pass, and that of it and one without gradients before."""
-        workload = self._recomputed if recompute else self._kept
+        if recompute not in self._workloads:
+            self._workloads[recompute] = input_gradient_workload(
+                self.config,
+                residues=self.residues,
+                score=_score,
+                settings=self._policy(recompute).set,
+                recompute=recompute,
+                msa=self.msa,
+                extra_msa=self.extra_msa,
+                precision=self.precision,
+            )
+        workload = self._workloads[recompute]
         plan, speeds = ParallelPlan(dap=self.ranks), self.speeds or rates(_ASSUMED_GPU, TRAINING)
-        cost = step_cost(workload, plan, speeds, checkpointing=recompute, host=host)
-        more = step_cost(replace(workload, passes=1), plan, speeds, checkpointing=recompute, host=host)
-        return cost, more
+        cost = partial(step_cost, plan=plan, rates=speeds, checkpointing=recompute, host=host)
+        return cost(workload), cost(replace(workload, passes=1))
 
     @cached_property
-    def _recomputed(self) -> Workload:
-        return self._workload(recompute=True)
-
-    @cached_property
-    def _kept(self) -> Workload:
-        return self._workload(recompute=False)
-
-    def _workload(self, *, recompute: bool) -> Workload:
-        return input_gradient_workload(
-            self.config,
-            residues=self.residues,
-            score=_score,
-            settings=self._policy(recompute).set,
-            recompute=recompute,
-            msa=self.msa,
-            extra_msa=self.extra_msa,
-            precision=self.precision,
-        )
+    def _workloads(self) -> dict[bool, Workload]:
+        return {}
 
 
 def _score(result: dict[str, Any]) -> Tensor:
@@ -236,19 +220,13 @@ def _score(result: dict[str, Any]) -> Tensor:
 
 
 def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = None) -> GradientPlan:
-    """Return the plan of a target's gradients within a budget, the bytes of each device.
-
-    An InputError names the memory that they need and what makes them fit.
-    """
+    """Return the plan of a target's gradients within a budget, bytes of each device, or raise InputError."""
     if planner.ranks > 1 and dist.is_initialized():
         # Ranks are traced with a fake group, which excludes the real one of this process.
-        apart = Background()
-        work = BackgroundWork(plan_gradients, (planner, budget), {"name": name})
-        try:
+        with closing(Background()) as apart:
+            work = BackgroundWork(plan_gradients, (planner, budget), {"name": name})
             found: GradientPlan = apart.submit(work).result()
             return found
-        finally:
-            apart.close()
     try:
         return planner.plan(budget)
     except BudgetError as error:

@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.optimise import schedule
-from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.fit import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.memory import parse_bytes
 from fastfold.parallel.planner.calibration import TRAINING
@@ -29,10 +29,7 @@ _PRODUCT, _ATTEMPTS = 1024, 5
 
 
 def report_gradient_plan(options: argparse.Namespace) -> str:
-    """Report the plan of a design by one network, on GPUs or within a budget of this machine.
-
-    Errors are those of :func:`.report_fold_plan`; they name what makes the design fit.
-    """
+    """Report the plan of a design by one network, here or on GPUs; errors as of :func:`.report_fold_plan`."""
     gpus = 1 if options.gpus is None else options.gpus
     if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:
         raise ConfigError("--residues and --gpus must be at least 1, and --recycles at least 0")
@@ -96,10 +93,7 @@ def _cpu_time_lines(plan: GradientPlan, config: DesignConfig, rate: float) -> li
 
 
 def product_rate(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure the FLOP/s of a float32 matrix product on this machine's CPU, in a part of a second.
-
-    ``time.process_time`` as the clock counts other work on the machine little.
-    """
+    """Measure the FLOP/s of a float32 matrix product on this CPU; ``time.process_time`` leaves out most other work."""
     x = torch.rand(_PRODUCT, _PRODUCT)
     seconds = []
     for _ in range(_ATTEMPTS):
@@ -122,7 +116,6 @@ def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
 
 
 def _time_lines(gradient: float, recycle: float, config: DesignConfig) -> list[str]:
-    """Format the time of a design, from the seconds of a gradient and of a pass without one."""
     steps = schedule(config)
     seconds = sum(gradient + step.recycles * recycle for step in steps)
     return [

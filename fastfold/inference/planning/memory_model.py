@@ -2,12 +2,13 @@
 
 Layers declare their bytes (:meth:`~fastfold.evoformer.execution.PolicyModule.workspace`); this module adds the tensors
 that are resident while they run. ``U``, the size of the pair tensor, dominates for long targets. If several ranks share
-a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shard_memory`).
+a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shard_memory`). Tensors are
+offloaded to the host's memory, then to a disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -24,7 +25,6 @@ from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
-from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
@@ -38,6 +38,55 @@ from fastfold.parallel.axial.shard_memory import (
     gather_bytes,
     reshard_bytes,
 )
+
+_STEPS = 8  #: Steps in which a tensor is offloaded, unless the capacity is smaller
+
+
+@dataclass(frozen=True)
+class Away:
+    """Number of offloaded rows of a tensor, of all its rows, and their bytes."""
+
+    rows: int
+    of: int
+    nbytes: int
+
+    @property
+    def kept(self) -> float:
+        """Share of the rows that stay on the device."""
+        return 1.0 - self.share
+
+    @property
+    def share(self) -> float:
+        """Share of the rows that are offloaded."""
+        return self.rows / self.of if self.of else 0.0
+
+
+@dataclass(frozen=True)
+class OffloadRoom:
+    """Bytes for offloaded tensors in the host's memory, and on a disk, used when that is full."""
+
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        """Total number of bytes."""
+        return self.host + self.disk
+
+    def choices(self, rows: int, row_bytes: int, *, taken: int = 0) -> Iterator[Away]:
+        """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``taken`` bytes."""
+        most = [max(0, room - taken) // max(1, row_bytes) for room in (self.host, self.total)]
+        counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {min(rows, room) for room in most}
+        for count in sorted(counts):
+            if count <= most[1]:
+                yield Away(count, rows, count * row_bytes)
+
+    def split(self, nbytes: int, piece: int = 0) -> tuple[int, int]:
+        """Split bytes between host and disk; the last ``piece`` on the host may have to go to the disk whole."""
+        host = min(nbytes, self.host)
+        disk = nbytes - host
+        return host, min(nbytes, disk + piece) if disk else 0
+
 
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
 """Bytes of a process on a CPU in addition to a fold's tensors: fixed ones, and a multiple of a block's.
@@ -118,20 +167,6 @@ class Fold:
     def layer_sizes(self, rows: int, c_m: int, c_z: int) -> LayerSizes:
         """Return the sizes of layers that read ``rows`` of an MSA of ``c_m`` channels and a pair of ``c_z``."""
         return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
-
-
-def max_rows(config: Any) -> tuple[int, int]:
-    """Return the largest numbers of rows of the MSA and of the extra MSA of a network."""
-    if is_multimer(config):
-        trunk = config.model.embeddings_and_evoformer
-        return int(trunk.num_msa), int(trunk.num_extra_msa)
-    return int(config.data.eval.max_msa_clusters), int(config.data.common.max_extra_msa)
-
-
-def pair_bytes(config: Any, fold: Fold) -> int:
-    """Return U, the bytes of the whole pair tensor."""
-    channels: int = config.model.embeddings_and_evoformer.pair_channel
-    return fold.residues**2 * channels * fold.element_size
 
 
 @cache
@@ -271,9 +306,7 @@ def channel_groups(channels: int, ranks: int = 1) -> list[int]:
 
 def _product_width(fold: Fold) -> int:
     """Return the columns of a product; a whole product on a GPU is padded."""
-    if fold.ranks > 1:
-        return fold.own
-    return padded_width(fold.residues) if fold.device == "cuda" else fold.residues
+    return padded_width(fold.residues) if fold.ranks == 1 and fold.device == "cuda" else fold.own
 
 
 def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
@@ -326,8 +359,7 @@ def template_copies(count: int, *, multimer: bool) -> int:
 def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
     """Return the operator of templates: embeddings kept (size 1) or computed twice (size 0), in groups of channels.
 
-    The products of their triangle multiplications can be offloaded, and so can the pair. Its device memory is free
-    meanwhile, and each template reads the offloaded pair.
+    Products of their triangle multiplications can be offloaded, and so can the pair, which each template then reads.
     """
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,15 @@ import torch
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.network_settings import max_rows
 from fastfold.inference.planning.memory_model import (
     MAX_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
-    max_rows,
+    OffloadRoom,
     operators,
-    pair_bytes,
     row_elements,
 )
-from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
@@ -48,10 +48,7 @@ SMALL_PAIR = 8 << 20  #: Bytes of a pair tensor below which a fold may keep its 
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """Arguments of :meth:`Planner.plan`, and the attributes of the planner except ``host``.
-
-    Equal requests give equal plans, in every process.
-    """
+    """Arguments of :meth:`Planner.plan` and the planner's own except ``host``; equal ones give equal plans anywhere."""
 
     planner: Mapping[str, Any]
     residues: int
@@ -137,20 +134,14 @@ class Planner:
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
     ) -> FoldPlan:
-        """Return the fastest plan within a budget.
+        """Return the fastest plan of a target's length within a budget in bytes, or raise BudgetError.
 
-        Args:
-            residues: Length of the target, all chains together.
-            budget: Budget in bytes.
-            rows: Rows of all alignments; None for the network's maximum.
-            templates: Number of templates; None for the network's maximum.
-
-        Raises:
-            BudgetError: The smallest plan exceeds the budget.
+        ``rows`` of all alignments and ``templates`` are None for the network's maxima.
         """
         fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
-        chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
+        chosen = chunks.chosen
+        unit = residues**2 * int(self.config.model.embeddings_and_evoformer.pair_channel) * self.element_size
         everything = FOLDING_POLICY
         if self.device != "cpu":
             everything = replace(everything, block_elements=fold.max_block)
@@ -188,15 +179,11 @@ class Planner:
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """Return the largest number of residues for which a plan within a budget exists."""
-
-        def smallest(n: int) -> int:
-            return self.smallest(n, rows=rows, templates=templates) if n else 0
-
+        smallest = partial(self.smallest, rows=rows, templates=templates)
         return longest_that_fits(smallest, budget)
 
     def _operators(self, fold: Fold) -> list[Operator]:
-        room = OffloadRoom(self.host_memory, self.disk)
-        return operators(self.config, fold, self.costs, room=room)
+        return operators(self.config, fold, self.costs, room=OffloadRoom(self.host_memory, self.disk))
 
     def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
         """Return the sizes of a fold; arguments as in :meth:`plan`."""

@@ -55,10 +55,7 @@ class Products:
     disk: float  #: Factor by which copies to a disk are slower
 
     def seconds(self, groups: int, *, away: float = 0.0, on_disk: float = 0.0) -> float:
-        """Return the seconds of a step in a number of groups of channels.
-
-        ``away`` is the offloaded share of each product, and ``on_disk`` a part of it, offloaded to a disk.
-        """
+        """Return a step's seconds with shares of each product ``away``, and of them ``on_disk``."""
         seconds = self.work + self.per_group * (groups - 1)
         if not away:
             return seconds
@@ -174,7 +171,6 @@ def template_channels(config: Any) -> int:
 def _block_flops(
     steps: Sequence[Step], config: Any, sizes: LayerSizes, *, global_column: bool = False
 ) -> Mapping[str, float]:
-    """Return the operations of a block's steps by their names in plans."""
     found: defaultdict[str, float] = defaultdict(float)
     for step in steps:
         found[_planned_with(step)] += step.flops(config, sizes, global_column=global_column)
@@ -182,10 +178,7 @@ def _block_flops(
 
 
 def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:
-    """Measure the costs on a device with the dtype of the network's trunk.
-
-    The sample has 64 residues, and 256 on a GPU, unless ``length`` is given.
-    """
+    """Measure the costs on a device with the dtype of the trunk, on 64 residues, 256 on a GPU, or ``length``."""
     n = length or (64 if device.type == "cpu" else 256)
     c = 64
 
@@ -224,7 +217,6 @@ def _parameters(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def _bandwidth(like: Tensor, wait: Callable[[], None]) -> float:
-    """Measure the bytes per second of copies between the device and pinned memory."""
     size = 1 << (24 if like.is_cuda else 20)
     waiting = torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
     here = torch.zeros(size, dtype=torch.uint8, device=like.device)

@@ -12,8 +12,7 @@ from fastfold.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from fastfold.inference.relax.config import RelaxConfig
     from fastfold.inference.relax.files import relax_file
-    from fastfold.inference.relax.prediction import RelaxedPrediction, relax_prediction
-    from fastfold.inference.relax.protocol import relax
+    from fastfold.inference.relax.protocol import RelaxedPrediction, relax, relax_prediction
     from fastfold.inference.relax.result import RelaxResult
 
 __all__ = ["RelaxConfig", "RelaxResult", "RelaxedPrediction", "relax", "relax_file", "relax_prediction"]

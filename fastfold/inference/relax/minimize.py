@@ -79,15 +79,12 @@ def minimize(
     free_residues: Collection[int] = (),
     on_iteration: Callable[[int], None] = lambda iterations: None,
 ) -> Minimized:
-    """Minimise the energy without a cutoff, with constrained lengths of bonds to hydrogens.
+    """Minimise the energy without a cutoff, first with flexible and then with constrained bonds to hydrogens.
 
-    Constraints are stiff springs, which slow the minimiser down far from a minimum. Therefore it first minimises with
-    the force field's own bonds to hydrogens, and then with constraints. Atoms of ``free_residues``, by their indices in
-    the protein's arrays, are not restrained. ``on_iteration`` is called after each iteration with their number.
-
-    Raises:
-        ValueError: The force field has no parameters for a residue.
-        openmm.OpenMMException: The energy or a force is not finite.
+    Constraints are stiff springs, which slow the minimiser down far from a minimum. Atoms of ``free_residues``, by
+    their indices in the protein's arrays, are not restrained. ``on_iteration`` gets the number of iterations. A
+    ValueError tells that the force field lacks parameters, an ``openmm.OpenMMException`` that an energy or force is not
+    finite.
     """
     start = prepared.positions / 10.0  # nm
     counter = _Counter(_MOST_ATTEMPTS * config.max_iterations, on_iteration)
@@ -120,7 +117,6 @@ def _context(
     *,
     constraints: Any,
 ) -> Any:
-    """Build the simulation, with bonds to hydrogens constrained or not."""
     system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_hands(prepared))
@@ -175,10 +171,7 @@ def _hands(prepared: PreparedStructure) -> Any:
 
 
 def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
-    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues.
-
-    A twisted bond becomes trans. A cis bond of restrained residues may become trans.
-    """
+    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues."""
     force = openmm.CustomTorsionForce(
         f"{_PLANE_STIFFNESS}*max(0, twist-most)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
     )

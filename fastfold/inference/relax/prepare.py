@@ -44,9 +44,7 @@ class PreparedStructure:
 def segments(protein: Protein) -> list[list[int]]:
     """Return runs of bonded residues with atoms, as indices in the protein's arrays.
 
-    A run ends with its chain, where residue numbers are not consecutive (with missing residues between), and at a
-    terminal oxygen (OXT). Distances are not considered: :func:`~fastfold.inference.relax.chain_breaks.open_breaks`
-    expresses them by the numbers.
+    A run ends with its chain, where residue numbers are not consecutive, and at a terminal oxygen (OXT).
     """
     present = protein.atom_mask > 0.5
     rows = np.flatnonzero(present.any(-1))
@@ -58,13 +56,10 @@ def segments(protein: Protein) -> list[list[int]]:
 def check_relaxable(
     protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
 ) -> None:
-    """Refuse structures for which the force field has no parameters.
+    """Refuse structures without parameters in the force field, with the names of residues and chain breaks.
 
-    Messages have the names of residues and the descriptions of chain breaks, by the residue after each.
-
-    Raises:
-        InputError: A residue of unknown type has atoms, or a residue is alone or has too few atoms.
-        OutputError: The structure has no atoms, or a position is not finite.
+    An InputError names a residue of unknown type, alone, or with too few atoms; an OutputError tells of no finite
+    atoms.
     """
     check_writable(protein)
     count = (protein.atom_mask > 0.5).sum(-1)
@@ -95,12 +90,8 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
     pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
     :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms. Coordinates are first
-    rounded to the 0.001 Å of structure files, so that a structure in memory and its file give equal results. Hydrogens
-    are placed in double precision on the Reference platform.
-
-    Raises:
-        InputError: See :func:`check_relaxable`.
-        ValueError: Atoms of a residue have the same position, or OpenMM or pdbfixer cannot complete the structure.
+    rounded to the 0.001 Å of structure files. Hydrogens are placed in double precision on the Reference platform.
+    Errors are those of :func:`check_relaxable`, and ValueError where atoms coincide or cannot be completed.
     """
     check_relaxable(protein, names)
     protein = replace(protein, atom_positions=np.round(protein.atom_positions, 3))
@@ -176,8 +167,7 @@ def to_protein(
 ) -> tuple[Protein, Hydrogens]:
     """Convert the structure with atoms at ``positions [A, 3]`` in Å back to heavy atoms and hydrogens.
 
-    Terminal oxygens added at gaps are removed, because gaps are not termini. All but the atoms is that of ``like``, the
-    original protein. Added atoms get the B-factor of their residue.
+    Terminal oxygens added at gaps are removed. All but the atoms is that of ``like``, the original protein.
     """
     chains = [chain for chain in like.chains if (like.atom_mask[chain] > 0.5).any()]
     last = {chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in chains}

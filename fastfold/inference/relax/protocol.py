@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfold.errors import FastFoldError
-from fastfold.inference.relax.chain_breaks import chain_breaks, open_breaks
 from fastfold.inference.relax.config import RelaxConfig, check_installed
-from fastfold.inference.relax.result import RelaxResult
-from fastfold.inference.relax.stereo import check_not_mirrored
-from fastfold.inference.relax.violations import Violation, violating_residues
+from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.inference.relax.stereo import (
+    Violation,
+    chain_breaks,
+    check_not_mirrored,
+    open_breaks,
+    violating_residues,
+)
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.protein import Hydrogens, Protein
+from fastfold.protein.protein import Protein
 from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 
 if TYPE_CHECKING:
+    from fastfold.inference.output.prediction import Prediction
     from fastfold.inference.relax.platforms import ChosenPlatform
 
 _MOST_NAMED = 10
@@ -33,12 +38,11 @@ _USUAL_ITERATIONS = 300  #: Iterations of a round in the estimate of the remaini
 class _Ticker:
     """Progress lines of a long relaxation."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], most: int) -> None:
+        self._say, self._most = say, most
         self._started = self._last = time.perf_counter()
 
-    def of_round(self, number: int, most: int) -> Callable[[int], None]:
-        """Return a callback for the iterations of a round."""
+    def of_round(self, number: int) -> Callable[[int], None]:
         began = time.perf_counter()
 
         def on_iteration(iterations: int) -> None:
@@ -51,24 +55,11 @@ class _Ticker:
             if number > 1:
                 estimate += " in this round"
             self._say(
-                f"round {number} of at most {most}, {iterations:,} iterations, elapsed "
+                f"round {number} of at most {self._most}, {iterations:,} iterations, elapsed "
                 f"{clock(now - self._started)}, {estimate}"
             )
 
         return on_iteration
-
-
-@dataclass
-class _Progress:
-    protein: Protein
-    hydrogens: Hydrogens | None = None
-    violations: tuple[Violation, ...] = ()
-    energies: list[tuple[float, float, float]] = field(default_factory=list)
-    iterations: int = 0
-    limit_reached: bool = False
-    freed: set[int] = field(default_factory=set)
-    atoms_added: int = 0
-    failure: str = ""
 
 
 def relax(
@@ -121,49 +112,54 @@ def relax(
     check_not_mirrored(protein, names)
     platform = choose_platform(config.platform, threads=config.threads or available_cores())
     before = violating_residues(protein, names)
-    done = _rounds(protein, config, platform, names, _Ticker(on_progress))
-    violations = done.violations if done.energies else before
-    first, last = (done.energies[0], done.energies[-1]) if done.energies else (None, None)
-    return RelaxResult(
-        protein=replace(done.protein, residue_index=given.residue_index),
-        hydrogens=done.hydrogens,
-        reason=done.failure or _reason(last[1] if last else math.nan, violations),
+    start = RelaxResult(
+        protein=protein,
+        hydrogens=None,
+        reason="",
         platform=platform.label,
-        energy_before=first[0] if first else None,
-        energy_after=last[1] if last else None,
-        restraint_energy=last[2] if last else None,
-        heavy_atom_rmsd=_heavy_atom_rmsd(protein, done.protein) if done.energies else None,
+        energy_before=None,
+        energy_after=None,
+        restraint_energy=None,
+        heavy_atom_rmsd=None,
         violations_before=before,
-        violations=violations,
-        rounds=len(done.energies),
-        iterations=done.iterations,
-        iteration_limit_reached=done.limit_reached,
-        residues_freed=len(done.freed),
-        atoms_added=done.atoms_added,
-        seconds=time.perf_counter() - started,
+        violations=before,
+        rounds=0,
+        iterations=0,
+        iteration_limit_reached=False,
+        residues_freed=0,
+        atoms_added=0,
+        seconds=0.0,
         chain_breaks=tuple(breaks.values()),
+    )
+    done = _rounds(start, config, platform, names, _Ticker(on_progress, config.max_rounds))
+    return replace(
+        done,
+        protein=replace(done.protein, residue_index=given.residue_index),
+        reason=done.reason or _reason(done),
+        seconds=time.perf_counter() - started,
     )
 
 
 def _rounds(
-    protein: Protein,
+    done: RelaxResult,
     config: RelaxConfig,
     platform: ChosenPlatform,
     names: AuthorNames,
     ticker: _Ticker,
-) -> _Progress:
+) -> RelaxResult:
     """Minimise until no violation remains, a round fails, or the limit of rounds is reached."""
     from openmm import OpenMMException
 
     from fastfold.inference.relax.minimize import minimize
     from fastfold.inference.relax.prepare import prepare, to_protein
 
-    done, prepared = _Progress(protein), None
-    for number in range(config.max_rounds):
-        freed = done.freed | {v.index for v in done.violations if _is_mended_by_freedom(v)}
+    protein, prepared, freed = done.protein, None, set[int]()
+    for number in range(1, config.max_rounds + 1):
+        if done.rounds:
+            freed |= {v.index for v in done.violations if _is_mended_by_freedom(v)}
         try:
             prepared = prepared or prepare(protein, names)
-            tick = ticker.of_round(number + 1, config.max_rounds)
+            tick = ticker.of_round(number)
             found = minimize(prepared, config, platform, free_residues=freed, on_iteration=tick)
             if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
                 raise ValueError("the energy of the result is not finite")
@@ -172,20 +168,28 @@ def _rounds(
         except (OpenMMException, ValueError, ArithmeticError, LookupError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             what = lines[0].split("  ")[0].rstrip(".")  # without OpenMM's link to a web page
-            done.failure = f"round {number + 1} failed ({what})"
-            break
+            bad = done.violations or done.violations_before
+            where = f"; violations{_named(bad)}" if bad else ""
+            return replace(done, reason=f"round {number} failed ({what}){where}")
         prepared = replace(prepared, positions=found.positions)
-        done.protein, done.hydrogens = to_protein(prepared, prepared.positions, protein)
-        done.energies.append((found.energy_before, found.energy_after, found.restraint_energy))
-        done.iterations += found.iterations
-        done.limit_reached = found.limit_reached
-        done.freed = freed
-        done.atoms_added = prepared.atoms_added
-        done.violations = violating_residues(done.protein, names)
+        relaxed, hydrogens = to_protein(prepared, prepared.positions, protein)
+        done = replace(
+            done,
+            protein=relaxed,
+            hydrogens=hydrogens,
+            energy_before=found.energy_before if done.energy_before is None else done.energy_before,
+            energy_after=found.energy_after,
+            restraint_energy=found.restraint_energy,
+            heavy_atom_rmsd=_heavy_atom_rmsd(protein, relaxed),
+            violations=violating_residues(relaxed, names),
+            rounds=number,
+            iterations=done.iterations + found.iterations,
+            iteration_limit_reached=found.limit_reached,
+            residues_freed=len(freed),
+            atoms_added=prepared.atoms_added,
+        )
         if not any(map(_is_mended_by_freedom, done.violations)):
             break
-    if done.failure and (bad := done.violations or violating_residues(protein, names)):
-        done.failure += f"; violations{_named(bad)}"
     return done
 
 
@@ -194,13 +198,12 @@ def _is_mended_by_freedom(violation: Violation) -> bool:
     return set(violation.kinds) != {"chirality"}
 
 
-def _reason(energy: float, violations: Sequence[Violation]) -> str:
-    """Return the reason why a structure is not relaxed; empty if it is."""
-    reasons = []
+def _reason(done: RelaxResult) -> str:
+    reasons, energy = [], math.nan if done.energy_after is None else done.energy_after
     if not energy < 0.0:
         reasons.append(f"the energy stays positive at {energy:,.0f} kJ/mol")
-    if violations:
-        reasons.append(f"violations remain{_named(violations)}")
+    if done.violations:
+        reasons.append(f"violations remain{_named(done.violations)}")
     return "; ".join(reasons)
 
 
@@ -211,7 +214,41 @@ def _named(violations: Sequence[Violation]) -> str:
 
 
 def _heavy_atom_rmsd(before: Protein, after: Protein) -> float:
-    """Compute the root mean square distance in Å of the heavy atoms present in both."""
     both = (before.atom_mask > 0.5) & (after.atom_mask > 0.5)
     moved = before.atom_positions[both].astype(np.float64) - after.atom_positions[both]
     return float(np.sqrt(np.square(moved).sum(-1).mean()))
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedPrediction:
+    """Prediction of the network, with its confidences, and the result of its relaxation."""
+
+    prediction: Prediction
+    result: RelaxResult
+
+    @property
+    def protein(self) -> Protein:
+        """Relaxed structure without hydrogens."""
+        return self.result.protein
+
+    def record(self) -> dict[str, Any]:
+        """Return energies, movement, violations and seconds for the scores file, in JSON's types."""
+        return self.result.to_dict()
+
+    def to_pdb(self) -> str:
+        """Format the relaxed structure with hydrogens as a PDB file, with pLDDT in the B-factor column.
+
+        Raises:
+            OutputError: The minimiser failed (``result.minimized`` is false).
+            PdbLimitError: The structure exceeds the PDB format; use :meth:`to_mmcif`.
+        """
+        return relaxed_pdb(self.result, title=self.prediction.title)
+
+    def to_mmcif(self) -> str:
+        """Format the relaxed structure as ModelCIF, with the prediction's confidences; errors as :meth:`to_pdb`."""
+        return relaxed_mmcif(self.result, **self.prediction.modelcif_arguments())
+
+
+def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
+    """Relax the structure of a prediction; settings and errors are those of :func:`relax`."""
+    return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastfold._version import __version__
 from fastfold.errors import OutputError
-from fastfold.inference.relax.violations import Violation
+from fastfold.inference.relax.stereo import Violation
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.labels import AuthorNames
@@ -93,10 +93,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
-    """Format the structure as a PDB file, whose title tells if it is not relaxed.
-
-    Errors are those of :meth:`fastfold.inference.relax.prediction.RelaxedPrediction.to_pdb`.
-    """
+    """Format the structure as a PDB file, whose title tells if it is not relaxed; errors as of :meth:`.to_pdb`."""
     return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
 
 

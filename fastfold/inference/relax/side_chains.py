@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fastfold.inference.relax.chain_breaks import follows
-from fastfold.inference.relax.stereo import dihedrals
+from fastfold.inference.relax.stereo import dihedrals, follows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import frames_to_atom14, torsion_angles_to_frames
 from fastfold.protein.protein import Protein
@@ -33,10 +32,9 @@ _PASSES = 2  #: Number of passes over the residues; in the second pass all other
 
 
 def add_missing_atoms(protein: Protein) -> Protein:
-    """Build the missing heavy atoms of residues of known type that have N, CA and C.
+    """Build the missing heavy atoms except terminal oxygens of residues of known type that have N, CA and C.
 
-    Known atoms keep their positions and the angles that they define. Other chi angles take the rotamer with the fewest
-    clashes. Terminal oxygens are not added.
+    Known atoms and their angles stay. Other chi angles take the rotamer with the fewest clashes.
     """
     present = protein.atom_mask > 0.5
     expected = np.array(rc.restype_atom37_mask)[protein.aatype] > 0.5
@@ -47,40 +45,33 @@ def add_missing_atoms(protein: Protein) -> Protein:
     todo = np.flatnonzero((expected & ~present).any(-1) & has_frame).tolist()
     if not todo:
         return protein
-    candidates = {i: _Candidates.of(protein, i) for i in todo}
+    candidates = {i: _candidates(protein, i) for i in todo}
     for i in todo * _PASSES:
         known[i] = present[i]
-        slots, placed = candidates[i].slots, candidates[i].positions
+        slots, placed = candidates[i]
         scores = _overlaps(protein, i, slots, placed, xyz, known)
         xyz[i, slots], known[i, slots] = placed[np.argmin(np.round(scores, 6))], True
     return replace(protein, atom_positions=xyz, atom_mask=known)
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """Positions ``[K, M, 3]`` in Å of a residue's ``M`` missing atoms, one set for each choice of angles."""
-
-    slots: list[int]
-    positions: np.ndarray
-
-    @classmethod
-    def of(cls, protein: Protein, i: int) -> _Candidates:
-        aatype, present, xyz = int(protein.aatype[i]), protein.atom_mask[i] > 0.5, protein.atom_positions[i]
-        ideal_of = {rc.atom_order[name]: j for j, name in enumerate(rc.restype_atom14_names[aatype]) if name}
-        group_of = {slot: int(rc.restype_atom14_to_rigid_group[aatype, j]) for slot, j in ideal_of.items()}
-        axes = {0: [_N, _C, _CA], _PSI: [_N, _CA, _C]}
-        for k in np.flatnonzero(rc.chi_angles_mask[aatype]).tolist():
-            axes[_CHI1 + k] = [int(slot) for slot in rc.chi_atom_indices[aatype, k, :3]]
-        ideal = _ideal(aatype, _angles(protein, i, axes, ideal_of, group_of))
-        points = {slot: xyz[slot].astype(np.float64) for slot in group_of if present[slot]}
-        missing = [slot for slot in group_of if not present[slot]]
-        for slot in sorted(missing, key=lambda slot: group_of[slot]):
-            axis = axes[group_of[slot]]
-            own = _frames(*(ideal[:, ideal_of[atom]] for atom in axis))
-            frames = _frames(*(np.broadcast_to(points[atom], (len(ideal), 3)) for atom in axis))
-            local = own.invert_apply(torch.from_numpy(ideal[:, ideal_of[slot]]))
-            points[slot] = frames.apply(local).numpy()
-        return cls(missing, np.stack([points[slot] for slot in missing], 1))
+def _candidates(protein: Protein, i: int) -> tuple[list[int], np.ndarray]:
+    """Return a residue's ``M`` missing atoms, and their positions in Å ``[K, M, 3]`` for each choice of angles."""
+    aatype, present, xyz = int(protein.aatype[i]), protein.atom_mask[i] > 0.5, protein.atom_positions[i]
+    ideal_of = {rc.atom_order[name]: j for j, name in enumerate(rc.restype_atom14_names[aatype]) if name}
+    group_of = {slot: int(rc.restype_atom14_to_rigid_group[aatype, j]) for slot, j in ideal_of.items()}
+    axes = {0: [_N, _C, _CA], _PSI: [_N, _CA, _C]}
+    for k in np.flatnonzero(rc.chi_angles_mask[aatype]).tolist():
+        axes[_CHI1 + k] = [int(slot) for slot in rc.chi_atom_indices[aatype, k, :3]]
+    ideal = _ideal(aatype, _angles(protein, i, axes, ideal_of, group_of))
+    points = {slot: xyz[slot].astype(np.float64) for slot in group_of if present[slot]}
+    missing = [slot for slot in group_of if not present[slot]]
+    for slot in sorted(missing, key=lambda slot: group_of[slot]):
+        axis = axes[group_of[slot]]
+        own = _frames(*(ideal[:, ideal_of[atom]] for atom in axis))
+        frames = _frames(*(np.broadcast_to(points[atom], (len(ideal), 3)) for atom in axis))
+        local = own.invert_apply(torch.from_numpy(ideal[:, ideal_of[slot]]))
+        points[slot] = frames.apply(local).numpy()
+    return missing, np.stack([points[slot] for slot in missing], 1)
 
 
 def _angles(
@@ -91,7 +82,10 @@ def _angles(
     xyz = protein.atom_positions.astype(np.float64)
     at_zero = _ideal(aatype, np.zeros((1, 7)))[0]
     last = max(axes)
-    choices: dict[int, tuple[float, ...]] = {_PSI: _psi(protein, i, xyz)}
+    choices: dict[int, tuple[float, ...]] = {_PSI: _FREE_PSI}
+    after = i + 1
+    if after < len(protein) and follows(protein)[after] and protein.atom_mask[after, _N] > 0.5:
+        choices[_PSI] = (float(dihedrals(xyz[i, _N], xyz[i, _CA], xyz[i, _C], xyz[after, _N])),)
     for group in range(_CHI1, last + 1):
         planar = group == last and rc.restypes[aatype] in _PLANAR_LAST
         choices[group] = _PLANAR if planar else _STAGGERED
@@ -112,13 +106,6 @@ def _angles(
     angles = np.zeros((len(combinations), 7))
     angles[:, _PSI - 1 : _PSI - 1 + len(choices)] = combinations
     return angles
-
-
-def _psi(protein: Protein, i: int, xyz: np.ndarray) -> tuple[float, ...]:
-    after = i + 1
-    if after < len(protein) and follows(protein)[after] and protein.atom_mask[after, _N] > 0.5:
-        return (float(dihedrals(xyz[i, _N], xyz[i, _CA], xyz[i, _C], xyz[after, _N])),)
-    return _FREE_PSI
 
 
 def _ideal(aatype: int, degrees: np.ndarray) -> np.ndarray:

@@ -1,14 +1,57 @@
-"""Geometry checks in addition to AlphaFold's: handedness, twisted peptides and long backbone bonds."""
+"""Stereochemistry of a structure: chain breaks, and violations.
+
+Violations are AlphaFold's (supplement, section 1.9.11), wrong hands, twisted peptides and long backbone bonds.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
+import torch
 
 from fastfold.errors import InputError
-from fastfold.inference.relax.chain_breaks import follows
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.losses.violation import find_violations
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.labels import AuthorNames
+from fastfold.protein.all_atom import gather_atoms, lookup
+from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
+
+MAX_PEPTIDE_BOND = 2.5
+"""Distance in Å of C and N above which two residues are not bonded; a peptide bond has 1.33."""
+_MAX_ALPHA_DISTANCE = 4.6
+"""The same limit for alpha carbons, if C or N is missing; across a peptide bond they are 3.8 apart."""
+
+
+def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int, str]:
+    """Return the residues too far from their predecessor, with a description of each break."""
+    present = protein.atom_mask > 0.5
+    breaks: dict[int, str] = {}
+    for i in np.flatnonzero(follows(protein)).tolist():
+        for before, after, limit in (("C", "N", MAX_PEPTIDE_BOND), ("CA", "CA", _MAX_ALPHA_DISTANCE)):
+            a, b = (i - 1, rc.atom_order[before]), (i, rc.atom_order[after])
+            if present[a] and present[b]:
+                distance = float(np.linalg.norm(protein.atom_positions[b] - protein.atom_positions[a]))
+                if distance > limit:
+                    ends = f"{residue_label(protein, i - 1, names)} and {residue_label(protein, i, names)}"
+                    breaks[i] = f"{ends} ({before}-{after} {distance:.1f} Å)"
+                break
+    return breaks
+
+
+def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
+    """Return the structure with residue numbers that are consecutive only between bonded residues."""
+    tied = follows(protein)
+    tied[list(breaks)] = False
+    return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
+
+
+def follows(protein: Protein) -> np.ndarray:
+    """Return a mask ``[N]`` of residues with the next number after their predecessor, in the same chain."""
+    same_chain = np.diff(protein.chain_index) == 0
+    return np.concatenate([[False], same_chain & (np.diff(protein.residue_index) == 1)])
+
 
 CHIRAL_CENTRES = (
     ("ACDEFHIKLMNPQRSTVWY", "CA", ("N", "C", "CB")),
@@ -26,20 +69,12 @@ _PEPTIDE_BOND = 1.33
 
 
 def wrong_hands(protein: Protein) -> np.ndarray:
-    """Return a mask ``[N]`` of residues with a carbon of the wrong hand.
-
-    Alpha carbons of all residues except glycine are checked, and beta carbons of threonine and isoleucine.
-    """
+    """Return a mask ``[N]`` of residues with a carbon of the wrong hand: CA, and CB of threonine and isoleucine."""
     return np.logical_or.reduce([_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES])
 
 
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
-    """Refuse a mirrored chain.
-
-    Raises:
-        InputError: More than half of a chain's alpha carbons belong to D-amino acids, or, without beta carbons, more
-            than half of its phi angles are positive.
-    """
+    """Raise InputError for a chain of mostly D-amino acids, or, without beta carbons, of positive phi angles."""
     hands, phi = _hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
     for name, rows in zip(names.chain_ids, protein.chains, strict=True):
         known = hands[rows][hands[rows] != 0]
@@ -75,7 +110,6 @@ def _phi(protein: Protein) -> np.ndarray:
 
 
 def _torsions(protein: Protein, *atoms: tuple[np.ndarray, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return torsion angles in degrees of four atoms of rows of residues, and a mask of those that are known."""
     places = [(rows, rc.atom_order[name]) for rows, name in atoms]
     known = np.all([protein.atom_mask[place] > 0.5 for place in places], axis=0)
     return dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places)), known
@@ -116,3 +150,46 @@ def _both_ends(before: np.ndarray, after: np.ndarray, chosen: np.ndarray, count:
     found = np.zeros(count, bool)
     found[before[chosen]] = found[after[chosen]] = True
     return found
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Residue with violations."""
+
+    index: int  #: Index in the protein's arrays
+    residue: str  #: Name, for example ``LYS 15 of chain A``
+    #: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an adjacent angle is
+    #: off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances within the
+    #: residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more than 45° from cis
+    #: and trans)
+    kinds: tuple[str, ...]
+
+
+def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tuple[Violation, ...]:
+    """Return all residues with a violation; residues of unknown type are not checked."""
+    aatype = torch.from_numpy(protein.aatype).long()
+    index = lookup("restype_atom14_to_atom37", aatype)
+    exists = torch.from_numpy(protein.atom_mask).gather(-1, index) * lookup("restype_atom14_mask", aatype)
+    batch = {
+        "atom14_atom_exists": exists,
+        "residue_index": torch.from_numpy(protein.residue_index),
+        "aatype": aatype,
+        "asym_id": torch.from_numpy(protein.chain_index),
+    }
+    positions = gather_atoms(torch.from_numpy(protein.atom_positions), index)
+    found = find_violations(positions, batch, model_config("model_1").model.heads.structure_module)
+    between, within = found["between_residues"], found["within_residues"]
+    masks = {
+        "clash": between["clashes_per_atom_clash_mask"].amax(-1) > 0.5,
+        "bond": (between["connections_per_residue_violation_mask"] > 0.5)
+        | torch.from_numpy(stretched_residues(protein)),
+        "geometry": within["per_atom_violations"].amax(-1) > 0.5,
+        "chirality": torch.from_numpy(wrong_hands(protein)),
+        "omega": torch.from_numpy(twisted_residues(protein)),
+    }
+    some = torch.stack(list(masks.values())).any(0)
+    return tuple(
+        Violation(i, residue_label(protein, i, names), tuple(kind for kind, mask in masks.items() if mask[i]))
+        for i in some.nonzero()[:, 0].tolist()
+        if protein.aatype[i] != rc.unk_restype_index
+    )

@@ -5,20 +5,72 @@ Files are untrusted: damaged and foreign ones are left out, with a line about th
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import glob
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import InputError
+from fastfold.errors import FastFoldError, InputError, first_line
 from fastfold.inference.output.file_names import fastfold_name
-from fastfold.inference.output.written_scores import check_scores
-from fastfold.inference.report.guard import check_size, leaving_out, numbers_of, read_table
+from fastfold.inference.output.score_files import MAX_SCORES_BYTES, check_scores
+
+
+@contextlib.contextmanager
+def leaving_out(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Convert any error of the block to a line that names the left-out item and the reason."""
+    try:
+        yield
+    except Exception as error:  # untrusted data may break any step; other predictions are still shown
+        say(f"{name}: left out of the report, {_reason(error)}")
+
+
+def is_regular(path: Path) -> bool:
+    """Return True for a file, not a link, because links could lead out of the folder."""
+    return path.is_file() and not path.is_symlink()
+
+
+def check_size(path: Path, limit: int = MAX_SCORES_BYTES) -> Path:
+    """Return the path of a file, or raise ValueError if it is larger than a limit in bytes."""
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"expected at most {limit:,} bytes, found {size:,}")
+    return path
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a tab-separated table, which may come from anywhere; none without a valid file."""
+    try:
+        lines = check_size(path).read_text("utf-8").splitlines()
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def numbers_of(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:
+    """Return the finite numbers in some columns of a line."""
+    found = {}
+    for column in columns:
+        with contextlib.suppress(TypeError, ValueError):
+            found[column] = float(line.get(column, ""))
+    return {column: value for column, value in found.items() if math.isfinite(value)}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    if isinstance(error, json.JSONDecodeError | RecursionError):
+        return "it is not JSON"
+    if isinstance(error, ValueError | FastFoldError):
+        return str(error)
+    return f"it cannot be read: {first_line(error)}"
+
 
 SCORES = "_scores.json"  #: Ending of the file that identifies a prediction
 _RELAXED = ("_relaxed.pdb", "_relaxed.cif")
@@ -29,10 +81,9 @@ _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 @dataclass(frozen=True)
 class FoundPrediction:
-    """Prediction in a folder, with the stems of its files and of its target's, and its rank, if the name has one.
+    """Prediction in a folder: stems of its files and of its target's, rank if the name has one, and checked scores.
 
-    ``scores`` is the content of the scores file, with ``name``, ``model``, ``seed``, ``sequences`` and ``plddt``. Files
-    are by the ending of their names. ``listed`` are further numbers from the folder's table, by column.
+    Files are by the ending of their names. ``listed`` are further numbers from the folder's table, by column.
     """
 
     stem: str
@@ -57,12 +108,9 @@ class FoundPrediction:
 def find_predictions(
     directory: Path, say: Callable[[str], None] = lambda line: None
 ) -> list[FoundPrediction]:
-    """Find the predictions in a folder, by target name, the best of each first.
+    """Find the predictions in a folder, by target name, the best of each first, or raise InputError.
 
     ``say`` gets a line about each file that is left out.
-
-    Raises:
-        InputError: The folder cannot be read.
     """
     try:
         names = _regular_files(directory, say)
@@ -115,7 +163,6 @@ def _regular_files(directory: Path, say: Callable[[str], None]) -> list[str]:
 
 
 def _is_text(name: str) -> bool:
-    """Return True if a name is valid UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -131,7 +178,6 @@ def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dic
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
-    """Read the numbers of ``summary.tsv`` by file stem; empty without a valid table."""
     found = {}
     for line in read_table(path):
         stem = fastfold_name(f"{line.get('files') or ''}.pdb").removesuffix(".pdb")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.written_scores import check_pae
+from fastfold.inference.output.score_files import check_pae
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 
@@ -42,15 +42,11 @@ def pack_structure(
     """Encode the atoms of a structure file, rotated so that the view along z shows the longest axes.
 
     ``sequences`` are those that were folded. A motion, a rotation ``[3, 3]`` and a translation ``[3]`` in Å, replaces
-    this rotation and the centering.
+    this rotation and the centering. Errors are InputError for an unreadable file, ValueError for other sequences.
 
     Returns:
         Metadata (``step`` in Å, ``atoms``), and packed data: five bytes per residue with a bit for each of the 37
         atoms, then little-endian int16 ``x``, ``y``, ``z`` of each atom in steps from the centre.
-
-    Raises:
-        InputError: The file cannot be read.
-        ValueError: The file has other sequences.
     """
     chains = read_structure(path).chains
     lengths = [len(sequence) for sequence in sequences]
@@ -83,15 +79,11 @@ def pack_structure(
 
 
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
-    """Encode the aligned error of a prediction, from a file in the format of AlphaFold DB.
+    """Encode the aligned error of a prediction, or raise OSError or ValueError for another file.
 
     Returns:
         Metadata (``side`` of the matrix, ``stride``: residues per row, ``step`` and ``max`` in Å), and packed data: a
         byte for each element, row by row.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not the aligned error of this number of residues.
     """
     try:
         pae, largest = check_pae(json.loads(path.read_bytes()), residues)

@@ -1,18 +1,23 @@
-"""One table of all interface scores in a folder of results: a line for each pair of chains of each prediction."""
+"""One table of all interface scores in a folder of results, and conditions on its lines."""
 
 from __future__ import annotations
 
+import ast
+import csv
+import io
 import itertools
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError
-from fastfold.inference.output.json_files import is_number, mapping_of
-from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.guard import check_size, leaving_out
+from fastfold.errors import ConfigError, suggest
+from fastfold.inference.output.score_files import is_number, mapping_of
+from fastfold.inference.report.discover import FoundPrediction, check_size, find_predictions, leaving_out
 from fastfold.protein.protein import chain_name
+from fastfold.utils.atomic_files import replacing, write_atomic
+from fastfold.utils.packages import require_package
 
 _OF_PAIR = (
     *("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_plddt"),
@@ -36,10 +41,7 @@ def find_rows(directory: Path, say: Callable[[str], None] = lambda line: None) -
 
 
 def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Return the lines of one prediction by :data:`COLUMNS`, in the order of its chains; none of a single chain.
-
-    Scores that the prediction lacks are None. ``say`` is told of files that are left out.
-    """
+    """Return the lines of a prediction's pairs of chains by :data:`COLUMNS`; missing scores are None."""
     scores = prediction.scores
     number = len(scores["sequences"])
     if number < 2:
@@ -67,10 +69,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
 
 
 def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
-    """Return lines by a column: numbers from the largest, text from A, missing values last.
-
-    A ConfigError names an unknown column.
-    """
+    """Return lines by a column: numbers from the largest, text from A, missing last; or raise ConfigError."""
     if column not in COLUMNS:
         raise ConfigError(f"--sort: no column {column!r}; the columns are {', '.join(COLUMNS)}")
 
@@ -103,3 +102,119 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
 
 def _number(value: Any) -> float | int | None:
     return value if is_number(value) else None
+
+
+INTERFACES = "interfaces.csv"  #: Name of the table in a folder of results
+_WHOLE = frozenset(("rank", "seed", "contacts", "pair_clashes", "clashes"))
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def check_export(path: Path) -> Path:
+    """Return the path of a table whose format can be written, or raise ConfigError."""
+    if path.suffix == ".parquet":
+        require_package("pyarrow", f"{path}: a Parquet file")
+    elif path.suffix not in _DELIMITERS:
+        raise ConfigError(f"{path}: expected a name that ends in .csv, .tsv or .parquet")
+    return path
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write lines to a file in the format of its ending, whole or not at all; errors as of :func:`check_export`."""
+    check_export(path)
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        kinds = dict.fromkeys(TEXT_COLUMNS, pyarrow.string()) | dict.fromkeys(_WHOLE, pyarrow.int64())
+        schema = pyarrow.schema([(column, kinds.get(column, pyarrow.float64())) for column in COLUMNS])
+        with replacing(path) as temporary:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), temporary)
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=_DELIMITERS[path.suffix], lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(["" if row[column] is None else row[column] for column in COLUMNS] for row in rows)
+    write_atomic(path, text.getvalue())
+
+
+Condition = Callable[[Mapping[str, Any]], bool]
+
+_MAX_LENGTH = 1000
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def parse_condition(text: str, columns: Sequence[str]) -> Condition:
+    """Parse a condition, and return a function that tells of a line if it meets it, or raise ConfigError.
+
+    Comparisons (``>``, ``>=``, ``<``, ``<=``, ``==``, ``!=``, ``in``) of columns with numbers or quoted text are joined
+    by ``and``, ``or`` and ``not``. ``"P1" in partner_1`` looks for a part of a text. A comparison with a missing value
+    is false.
+    """
+    try:
+        if len(text) > _MAX_LENGTH:
+            raise SyntaxError
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _not_understood(text[:60]) from None
+    return _condition(tree.body, columns)
+
+
+def _condition(node: ast.expr, columns: Sequence[str]) -> Condition:
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            parts = [_condition(value, columns) for value in values]
+            combine = all if isinstance(op, ast.And) else any
+            return lambda row: combine(part(row) for part in parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _condition(operand, columns)
+            return lambda row: not inner(row)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            sides = [_value(one, columns) for one in (left, *comparators)]
+            tests = [_comparison(op, node) for op in ops]
+            return lambda row: all(
+                _holds(test, sides[i](row), sides[i + 1](row)) for i, test in enumerate(tests)
+            )
+    raise _not_understood(ast.unparse(node))
+
+
+def _comparison(op: ast.cmpop, node: ast.expr) -> Callable[[Any, Any], bool]:
+    if isinstance(op, ast.In):
+        return lambda part, whole: isinstance(whole, str) and str(part) in whole
+    if type(op) not in _COMPARISONS:
+        raise _not_understood(ast.unparse(node))
+    return _COMPARISONS[type(op)]
+
+
+def _holds(test: Callable[[Any, Any], bool], one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return False
+    try:
+        return test(one, other)
+    except TypeError:  # a number and a text
+        return False
+
+
+def _value(node: ast.expr, columns: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the function that reads a side of a comparison."""
+    match node:
+        case ast.Constant(value=int() | float() | str() as constant):
+            return lambda row: constant
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as constant)):
+            return lambda row: -constant
+        case ast.Name(id=name) if name in columns:
+            return lambda row: row.get(name)
+        case ast.Name(id=name):
+            hint = suggest(name, columns, otherwise=f"the columns are {', '.join(columns)}")
+            raise ConfigError(f"--where: no column {name!r}; {hint}")
+    raise _not_understood(ast.unparse(node))
+
+
+def _not_understood(text: str) -> ConfigError:
+    return ConfigError(f'--where: expected a condition such as "ipsae_max>0.5 and rank==1", found {text!r}')

@@ -33,10 +33,7 @@ class Molstar:
 
 
 def load_molstar() -> Molstar | None:
-    """Read the viewer's files; return None if its package is not installed or lacks them.
-
-    A ValueError names a file with an unexpected SHA-256.
-    """
+    """Read the viewer's files; None if its package lacks them. A ValueError names a file with an unexpected SHA-256."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
         return None
@@ -60,7 +57,6 @@ _pending: list[Future[dict[str, str]]] = []
 
 
 def _pack_viewer() -> dict[str, str]:
-    """Compress the viewer's script and style, by SHA-256; nothing if the package is not installed."""
     if (viewer := load_molstar()) is None:
         return {}
     texts = (viewer.script, viewer.style)

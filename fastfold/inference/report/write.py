@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,28 +17,74 @@ from typing import Any
 
 from fastfold._version import __version__
 from fastfold.errors import InputError
-from fastfold.inference.output import style
-from fastfold.inference.output.json_files import is_number, map_floats, mapping_of
-from fastfold.inference.output.result_archive import ENDING
+from fastfold.inference.output import plots
+from fastfold.inference.output.file_names import ARCHIVE
+from fastfold.inference.output.score_files import is_number, map_floats, mapping_of
 from fastfold.inference.output.summary import FAILURES
-from fastfold.inference.report.designs import find_designs
-from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
-from fastfold.inference.report.ensembles import find_ensembles
-from fastfold.inference.report.export import INTERFACES, write_rows
-from fastfold.inference.report.guard import (
+from fastfold.inference.report.discover import (
+    FoundPrediction,
     check_size,
+    find_predictions,
     is_regular,
     leaving_out,
     numbers_of,
     read_table,
 )
-from fastfold.inference.report.interfaces import SORTED_BY, Row, rows_of, sort_rows
+from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
+from fastfold.inference.report.groups import find_designs, find_ensembles
+from fastfold.inference.report.interfaces import (
+    INTERFACES,
+    SORTED_BY,
+    Condition,
+    Row,
+    rows_of,
+    sort_rows,
+    write_rows,
+)
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
-from fastfold.inference.report.restraints import restraints_of
-from fastfold.inference.report.where import Condition
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
+
+_MOST_RESTRAINTS = 2000
+_LONGEST_LINE = 100
+
+
+def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the restraints of a scores file, cut to the page's size, None without any, or raise ValueError."""
+    if (given := scores.get("restraints")) is None:
+        return None
+    residues = len(scores["plddt"])
+    try:
+        rows = [_restraint(one, residues) for one in given["restraints"][:_MOST_RESTRAINTS]]
+        counts = {key: int(given[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
+        paid = _number(given["confidence_paid"])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError("its restraints have another form") from error
+    found = {"confidence_paid": paid, "leave_one_out": given.get("leave_one_out") is True}
+    return {**counts, **found, "restraints": rows}
+
+
+def _restraint(given: Any, residues: int) -> dict[str, Any]:
+    places = [int(number) for number in given["residues"]]
+    if len(places) != 2 or not all(1 <= place <= residues for place in places):
+        raise ValueError
+    row: dict[str, Any] = {"residues": places, "holds": given["holds"] is True}
+    row |= {key: str(given[key])[:_LONGEST_LINE] for key in ("line", "group")}
+    row |= {key: _number(given[key]) for key in ("min", "distance_before", "distance")}
+    row["max"] = None if given["max"] is None else _number(given["max"])
+    if "contradicts" in given:
+        row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in given["contradicts"][:_MOST_RESTRAINTS]]
+        row["plddt_gain_without"] = _number(given["plddt_gain_without"])
+    return row
+
+
+def _number(value: Any) -> float:
+    """Return a finite number, or raise ValueError."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
 
 NAME = "report.html"  #: File name of the page
 
@@ -141,15 +188,13 @@ def _page(
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
     overlays = find_ensembles(folder, predictions, left // 4, say)
-    for ensemble in overlays:
-        for one in ensemble["overlay"]:
-            one["structure"]["blob"] = len(blobs)
-            blobs.append(one.pop("text"))
+    for one in (one for ensemble in overlays for one in ensemble["overlay"]):
+        one["structure"]["blob"] = len(blobs)
+        blobs.append(one.pop("text"))
     designs = find_designs(folder, predictions, left // 4, say)
-    for design in designs:
-        if design["film"] is not None:
-            design["film"]["blob"] = len(blobs)
-            blobs.append(design["film"].pop("text"))
+    for film in (design["film"] for design in designs if design["film"] is not None):
+        film["blob"] = len(blobs)
+        blobs.append(film.pop("text"))
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     try:
         molstar, refused = load_molstar(), ""
@@ -164,13 +209,13 @@ def _page(
         "designs": designs,
         "viewer": None,
         "style": {
-            "bands": [band._asdict() for band in style.BANDS],
-            "chains": style.CHAIN_COLOURS,
-            "identity": style.IDENTITY_COLOURS,
-            "pae": style.PAE_COLOURS,
-            "ink": style.INK,
-            "faint": style.FAINT,
-            "fonts": list(style.FONTS),
+            "bands": [band._asdict() for band in plots.BANDS],
+            "chains": plots.CHAIN_COLOURS,
+            "identity": plots.IDENTITY_COLOURS,
+            "pae": plots.PAE_COLOURS,
+            "ink": plots.INK,
+            "faint": plots.FAINT,
+            "fonts": list(plots.FONTS),
         },
         "atoms": list(rc.atom_types),
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
@@ -183,15 +228,12 @@ def _page(
     # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
     title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
-    policy = (
-        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-    )
     about = f"FastFold {__version__}"
     if molstar is not None:
         about += f", with the viewer Mol* {molstar.version}"
     values = {
-        "policy": policy,
+        "policy": f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'",
         "title": title,
         "css": _file("page.css"),
         "package": PACKAGE,
@@ -220,7 +262,6 @@ def _file(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Return the hash of a script for a content security policy."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
@@ -229,45 +270,32 @@ _OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "
 
 
 def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
-    """Return a prediction's line in the table, with the scores of its best pair of chains."""
     scores = prediction.scores
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
     interfaces, given = (mapping_of(scores, key) for key in ("interfaces", "given_structure"))
     numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
     numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
+    sample = mapping_of(scores, "sample")
+    is_sample = {"method", "number"} <= set(sample)
+    best = sort_rows(pairs, SORTED_BY)[:1]  # none of a single chain
+    pair = {key: one[key] for one in best for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
     return {
         "target": prediction.target,
         "model": scores["model"],
         "seed": scores["seed"],
-        **_sample(scores.get("sample")),
+        **({"sample": f"{sample['method']} {sample['number']}"[:40]} if is_sample else {}),
         "rank": prediction.rank,
         "length": len(scores["plddt"]),
-        **_best_pair(pairs),
+        **{key: round(x, 4) if isinstance(x, float) else x for key, x in pair.items() if x is not None},
     } | {key: value for key, value in numbers.items() if is_number(value)}
-
-
-def _sample(values: Any) -> dict[str, str]:
-    """Return method and number of a sample; nothing of a prediction without sampling."""
-    if not isinstance(values, dict) or not {"method", "number"} <= set(values):
-        return {}
-    return {"sample": f"{values['method']} {values['number']}"[:40]}
-
-
-def _best_pair(pairs: Sequence[Row]) -> dict[str, Any]:
-    """Return partners and scores of the pair of chains with the best ipSAE; nothing of a single chain."""
-    if not pairs:
-        return {}
-    best = sort_rows(pairs, SORTED_BY)[0]
-    found = {key: best[key] for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
-    return {key: round(x, 4) if isinstance(x, float) else x for key, x in found.items() if x is not None}
 
 
 def _detail(
     prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
 ) -> dict[str, Any]:
     scores = prediction.scores
-    archive = folder / f"{prediction.target}{ENDING}"
+    archive = folder / f"{prediction.target}{ARCHIVE}"
     paths = [*prediction.files.values(), *([archive] if is_regular(archive) else [])]
     found = {
         "name": scores["name"],
@@ -298,7 +326,6 @@ def _detail(
 
 
 def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Return the scores of the prediction against an experimental structure, if it was compared."""
     folder = next(iter(prediction.files.values())).parent
     path = folder / f"{prediction.target}_reference.json"
     if not is_regular(path):
@@ -313,7 +340,6 @@ def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[
 
 
 def _failures(folder: Path) -> list[list[str]]:
-    """Return name and reason of each target that failed, as far as the folder lists them."""
     path = folder / FAILURES
     try:
         lines = check_size(path).read_text("utf-8").splitlines() if path.is_file() else []
@@ -369,7 +395,6 @@ def _finite(value: Any) -> Any:
 
 
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return structure and aligned error of a prediction, as far as available."""
     found = {}
     sequences, residues = prediction.scores["sequences"], len(prediction.scores["plddt"])
     if (path := prediction.structure) is not None:

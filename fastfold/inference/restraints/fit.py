@@ -23,8 +23,8 @@ from fastfold.evoformer.losses.design import Outputs, plddt_loss
 from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.evoformer.losses.pair_logits import at_columns
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding.features import input_order
 from fastfold.inference.folding.gradients import GradientRun, differentiable
+from fastfold.inference.folding.prediction import input_order
 from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products

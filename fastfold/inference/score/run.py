@@ -12,8 +12,8 @@ from fastfold.data.templates.whole.given import Use
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.output.score_files import read_scores
 from fastfold.inference.output.summary import mean_score, score_table
-from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
 from fastfold.inference.score.targets import structure_targets, write_objects

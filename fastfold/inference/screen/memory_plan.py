@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from fastfold.data.targets import Target
+from fastfold.evoformer.precision import element_size
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.network_settings import apply_settings
@@ -52,7 +53,7 @@ class TargetMemory:
     templates: int | None = 0
 
     def __post_init__(self) -> None:
-        size = 2 if self.config.precision == "bf16" else 4
+        size = element_size(self.config.precision)
         self._smallest = {}
         for network in self.networks:
             config = apply_settings(self.config, network.info.config)
@@ -68,7 +69,7 @@ class TargetMemory:
 
 def worker_bytes(networks: Sequence[Network], precision: str | None) -> int:
     """Return the bytes of a worker without its folds: its process, and the parameters of all networks."""
-    size = 2 if precision == "bf16" else 4
+    size = element_size(precision)
     # While a network is loaded, its file's parameters are in memory in float32.
     most = max((network.info.parameters * 4 for network in networks), default=0)
     return PROCESS_BYTES + most + sum(network.info.parameters * size for network in networks)

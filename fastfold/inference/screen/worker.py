@@ -107,7 +107,7 @@ class FoldWorker:
 
         from fastfold.evoformer.config import MINI
         from fastfold.inference.models import open_networks
-        from fastfold.inference.planning.available_memory import share_host_memory
+        from fastfold.inference.planning.fit import share_host_memory
         from fastfold.utils.device import choose_device
 
         torch.set_num_threads(self.threads)

@@ -10,6 +10,7 @@ from typing import Any
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.precision import element_size
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import (
     Network,
@@ -74,7 +75,7 @@ class Admission:
         if self.memory is None:
             return
         for network in networks:
-            size = 2 if config.precision == "bf16" else 4
+            size = element_size(config.precision)
             planner = Planner(
                 apply_settings(config, network.info.config),
                 size,

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import about_mini, requested_networks
-from fastfold.inference.planning.available_memory import host_memory_bytes
+from fastfold.inference.planning.fit import host_memory_bytes
 from fastfold.inference.prepare import check_request, with_precision
 from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.options import ScreenOptions

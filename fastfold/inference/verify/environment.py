@@ -51,7 +51,6 @@ def describe_environment() -> dict[str, str]:
 
 
 def _packages() -> list[str]:
-    """Return names of the packages that FastFold requires, without those of extras."""
     try:
         declared = metadata.requires("fastfold") or []
     except metadata.PackageNotFoundError:  # run from a checkout, not installed

@@ -1,6 +1,8 @@
 """Repeat a recorded run of AlphaFold and compare every output.
 
-Records exist of the network, of the data pipeline and of the template search.
+Records exist of the network, of the data pipeline and of the template search. One ships with the package: a small fold
+by ``mini``, computed on FastFold's release machine, which shows that an installation computes the tested results.
+Records of AlphaFold are larger and are in the repository (``tests/oracles``).
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -19,21 +20,58 @@ from torch import Tensor
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import InputError
-from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
-from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.config import MINI, is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.verify.data import EXPECTED, compute_recorded
-from fastfold.inference.verify.recorded_array import check_present
-from fastfold.inference.verify.shipped import RECORD, compare_shipped
-from fastfold.inference.verify.templates import DECISIONS, ENTRIES, compare_entries, compare_templates
+from fastfold.inference.folding.network import NetworkPasses, network_results
+from fastfold.inference.verify.data import (
+    DECISIONS,
+    ENTRIES,
+    EXPECTED,
+    check_present,
+    compare_entries,
+    compare_templates,
+    compute_recorded,
+    reading,
+)
+
+RECORD = Path(__file__).with_name("mini_record.npz")  #: File of the record
+
+SEQUENCE = "EDFKAVFGMTRSAFANLPLWKQQNLKKEKGLF"
+"""Sequence of the record, most of the headpiece of villin: the fold of an invented sequence may change by rounding."""
+
+
+def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.ndarray]:
+    """Fold the record's sequence by ``mini``, with a precision of the trunk.
+
+    Returns:
+        By name: positions in Å ``[N, 37, 3]``, pLDDT ``[N]``, aligned errors in Å ``[N, N]``, pTM, and the single
+        ``[N, c_s]`` and pair ``[N, N, c_z]`` representations.
+    """
+    from fastfold.inference.api import load_model, predict
+
+    model = load_model(MINI, device=device, precision=precision)
+    found = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
+    assert found.pae is not None
+    assert found.representations is not None
+    return {
+        "representations/pair": found.representations["pair"],
+        "representations/single": found.representations["single"],
+        "structure_module/final_atom_positions": found.atom_positions,
+        "confidence/plddt": found.plddt,
+        "confidence/predicted_aligned_error": found.pae,
+        "confidence/ptm": np.asarray(found.ptm),
+    }
+
 
 RELATIVE_TOLERANCE = 1e-4
 POSITION_TOLERANCE = 0.01  #: Largest distance in Å between an atom and the recorded one
 REDUCED_TOLERANCES = {"bf16": 0.1, "bf16-products": 0.03, "int8": 0.03}
 """Relative errors allowed in less than float32; distances of atoms are not checked there."""
+_CONFIDENCES = {"pae": "predicted_aligned_error", "max_pae": "max_predicted_aligned_error"}
+"""AlphaFold's names of confidences that have others in FastFold."""
 _JUMPING = "violations"
 """Name parts of outputs that jump where a distance passes a limit, skipped in less than float32."""
 DATA_TOLERANCES = {"deletion_mean": 1e-6, "position_sum": 1e-6}
@@ -66,11 +104,11 @@ def verify(
     Args:
         directory: Folder of a record. For the data pipeline, ``expected.npz``, ``query.fasta`` and alignments
             (:func:`fastfold.inference.verify.data.compute_recorded`). For templates, hits as well
-            (:func:`fastfold.inference.verify.templates.compare_templates`). For the network, ``params.npz``,
+            (:func:`fastfold.inference.verify.data.compare_templates`). For the network, ``params.npz``,
             ``config.json``, ``features.npz``, ``outputs.npz`` and ``confidence.npz``; loss targets that depend on the
             predicted structure only through rounding (the bin of a residue's aligned error in its own frame, zero, is
             one of the two lowest) are computed from the recorded structure, which is compared separately. Or
-            :data:`~fastfold.inference.verify.shipped.RECORD`, the record that ships with the package.
+            :data:`~fastfold.inference.verify.records.RECORD`, the record that ships with the package.
         device: Device of the network.
         precision: Precision of the network, one of :data:`fastfold.evoformer.precision.Precision`; in less than float32
             :data:`REDUCED_TOLERANCES` apply. The data pipeline has none.
@@ -82,8 +120,9 @@ def verify(
     """
     directory = Path(directory)
     if directory == RECORD:
-        for array in compare_shipped(_arrays(directory.parent, directory.name), device, precision):
-            yield _compare(*array, precision)
+        expected = _arrays(directory.parent, directory.name)
+        for name, folded in fold_record(device, precision).items():
+            yield _compare(name, folded, expected[name], precision)
         return
     if (directory / EXPECTED).exists():
         compare = compute_recorded
@@ -108,9 +147,9 @@ def verify(
     tensors = {name: torch.as_tensor(value).to(device) for name, value in features.items()}
     with torch.no_grad():
         result = model(tensors)
-        confidence = {f"confidence/{k}": v for k, v in _confidence(result, model.multimer).items()}
+        _, confidence = network_results(result, NetworkPasses(0, is_complex=model.multimer))
         result = _computed(result)
-        ours = _flatten(result) | confidence
+        ours = _flatten(result) | {f"confidence/{_CONFIDENCES.get(k, k)}": v for k, v in confidence.items()}
         if "total_loss" in outputs:
             last = {name: value[-1] for name, value in tensors.items()}
             ours |= _losses(result, last, outputs, config)
@@ -133,7 +172,6 @@ def recorded_runs(directory: Path) -> list[Path]:
 
 
 def _computed(value: Any) -> Any:
-    """Return the result tree with all deferred outputs computed."""
     if isinstance(value, dict):
         return {key: _computed(inner) for key, inner in value.items()}
     return value.whole() if isinstance(value, LazyRows) else value
@@ -159,7 +197,6 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, float
 
 
 def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
-    """Compare an array of numbers or text of the data pipeline."""
     if ours.shape != theirs.shape:
         return Comparison(name, float("inf"), float("inf"), False)
     if theirs.dtype.kind == "S":
@@ -171,42 +208,20 @@ def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison
 
 
 def _config(directory: Path) -> ConfigDict:
-    path = directory / "config.json"
-    check_present(path, message="no such file; give the folder of a recorded run")
-    try:
+    path, missing = directory / "config.json", "no such file; give the folder of a recorded run"
+    with reading(path, "not a folder that verify can use", missing=missing):
         return ConfigDict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InputError(f"not a folder that verify can use: {error}", path=path) from None
 
 
 def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
     path = directory / name
-    check_present(path)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise InputError(f"not a readable array file: {error}", path=path) from None
-
-
-def _confidence(result: dict[str, Any], multimer: bool) -> dict[str, Tensor]:
-    """Return the confidences that AlphaFold stores next to its outputs."""
-    found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
-    if "predicted_aligned_error" in result:
-        head = result["predicted_aligned_error"]
-        logits, breaks = head["logits"], head["breaks"]
-        error, largest = predicted_aligned_error(logits, breaks)
-        found |= {"predicted_aligned_error": error, "max_predicted_aligned_error": largest}
-        found["ptm"] = predicted_tm_score(logits, breaks)
-        if multimer:
-            found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
-    return found
+    with reading(path, "not a readable array file"), np.load(path, allow_pickle=False) as archive:
+        return {key: archive[key] for key in archive.files}
 
 
 def _losses(
     result: dict[str, Any], batch: dict[str, Tensor], outputs: Mapping[str, np.ndarray], config: Any
 ) -> dict[str, Tensor]:
-    """Compute all losses and their parts under the official names."""
     total, parts = alphafold_loss(result, batch, config)
     if "predicted_aligned_error" in parts:
         affines = torch.as_tensor(outputs["structure_module/final_affines"]).to(total.device)

@@ -14,7 +14,7 @@ from fastfold.data.features import coevolution
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import autocast_trunk, set_precision
+from fastfold.evoformer.precision import autocast_trunk, element_size, set_precision
 from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
@@ -150,7 +150,7 @@ def input_gradient_workload(
         layouts=standard_layouts(dap=residues),
         zero=(0,),
         passes=recycles,
-        parameter_bytes=2 if precision == "bf16" else 4,
+        parameter_bytes=element_size(precision),
         frozen=True,
         recomputed=recompute,
         small=True,  # AlphaFold's initialisation repeats draws that are too large

@@ -17,7 +17,7 @@ from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
 from fastfold.data.targets import make_chains
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.folding.features import input_order
+from fastfold.inference.folding.prediction import input_order
 from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared
 from tests.helpers.colabfold_records import assert_equal_features, expected, our_features, recorded_features

@@ -12,8 +12,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
 from fastfold.inference.design.evaluate import Evaluation, Evaluator
 from fastfold.inference.design.task import DesignTask, hallucination
-from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.mesh import ParallelMesh
 from tests.helpers.networks import oracle_config, random_model

@@ -20,8 +20,7 @@ from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.folding import batch as batch_module
-from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length
-from fastfold.inference.folding.batch_passes import pad_features
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length, pad_features
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.planning.fit import FoldMemory

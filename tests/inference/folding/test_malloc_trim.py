@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastfold.inference.folding import malloc_trim
-from fastfold.inference.folding.malloc_trim import trim_malloc
-from fastfold.inference.folding.network import NetworkPasses, prepared_network
+from fastfold.inference.folding import network
+from fastfold.inference.folding.network import NetworkPasses, prepared_network, trim_malloc
 from fastfold.inference.planning.planner import Planner
 from tests.helpers.networks import oracle_config, oracle_features, random_model
 
@@ -24,12 +23,12 @@ def _resident() -> int:
     return pages * 4096
 
 
-@pytest.mark.skipif(sys.platform != "linux" or malloc_trim._trim() is None, reason="needs glibc, and /proc")
+@pytest.mark.skipif(sys.platform != "linux" or network._trim() is None, reason="needs glibc, and /proc")
 def test_freed_blocks_do_not_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beneath a small one that lives, blocks of a size that the C library keeps; all of it goes back but for that."""
     torch.empty(24 * MIB, dtype=torch.uint8).fill_(1)  # from here on blocks of this size come from the heap
     model = random_model(oracle_config())
-    monkeypatch.setattr(malloc_trim, "_large_steps", lambda _: [model.single_projection])
+    monkeypatch.setattr(network, "_large_steps", lambda _: [model.single_projection])
     with trim_malloc(model):
         before = _resident()
         blocks = [torch.empty(16 * MIB, dtype=torch.uint8).fill_(1) for _ in range(8)]
@@ -46,9 +45,9 @@ def test_a_fold_with_room_keeps_freed_memory(
 ) -> None:
     set_options: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda *option: set_options.append(option))
-    malloc_trim._trim()  # cached before the library is replaced
-    monkeypatch.setattr(malloc_trim.ctypes, "CDLL", lambda _: library)
-    malloc_trim.keep_freed_memory.cache_clear()
+    network._trim()  # cached before the library is replaced
+    monkeypatch.setattr(network.ctypes, "CDLL", lambda _: library)
+    network.keep_freed_memory.cache_clear()
     model = random_model(oracle_config())
     plan = Planner(model.config, 4).plan(10, room * Planner(model.config, 4).plan(10, 1 << 40).peak)
     for _ in range(2):
@@ -61,7 +60,7 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[int] = []
-    monkeypatch.setattr(malloc_trim, "_trim", lambda: trimmed.append)
+    monkeypatch.setattr(network, "_trim", lambda: trimmed.append)
     model, features = random_model(oracle_config()), oracle_features()
     with torch.inference_mode(), trim_malloc(model):
         model(features, num_recycles=1)
@@ -79,16 +78,14 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc_trim, "_trim", lambda: None)
+    monkeypatch.setattr(network, "_trim", lambda: None)
     model = random_model(oracle_config())
     with trim_malloc(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        malloc_trim, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors")
-    )
+    monkeypatch.setattr(network, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors"))
     model = random_model(oracle_config()).to("meta")
     with trim_malloc(model):
         found: Tensor = model.single_projection(
@@ -99,7 +96,7 @@ def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.
 
 def test_a_fold_with_room_does_not_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[int] = []
-    monkeypatch.setattr(malloc_trim, "_trim", lambda: trimmed.append)
+    monkeypatch.setattr(network, "_trim", lambda: trimmed.append)
     model = random_model(oracle_config())
     peak = Planner(model.config, 4).plan(10, 1 << 40).peak
     for budget, is_trimmed in ((2 * peak, False), (2 * peak - 1, True)):

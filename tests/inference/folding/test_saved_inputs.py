@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.inference.folding.saved_inputs import SavedInputs
+from fastfold.inference.folding.gradients import SavedInputs
 
 SIZE = 4096
 

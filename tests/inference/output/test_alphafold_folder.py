@@ -12,8 +12,8 @@ import pytest
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import PlaceError
-from fastfold.inference.output.alphafold_folder import ranking_debug, write_alphafold_folder
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.inference.output.target_files import ranking_debug, write_alphafold_folder
 
 
 def by_plddt(scores: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
-from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.folding.target_lines import compare_target, find_reference
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import structure_to_protein

@@ -12,8 +12,7 @@ import pytest
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
 from fastfold.inference.output import plots
-from fastfold.inference.output.plots import confidence_png, coverage_png
-from fastfold.inference.output.style import BANDS
+from fastfold.inference.output.plots import BANDS, confidence_png, coverage_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from fastfold import load_model, predict
 from fastfold.data.msa.find import count_rows
 from fastfold.data.targets import number_targets, target_from_sequence
 from fastfold.inference.models import limit_networks
-from fastfold.inference.output.result_archive import ENDING
+from fastfold.inference.output.file_names import ARCHIVE
 from tests.helpers.command_line import CommandLine
 
 
@@ -37,7 +37,7 @@ def test_an_archive_has_all_files_of_a_target(cli: CommandLine) -> None:
     done = cli.infer(*arguments, weights=weights)
     assert done.code == 0, done.err
     files = cli.contents()
-    archives = {f"my_job_{number}{ENDING}" for number in (0, 1)}
+    archives = {f"my_job_{number}{ARCHIVE}" for number in (0, 1)}
     assert {name for name in files if name.endswith(".zip")} == archives
     assert "my_job_0_coverage.json" in files
     assert {name.rpartition("_rank_")[0] for name in files if "_rank_" in name} == {
@@ -47,7 +47,7 @@ def test_an_archive_has_all_files_of_a_target(cli: CommandLine) -> None:
     assert not any("model_2" in name or name.endswith(("_pae.json", ".png")) for name in files)
     for name in archives:
         with zipfile.ZipFile(cli.out / name) as archive:
-            own = {key for key in files if key.startswith(name.removesuffix(ENDING)) and key != name}
+            own = {key for key in files if key.startswith(name.removesuffix(ARCHIVE)) and key != name}
             assert {member: archive.read(member) for member in archive.namelist()} == {
                 key: files[key] for key in own
             }

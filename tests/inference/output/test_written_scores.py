@@ -13,8 +13,8 @@ import pytest
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.output.score_files import read_pae, read_scores
 from fastfold.inference.output.writer import draw_plot
-from fastfold.inference.output.written_scores import read_pae, read_scores
 
 SCORES = {
     "name": "t",

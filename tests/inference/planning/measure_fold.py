@@ -24,7 +24,7 @@ from fastfold.data.msa.msa import Msa  # noqa: E402
 from fastfold.data.targets import target_from_sequence  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
-from fastfold.evoformer.precision import Precision, set_precision  # noqa: E402
+from fastfold.evoformer.precision import Precision, element_size, set_precision  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
 from fastfold.inference.folding.prediction import fold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
@@ -39,7 +39,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
     config.model.global_config.zero_init = False
     torch.manual_seed(0)
     model = set_precision(AlphaFold(config).eval(), precision)
-    planner = Planner(config, 2 if precision == "bf16" else 4)
+    planner = Planner(config, element_size(precision))
     sizes = {"rows": rows, "templates": 0}
 
     def run(length: int) -> dict[str, int]:

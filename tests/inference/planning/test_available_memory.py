@@ -18,10 +18,8 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.inference.planning import available_memory
 from fastfold.inference.planning import fit as fitting
-from fastfold.inference.planning.available_memory import FoldMemory, available_bytes, offload_buffers
-from fastfold.inference.planning.fit import fit_target
+from fastfold.inference.planning.fit import FoldMemory, available_bytes, fit_target, offload_buffers
 from fastfold.inference.planning.planner import Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
 from fastfold.utils.units import GIB
@@ -71,7 +69,7 @@ def test_what_fits_passes_silently():
 
 
 def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 16 * GIB)
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 16 * GIB)
     model = network()
     with pytest.raises(InputError) as caught:
         fit_target(model, CPU, 5000, None, name="T1")
@@ -87,7 +85,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
 def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
     model = network()
     free = Planner(model.config, 2, parameters=parameter_bytes(model)).smallest(2000) + 1
-    monkeypatch.setattr(available_memory, "available_bytes", lambda _: free)
+    monkeypatch.setattr(fitting, "available_bytes", lambda _: free)
     with pytest.raises(InputError, match="use --precision bf16, or use a device"):
         fit_target(model, CPU, 2000, None, name="T1")
     monkeypatch.setattr(fitting, "measure_costs", lambda *_: Costs())
@@ -96,7 +94,7 @@ def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatc
 
 def test_the_network_counts_where_it_is_not_yet(monkeypatch: pytest.MonkeyPatch):
     """What a network on the device takes is free for its fold; of one elsewhere it has to be found."""
-    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 4 * GIB)
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 4 * GIB)
     elsewhere = network()
     there = load_model("mini", device="cpu")
     assert fit_target(elsewhere, CPU, 10, None, name="T1", rows=1).budget == 4 * GIB
@@ -127,7 +125,7 @@ def test_memory_that_pytorch_keeps_of_an_earlier_target_is_free_for_the_next(mon
 
 
 def test_the_host_has_what_the_system_and_its_limits_leave(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(available_memory, "host_available_bytes", lambda: 5)
+    monkeypatch.setattr(fitting, "host_available_bytes", lambda: 5)
     assert available_bytes(CPU) == 5
 
 
@@ -165,12 +163,12 @@ def test_a_plan_is_never_under_what_is_measured_and_never_far_over(preset, resid
 
 
 def test_processes_of_one_machine_have_equal_parts_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 100 * GIB)
-    monkeypatch.setattr(available_memory, "_SHARERS", ContextVar("sharers", default=1))
-    assert available_memory.host_memory_bytes("cuda") == 80 * GIB
-    available_memory.share_host_memory(4)
-    assert available_memory.host_memory_bytes("cuda") == 20 * GIB
-    assert available_memory.host_memory_bytes("cpu") == 0
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 100 * GIB)
+    monkeypatch.setattr(fitting, "_SHARERS", ContextVar("sharers", default=1))
+    assert fitting.host_memory_bytes("cuda") == 80 * GIB
+    fitting.share_host_memory(4)
+    assert fitting.host_memory_bytes("cuda") == 20 * GIB
+    assert fitting.host_memory_bytes("cpu") == 0
     # What a person allows is for all of them too.
     assert FoldMemory.here(CPU, host_memory=8 * GIB).host == 2 * GIB
 
@@ -179,7 +177,7 @@ def test_processes_that_fold_together_have_parts_of_their_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Of the memory of a CPU, of what was said of the host, and of a disk; a GPU is each process's own."""
-    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 30 * GIB)
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 30 * GIB)
     assert FoldMemory.here(CPU, processes=3) == FoldMemory(10 * GIB)
     found = FoldMemory.here(CPU, host_memory=6 * GIB, offload_dir=tmp_path, processes=3)
     assert (found.free, found.host) == (10 * GIB, 2 * GIB)

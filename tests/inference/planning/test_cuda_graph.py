@@ -27,9 +27,8 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import predictor
 from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning import cuda_graph
-from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import PassGraph, check_cuda_graphs
-from fastfold.inference.planning.fit import plan_target
+from fastfold.inference.planning.fit import FoldMemory, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, Planner
 from fastfold.kernels.common.backend import without_launches
 from tests.helpers.command_line import ORACLES, CommandLine
@@ -360,7 +359,7 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     with torch.inference_mode():
         result = model(features, 2, run_pass=graph)
     assert graph._graph is not None
-    inputs = (*graph._graph.members, graph._graph.previous)
+    inputs = graph._graph.inputs
     held = [x for tree in inputs for x in tree.values()] + [result["representations"]["pair"]]
     residues, rows = 11, 9
     plain, graphed = (_planner(model, cuda_graph=wanted) for wanted in (False, True))

@@ -24,8 +24,7 @@ from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference.folding import network, prediction, predictor
-from fastfold.inference.planning.available_memory import FoldMemory
-from fastfold.inference.planning.fit import Fit, fit_target, plan_target
+from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.kernels.common.launch import LaunchRefused

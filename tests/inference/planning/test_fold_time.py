@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastfold.evoformer.config import model_config
-from fastfold.inference.planning.fold_time import copied_bytes, fold_costs, fold_time
 from fastfold.inference.planning.planner import Planner
+from fastfold.inference.planning.report import copied_bytes, fold_costs, fold_time
 from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import rates
 from fastfold.utils.units import GIB

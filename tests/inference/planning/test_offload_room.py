@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.inference.planning.offload_room import Away, OffloadRoom
+from fastfold.inference.planning.memory_model import Away, OffloadRoom
 
 
 @pytest.mark.parametrize(("host", "disk"), [(0, 0), (35, 0), (0, 52), (35, 20), (1000, 0)])

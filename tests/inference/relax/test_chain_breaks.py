@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastfold.inference.relax.chain_breaks import chain_breaks, open_breaks
 from fastfold.inference.relax.prepare import segments
+from fastfold.inference.relax.stereo import chain_breaks, open_breaks
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein

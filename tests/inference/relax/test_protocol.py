@@ -14,7 +14,7 @@ import pytest
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.relax import RelaxConfig, minimize, protocol, relax
-from fastfold.inference.relax.violations import violating_residues
+from fastfold.inference.relax.stereo import violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames

@@ -11,7 +11,7 @@ import pytest
 from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.relax import RelaxConfig, RelaxResult
 from fastfold.inference.relax.result import relaxed_mmcif, relaxed_pdb
-from fastfold.inference.relax.violations import Violation, violating_residues
+from fastfold.inference.relax.stereo import Violation, violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Hydrogens
 from tests.helpers.peptides import helix, twisted

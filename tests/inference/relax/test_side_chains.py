@@ -9,8 +9,7 @@ import pytest
 
 from fastfold.inference.relax.prepare import prepare, to_protein
 from fastfold.inference.relax.side_chains import add_missing_atoms
-from fastfold.inference.relax.stereo import wrong_hands
-from fastfold.inference.relax.violations import violating_residues
+from fastfold.inference.relax.stereo import violating_residues, wrong_hands
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein
 from tests.helpers.peptides import helix

@@ -12,8 +12,7 @@ from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.minimize import Minimized
 from fastfold.inference.relax.platforms import choose_platform
 from fastfold.inference.relax.prepare import prepare, to_protein
-from fastfold.inference.relax.stereo import dihedrals, wrong_hands
-from fastfold.inference.relax.violations import violating_residues
+from fastfold.inference.relax.stereo import dihedrals, violating_residues, wrong_hands
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein

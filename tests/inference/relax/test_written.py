@@ -14,7 +14,7 @@ import pytest
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
-from fastfold.inference.relax import written
+from fastfold.inference.relax import files
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.result import RelaxResult
 from fastfold.protein.io.read import read_structure
@@ -70,10 +70,10 @@ def test_files_are_added_and_nothing_that_was_there_changes(
 ) -> None:
     settings, seen = RelaxConfig(platform="CPU"), []
     monkeypatch.setattr(
-        written, "relax", lambda protein, config, **options: seen.append(config) or _relaxed(protein)
+        files, "relax", lambda protein, config, **options: seen.append(config) or _relaxed(protein)
     )
     before = {record.key: record for record in results.records()}
-    outcomes = list(written.relax_results(results, results.records()[:1], _by_seed, settings))
+    outcomes = list(files.relax_results(results, results.records()[:1], _by_seed, settings))
     assert seen == [settings]
     ((record, words, relaxed),) = outcomes
     assert relaxed
@@ -94,7 +94,7 @@ def test_files_are_added_and_nothing_that_was_there_changes(
     np.testing.assert_allclose(shift, 1.0, atol=2e-3)
     # What is relaxed is not relaxed again, and what another process works on is left to it.
     with results.claimed("1" * 64):
-        assert list(written.relax_results(results, results.records(), _by_seed)) == []
+        assert list(files.relax_results(results, results.records(), _by_seed)) == []
 
 
 def test_a_structure_that_the_force_field_refuses_is_noted_as_such(
@@ -103,11 +103,11 @@ def test_a_structure_that_the_force_field_refuses_is_noted_as_such(
     def refuse(protein: Protein, config: RelaxConfig | None, **options: Any) -> RelaxResult:
         raise InputError("stands alone")
 
-    monkeypatch.setattr(written, "relax", refuse)
-    files, found = written.relax_written(results, results.records()[0])
+    monkeypatch.setattr(files, "relax", refuse)
+    written, found = files.relax_written(results, results.records()[0])
     assert found == {"relaxed": False, "reason": "stands alone"}
-    assert list(files) == ["_scores.json"]
-    ((record, words, relaxed), _) = written.relax_results(results, results.records(), _by_seed)
+    assert list(written) == ["_scores.json"]
+    ((record, words, relaxed), _) = files.relax_results(results, results.records(), _by_seed)
     assert (words, relaxed) == ("warning: not relaxed: stands alone", False)
     assert (record.scores["relaxation"], record.scores["relaxed_energy"]) == (False, None)
 
@@ -118,9 +118,9 @@ def test_what_does_not_count_as_relaxed_has_no_energy(
 ) -> None:
     """Its structure is written where the minimiser came to one."""
     monkeypatch.setattr(
-        written, "relax", lambda protein, config, **options: _relaxed(protein, "it clashes", after)
+        files, "relax", lambda protein, config, **options: _relaxed(protein, "it clashes", after)
     )
-    ((record, words, relaxed),) = written.relax_results(results, results.records()[:1], _by_seed)
+    ((record, words, relaxed),) = files.relax_results(results, results.records()[:1], _by_seed)
     assert (words, relaxed, record.scores["relaxed_energy"]) == (
         "warning: not relaxed: it clashes",
         False,
@@ -142,12 +142,12 @@ def test_a_relaxed_structure_has_the_numbers_of_its_prediction(
         given.append(protein.residue_index.tolist())
         return _relaxed(protein)
 
-    monkeypatch.setattr(written, "relax", relax)
+    monkeypatch.setattr(files, "relax", relax)
     for seed, numbers in enumerate(([1, 2, 3, 4, 5, 6], [4, 5, 6, 10, 11, 12])):
         prediction = replace(whole, residue_index=np.array(numbers) - 1)
         scores = {"model": "m", "seed": seed, "plddt": 70.0}
         record = results.add(f"{seed}" * 64, f"seed_{seed}", prediction.files(plots=False), scores, _by_seed)
-        files, _ = written.relax_written(results, record)
-        pdb = str(files["_relaxed.pdb"])
+        written, _ = files.relax_written(results, record)
+        pdb = str(written["_relaxed.pdb"])
         lines = [int(line[22:26]) for line in pdb.splitlines() if line.startswith("ATOM")]
         assert given[-1] == sorted(set(lines)) == numbers

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastfold.inference.report.discover import find_predictions
-from fastfold.inference.report.ensembles import find_ensembles
+from fastfold.inference.report.groups import find_ensembles
 from tests.helpers.results import helix_prediction
 
 

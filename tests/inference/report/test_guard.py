@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
+from fastfold.inference.output.score_files import MAX_SCORES_BYTES
 from fastfold.inference.report import write_report
-from fastfold.inference.report.discover import find_predictions
-from fastfold.inference.report.guard import leaving_out
+from fastfold.inference.report.discover import find_predictions, leaving_out
 from tests.helpers.results import helix_prediction
 from tests.inference.report.test_report import meta_of
 

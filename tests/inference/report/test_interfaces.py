@@ -12,9 +12,14 @@ import pytest
 from fastfold.cli.commands import report
 from fastfold.errors import ConfigError
 from fastfold.inference.report import write_report
-from fastfold.inference.report.export import check_export, write_rows
-from fastfold.inference.report.interfaces import COLUMNS, find_rows, sort_rows
-from fastfold.inference.report.where import parse_condition
+from fastfold.inference.report.interfaces import (
+    COLUMNS,
+    check_export,
+    find_rows,
+    parse_condition,
+    sort_rows,
+    write_rows,
+)
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
 

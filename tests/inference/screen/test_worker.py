@@ -178,7 +178,7 @@ def test_a_finished_fold_has_the_files_of_a_whole_one(
         assert len(predictions) == 1
         return relaxed.append(folder) or [("model", "not relaxed", False)]
 
-    monkeypatch.setattr("fastfold.inference.relax.written.relax_in_folder", relax)
+    monkeypatch.setattr("fastfold.inference.relax.files.relax_in_folder", relax)
     msa = cli.folder / "msa"
     msa.mkdir()
     (msa / "T1.a3m").write_text(">T1\nMKTAYIAKQR\n>b\nMKTAYIAKQK\n")
@@ -203,7 +203,7 @@ def test_a_finished_fold_has_the_files_of_a_whole_one(
 
     before = {path: path.stat().st_mtime_ns for path in parts.output.iterdir()}
     again = replace(job, payload=FoldedJob(TARGET, fold(parts)))
-    monkeypatch.setattr("fastfold.inference.relax.written.relax_in_folder", lambda *_: [])
+    monkeypatch.setattr("fastfold.inference.relax.files.relax_in_folder", lambda *_: [])
     assert finisher(2, Task(again, None)).status == "finished"
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

@@ -13,8 +13,7 @@ import pytest
 
 from fastfold.errors import InputError
 from fastfold.inference.verify import verify
-from fastfold.inference.verify.data import EXPECTED, compute_recorded
-from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.data import EXPECTED, RecordedArray, compute_recorded
 from tests.conftest import REPOSITORY, require_shared
 
 CARRIED = REPOSITORY / "tests" / "oracles" / "synthetic_msas"

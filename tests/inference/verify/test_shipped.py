@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.inference.verify import RECORD, records, shipped, verify
+from fastfold.inference.verify import RECORD, records, verify
 from tests.helpers.command_line import CommandLine
 from tests.helpers.command_line import cli as cli
 
@@ -22,7 +22,7 @@ def test_an_installation_that_folds_otherwise_fails(monkeypatch: pytest.MonkeyPa
     with np.load(RECORD) as archive:
         folded = {name: archive[name] for name in archive.files}
     folded["structure_module/final_atom_positions"] += np.float32(0.02)
-    monkeypatch.setattr(shipped, "fold_record", lambda device, precision: folded)
+    monkeypatch.setattr(records, "fold_record", lambda device, precision: folded)
     failed = [found.name for found in verify(RECORD) if not found.passed]
     assert failed == ["structure_module/final_atom_positions"]
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.verify.data import EXPECTED
-from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.data import DECISIONS, EXPECTED, RecordedArray, compare_templates
 from fastfold.inference.verify.records import recorded_runs, verify
-from fastfold.inference.verify.templates import DECISIONS, compare_templates
 from tests.conftest import require_shared
 
 SEARCHES = ("templates_hmmsearch", "templates_hhsearch")

@@ -12,7 +12,7 @@ from benchmarks.parallel import mean_over_ranks
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
-from fastfold.inference.planning.fold_time import inference_elements
+from fastfold.inference.planning.report import inference_elements
 from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.dap import shard

@@ -95,7 +95,7 @@ from tests.inference.folding.functions import server_of
 
 start_ahead(InferConfig(relax="best"))
 background = Background()
-call = BackgroundWork(server_of, (["torch", "matplotlib.figure", "fastfold.inference.relax.written", "openmm"],), {})
+call = BackgroundWork(server_of, (["torch", "matplotlib.figure", "fastfold.inference.relax.files", "openmm"],), {})
 print(*background.submit(call).result()[1:])
 background.close()
 """

@@ -9,7 +9,7 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.output.written_scores import read_pae
+from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure

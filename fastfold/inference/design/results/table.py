@@ -15,7 +15,7 @@ from fastfold.inference.design.results.folds import Figures, alone_figures, fold
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
-from fastfold.inference.report.where import parse_condition
+from fastfold.inference.report.interfaces import parse_condition
 
 PASSED = "passed"  #: Verdict of a design that passes all filters
 

@@ -1,17 +1,18 @@
-"""Folder per target with the files of AlphaFold's own runs, for programs that read those."""
+"""Files of a whole target: a folder with those of AlphaFold's own runs, and an archive for downloads."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 from fastfold.errors import PlaceError
+from fastfold.inference.output.file_names import ARCHIVE
 from fastfold.inference.output.prediction import multimer_confidence
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
-from fastfold.utils.atomic_files import output_error, temporary_name, write_atomic
+from fastfold.utils.atomic_files import output_error, replacing, temporary_name, write_atomic
 
 _LISTING = "alphafold_files.txt"  #: Record that lists the names of the files in a target's folder
 
@@ -19,12 +20,8 @@ _LISTING = "alphafold_files.txt"  #: Record that lists the names of the files in
 def write_alphafold_folder(results: TargetResults) -> None:
     """Write ``ranked_0.pdb``, ``ranking_debug.json`` and the best prediction's aligned error of a target.
 
-    The results have ColabFold's names, and the folder the name of the target's files. Its earlier files are replaced; a
-    folder of another origin is left unchanged.
-
-    Raises:
-        PlaceError: A file or folder of another origin has the folder's name.
-        WriteError: A file cannot be written.
+    The results have ColabFold's names, and the folder the name of the target's files. Its earlier files are replaced. A
+    PlaceError tells that a file or folder of another origin has the name, which is left unchanged.
     """
     folder, listing = results.parent.path / results.stem, results.state / _LISTING
     with results.parent.locked():
@@ -50,14 +47,13 @@ def write_alphafold_folder(results: TargetResults) -> None:
 
 def ranking_debug(records: list[PredictionRecord]) -> dict[str, object]:
     """Return the content of AlphaFold's ``ranking_debug.json`` for predictions, best first."""
-    named = dict(zip(_names(records), records, strict=True))
-    scores = {name: record.scores for name, record in named.items()}
+    scores = dict(zip(_names(records), (record.scores for record in records), strict=True))
     if any(one.get("iptm") is None or one.get("ptm") is None for one in scores.values()):
-        return {"plddts": {name: one["plddt"] for name, one in scores.items()}, "order": list(named)}
+        return {"plddts": {name: one["plddt"] for name, one in scores.items()}, "order": list(scores)}
     return {
         "iptm+ptm": {name: multimer_confidence(one["ptm"], one["iptm"]) for name, one in scores.items()},
         "iptm": {name: one["iptm"] for name, one in scores.items()},
-        "order": list(named),
+        "order": list(scores),
     }
 
 
@@ -71,14 +67,13 @@ def _names(records: list[PredictionRecord]) -> list[str]:
 
 
 def _sources(results: TargetResults, records: list[PredictionRecord]) -> dict[str, Path]:
-    """Return the files of a target by their names in the folder."""
-    found = {}
-    for number, record in enumerate(records):
-        if ".pdb" in record.files:  # absent if the structure exceeds the format
-            found[f"ranked_{number}.pdb"] = results.path(record, ".pdb")
-    for name, record in zip(_names(records[:1]), records, strict=False):
-        if "_pae.json" in record.files:
-            found[f"pae_{name}.json"] = results.path(record, "_pae.json")
+    found = {
+        f"ranked_{number}.pdb": results.path(record, ".pdb")
+        for number, record in enumerate(records)
+        if ".pdb" in record.files  # absent if the structure exceeds the format
+    }
+    if "_pae.json" in records[0].files:
+        found[f"pae_{_names(records[:1])[0]}.json"] = results.path(records[0], "_pae.json")
     return found
 
 
@@ -92,7 +87,24 @@ def _share(source: Path, place: Path) -> None:
             shutil.copyfile(source, temporary)
         os.replace(temporary, place)
     finally:
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # replacing a link by another to the same file leaves both
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)  # replacing a link by another to the same file leaves both
+
+
+_SHARED = ("_coverage.json", "_coverage.png")
+"""Endings of the files of a target that are not of one prediction."""
+
+
+def archive_path(results: TargetResults) -> Path:
+    """Return the path of a target's archive, ``<id>.result.zip``."""
+    return results.parent.path / f"{results.stem}{ARCHIVE}"
+
+
+def write_result_archive(results: TargetResults) -> Path:
+    """Write a reproducible archive with the files of a target and all its predictions, or raise WriteError."""
+    path = archive_path(results)
+    files = [results.path(record, ending) for record in results.records() for ending in record.files]
+    files += [shared for ending in _SHARED if (shared := results.shared(ending)).is_file()]
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return path
