@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,24 @@ from torch import Tensor, nn
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import infer_config, preset_of
 from fastfold.evoformer.weights.info import Kind, WeightsInfo
 from fastfold.evoformer.weights.mapping import (
     Source,
     check_parameters,
+    own_mappings,
     read_parameters,
     refuse_not_finite,
     write_parameters,
 )
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold
-from fastfold.evoformer.weights.safetensors_file import compare_state, open_own, write_own
-from fastfold.evoformer.weights.untrusted import READABLE, file_format, open_archive, read_torch
+from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
+from fastfold.evoformer.weights.untrusted import READABLE, Format, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
 
 AnyPath = str | os.PathLike[str]
+_KINDS: dict[Format, Kind] = {"npz": "alphafold", "torch": "openfold", "safetensors": "fastfold"}
 
 
 def weights_info(path: AnyPath) -> WeightsInfo:
@@ -46,8 +48,8 @@ def weights_info(path: AnyPath) -> WeightsInfo:
 
     Names and shapes are checked.
     """
-    with _open(Path(path), None) as file:
-        return file.info
+    with _open(Path(path), None) as (info, _):
+        return info
 
 
 def read_weights(
@@ -62,8 +64,8 @@ def read_weights(
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or made for another network.
     """
-    with _open(Path(path), config) as file:
-        return file.info, file.read()
+    with _open(Path(path), config) as (info, read):
+        return info, read()
 
 
 def load_model(
@@ -79,9 +81,9 @@ def load_model(
     Raises:
         WeightsError: As :func:`read_weights`.
     """
-    with _open(Path(path), config, model) as file:
-        file.info.model.load_state_dict(file.read(), assign=True)
-        return file.info.model.eval()
+    with _open(Path(path), config, model) as (info, read):
+        info.model.load_state_dict(read(), assign=True)
+        return info.model.eval()
 
 
 def save_weights(
@@ -104,7 +106,7 @@ def save_weights(
     _check_ending(path, (".safetensors",))
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    compare_state(str(path), shapes, _network(config, str(path)))
+    check_parameters(own_mappings(_network(config, str(path))), Source(str(path), shapes))
     for name, value in state.items():
         refuse_not_finite(f"{path} (not written)", name, value.detach().cpu().float().numpy())
     with _replacing(path) as temporary:
@@ -141,8 +143,7 @@ def convert(
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):
             raise WeightsError(f"{path_out}: the output is the same file as the input; choose another name")
-    with _open(path_in, config) as file:
-        info, state = file.info, file.read()
+    info, state = read_weights(path_in, config=config)
     if path_out.suffix == ".safetensors":
         state = {name: value.to(dtype) for name, value in state.items()}
         save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
@@ -153,48 +154,39 @@ def convert(
     return weights_info(path_out)
 
 
-@dataclass(frozen=True)
-class _OpenFile:
-    """Open file with parameters that fit the network of ``info``; ``read`` returns its state dict."""
-
-    info: WeightsInfo
-    read: Callable[[], dict[str, Tensor]]
-
-
 @contextmanager
 def _open(
     path: Path, config: Mapping[str, Any] | None, model: AlphaFold | None = None
-) -> Iterator[_OpenFile]:
-    kind = file_format(path)
-    if kind == "safetensors":
-        with open_own(path) as own:
-            if model is None:
-                model = _network(own.config if config is None else config, own.origin)
-            own.check(model)
-            preset = own.preset if config is None else None
-            preset = preset or preset_of(model.config, path.name)
-            info = WeightsInfo.of(path, "fastfold", model, own.dtype, preset, own.notes)
-            yield _OpenFile(info, own.read)
-    elif kind == "npz":
-        with open_archive(path) as archive:
-            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config, model)
-    else:
-        tensors = read_torch(path)
-        if not is_openfold(tensors):
-            raise WeightsError(_not_openfold(path, tensors))
-        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config, model)
-
-
-def _open_foreign(
-    path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None, model: AlphaFold | None
-) -> _OpenFile:
-    if model is None:
-        own = infer_config(source.shapes, name_hint=path.name) if config is None else config
-        model = _network(own, source.origin)
-    mappings = alphafold_mappings(model)
-    check_parameters(mappings, source)
-    info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
-    return _OpenFile(info, lambda: read_parameters(model, mappings, source))
+) -> Iterator[tuple[WeightsInfo, Callable[[], dict[str, Tensor]]]]:
+    """Open a file; yield its description, and a function that reads the state dict of the description's network."""
+    kind, preset, notes, stored = file_format(path), None, {}, None
+    with ExitStack() as opened:
+        source: Source
+        if kind == "safetensors":
+            own = source = OwnFile(opened.enter_context(path.open("rb")), path)
+            preset, notes, stored = own.preset if config is None else None, own.notes, own.config
+        elif kind == "npz":
+            source = NpzParameters(opened.enter_context(open_archive(path)), path)
+        else:
+            tensors = read_torch(path)
+            if not is_openfold(tensors):
+                raise WeightsError(_not_openfold(path, tensors))
+            source = OpenFoldParameters(tensors, str(path))
+        if model is None:
+            if config is None:
+                config = infer_config(source.shapes, name_hint=path.name) if stored is None else stored
+            model = _network(config, source.origin)
+        mappings = own_mappings(model) if kind == "safetensors" else alphafold_mappings(model)
+        check_parameters(mappings, source)
+        info = WeightsInfo(
+            path=path,
+            kind=_KINDS[kind],
+            model=model,
+            dtype=source.dtype,
+            preset=preset or preset_of(model.config, path.name),
+            notes=notes,
+        )
+        yield info, partial(read_parameters, model, mappings, source)
 
 
 def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:

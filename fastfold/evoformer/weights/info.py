@@ -28,44 +28,39 @@ class WeightsInfo:
 
     path: Path  #: The file
     kind: Kind  #: Program that defines its format
+    #: The network, whose parameters are on the meta device until they are loaded
+    model: AlphaFold = field(repr=False, compare=False)
+    dtype: str  #: Element types in the file; in memory they are float32
     #: Official name of its network, None for other configurations. Some official networks have equal shapes: the
     #: file's name decides between them, or else the first one is returned.
     preset: str | None
-    multimer: bool  #: True for the multimer network
-    has_templates: bool  #: True if the network uses templates
-    has_ptm: bool  #: True if the network predicts aligned errors, and so pTM
-    parameters: int  #: Number of parameters
-    dtype: str  #: Element types in the file; in memory they are float32
-    config: ConfigDict  #: The network's configuration
     #: Further entries of the file's header, such as the training data
     notes: Mapping[str, str] = field(default_factory=dict)
-    #: The network, whose parameters are on the meta device until they are loaded
-    model: AlphaFold = field(kw_only=True, repr=False, compare=False)
 
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        kind: Kind,
-        model: AlphaFold,
-        dtype: str,
-        preset: str | None,
-        notes: Mapping[str, str] | None = None,
-    ) -> WeightsInfo:
-        """Describe a file with the parameters of ``model``, which may be on the meta device."""
-        return cls(
-            path=path,
-            kind=kind,
-            preset=preset,
-            multimer=is_multimer(model.config),
-            has_templates=has_templates(model.config),
-            has_ptm=has_ptm(model.config),
-            parameters=sum(value.numel() for value in model.state_dict().values()),
-            dtype=dtype,
-            config=model.config,
-            notes=notes or {},
-            model=model,
-        )
+    @property
+    def config(self) -> ConfigDict:
+        """The network's configuration."""
+        return self.model.config
+
+    @property
+    def multimer(self) -> bool:
+        """True for the multimer network."""
+        return is_multimer(self.config)
+
+    @property
+    def has_templates(self) -> bool:
+        """True if the network uses templates."""
+        return has_templates(self.config)
+
+    @property
+    def has_ptm(self) -> bool:
+        """True if the network predicts aligned errors, and so pTM."""
+        return has_ptm(self.config)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(value.numel() for value in self.model.state_dict().values())
 
     def describe(self) -> str:
         """Return the description as a few lines of text."""

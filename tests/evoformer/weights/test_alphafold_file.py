@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.names import PREFIX
 from fastfold.evoformer.weights.checkpoint import (
     load_model,
     weights_info,

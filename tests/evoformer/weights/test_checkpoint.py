@@ -22,7 +22,7 @@ from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights import checkpoint
-from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.names import PREFIX
 from fastfold.evoformer.weights.checkpoint import (
     convert,
     load_model,

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from fastfold.evoformer.config import PRESETS, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import (
     has_ptm,
     has_templates,
