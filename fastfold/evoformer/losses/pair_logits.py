@@ -9,24 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.execution import LazyRows
-
-
-class JoinedRows(Protocol):
-    """Rows of a tensor that several processes hold together."""
-
-    @property
-    def own(self) -> slice:
-        """Rows of this process."""
-
-    def join(self, x: Tensor, dim: int = -2) -> Tensor:
-        """Join all rows along ``dim``; ``x`` holds this process's."""
+from fastfold.evoformer.losses.masked import RowPart
 
 
 @dataclass(frozen=True)
@@ -34,7 +24,7 @@ class PairLogits:
     """Logits ``[N, N, bins]`` by rows."""
 
     logits: Tensor | LazyRows  #: This process's rows ``[n, N, bins]``, whole or computed on demand
-    rows: JoinedRows | None = None  #: Rows of this process among all; None if it has all
+    rows: RowPart | None = None  #: Rows of this process among all; None if it has all
     #: Indices ``[N]`` of the residues in the wanted order; None for the order of the logits
     order: Tensor | None = None
 
