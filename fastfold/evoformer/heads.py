@@ -34,10 +34,7 @@ class DistogramHead(PolicyModule):
             return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
 
         if _is_lazy(self.policy) and self.has_columns:
-            return {
-                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
-                "bin_edges": edges,
-            }
+            return {"logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy), "bin_edges": edges}
         half = _exactly(self.logits, pair)
         return {"logits": half + self.transposed(half), "bin_edges": edges}
 
@@ -111,10 +108,7 @@ class PredictedAlignedErrorHead(PolicyModule):
             return _exactly(self.logits, pair[..., index, :, :])
 
         if _is_lazy(self.policy):
-            return {
-                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
-                "breaks": breaks,
-            }
+            return {"logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy), "breaks": breaks}
         return {"logits": rows(slice(None)), "breaks": breaks}
 
     @classmethod

@@ -97,14 +97,8 @@ class AlphaFold(PolicyModule):
             self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
 
         def stack(blocks: int, channels: int, *, global_column: bool) -> EvoformerStack:
-            return EvoformerStack(
-                [
-                    EvoformerBlock(
-                        c.evoformer, channels, c_z, global_column=global_column, zero_init=zero_init
-                    )
-                    for _ in range(blocks)
-                ]
-            )
+            how = {"global_column": global_column, "zero_init": zero_init}
+            return EvoformerStack([EvoformerBlock(c.evoformer, channels, c_z, **how) for _ in range(blocks)])
 
         self.extra_msa_stack = stack(c.extra_msa_stack_num_block, c.extra_msa_channel, global_column=True)
         self.evoformer = stack(c.evoformer_num_block, c_m, global_column=False)
@@ -444,11 +438,10 @@ def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tens
     total = new.new_zeros(())
     for rows in range(0, new.shape[-2], 1024):
         part = slice(rows, rows + 1024)
-        delta = _distances(old[..., part, :], old) - _distances(new[..., part, :], new)
+        before_part, after_part = (
+            torch.cdist(x[..., part, :], x, compute_mode="donot_use_mm_for_euclid_dist") for x in (old, new)
+        )
+        delta = before_part - after_part
         total += (delta.square() * mask[..., part, None] * mask[..., None, :]).sum()
     count = mask.sum(-1).square().sum()
     return (total / (count + 1e-10) + 1e-8).sqrt()
-
-
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

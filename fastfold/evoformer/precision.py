@@ -53,9 +53,9 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
         )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in model.children():
-        parameters_to(module, torch.float32 if module in _after_trunk(model) else dtype)
+        parameters_to(module, dtype if in_trunk(model, module) else torch.float32)
         module.__dict__.pop("forward", None)
-        if module not in _after_trunk(model) and precision in _PRODUCTS:
+        if in_trunk(model, module) and precision in _PRODUCTS:
             multiply_with_fewer_bits(module, precision)
     return model
 
@@ -165,10 +165,6 @@ def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) ->
         cache: Keep the bfloat16 copies of parameters until the end of the trunk. False if parameters are offloaded.
     """
     for module in model.children():
-        if module not in _after_trunk(model):
+        if in_trunk(model, module):
             wrap = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=cache)
             module.forward = wrap(module.forward)
-
-
-def _after_trunk(model: AlphaFold) -> tuple[nn.Module, ...]:
-    return model.structure_module, model.heads

@@ -280,11 +280,7 @@ def parameter_names(
 def official_keys(*, multimer: bool, fused: bool, fused_templates: bool) -> dict[str, str]:
     """Return official keys by OpenFold name, with ``*`` for the number of a block; see :func:`parameter_names`."""
     names = parameter_names(
-        multimer=multimer,
-        fused=fused,
-        fused_templates=fused_templates,
-        transitions=3,
-        residual_blocks=32,
+        multimer=multimer, fused=fused, fused_templates=fused_templates, transitions=3, residual_blocks=32
     )
     return {openfold: official for _, official, openfold in names}
 

@@ -59,7 +59,7 @@ def run_network(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Run a network; return its result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm``, ``iptm``.
 
-    A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.chains.chain_confidence`.
+    A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.scores.chain_confidence`.
     Confidences of pairs are computed in blocks of rows, and only ``pae`` is kept whole. ``features`` returns those of a
     cycle and an ensemble member, and ``on_cycle`` is that of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
     Without a plan, the policy is that of a fold without a memory limit. ``state`` saves the state after each pass.

@@ -9,8 +9,14 @@ from typing import Final
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.records import AtomRecord, ResidueRecord
-from fastfold.protein.io.residue_names import BACKBONE, TERMINAL_OXYGENS, UNKNOWN, amino_acid
+from fastfold.protein.io.records import (
+    BACKBONE,
+    TERMINAL_OXYGENS,
+    UNKNOWN,
+    AtomRecord,
+    ResidueRecord,
+    amino_acid,
+)
 
 _SLOTS: Final = {
     letter: {name: rc.atom_order[name] for name in (*(n for n in names if n), "OXT")}

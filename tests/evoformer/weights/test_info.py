@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.info import WeightsInfo
+from fastfold.evoformer.weights.checkpoint import WeightsInfo
 from tests.helpers.networks import oracle_arrays, oracle_config
 
 
