@@ -27,7 +27,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure, structure_name
 from fastfold.protein.metrics.compactness import radius_of_gyration
-from fastfold.protein.metrics.superposition import tm_score
+from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.atomic_files import write_atomic

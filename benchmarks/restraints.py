@@ -24,7 +24,7 @@ from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
-from fastfold.protein.metrics.superposition import tm_score
+from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
 from fastfold.utils.atomic_files import write_atomic
 

@@ -97,7 +97,16 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
         ConfigError: The device does not support the precision, or the name is not a precision.
     """
     if name == "auto":
-        return _best_precision(device)
+        if device.type == "cuda":
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return "bf16", "the GPU has bfloat16"
+            return "fp32", "the GPU has no bfloat16"
+        if device.type != "cpu":
+            return "fp32", f"the default on {device.type}"
+        for supported, precision, unit in _UNITS:
+            if getattr(torch.cpu, supported)() and (precision != "int8" or adds_int8_exactly()):
+                return precision, f"the processor has {unit}"
+        return "fp32", f"the processor has none of {', '.join(unit for *_, unit in _UNITS)}"
     if name not in get_args(Precision):
         raise ConfigError(f"expected a precision (auto, {', '.join(get_args(Precision))}), found {name!r}")
     if name in _PRODUCTS and device.type != "cpu":
@@ -105,19 +114,6 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
     if name == "int8" and not adds_int8_exactly():
         raise ConfigError("int8 sums overflow on this processor; use precision fp32 or bf16")
     return name, "as requested"  # type: ignore[return-value]
-
-
-def _best_precision(device: torch.device) -> tuple[Precision, str]:
-    if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16", "the GPU has bfloat16"
-        return "fp32", "the GPU has no bfloat16"
-    if device.type != "cpu":
-        return "fp32", f"the default on {device.type}"
-    for supported, precision, unit in _UNITS:
-        if getattr(torch.cpu, supported)() and (precision != "int8" or adds_int8_exactly()):
-            return precision, f"the processor has {unit}"
-    return "fp32", f"the processor has none of {', '.join(unit for *_, unit in _UNITS)}"
 
 
 _UNITS: tuple[tuple[str, Precision, str], ...] = (

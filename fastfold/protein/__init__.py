@@ -9,7 +9,7 @@ from fastfold.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from fastfold.protein.io.read import read_structure
     from fastfold.protein.metrics.lddt import lddt
-    from fastfold.protein.metrics.superposition import gdt, tm_score
+    from fastfold.protein.metrics.tm_score import gdt, tm_score
     from fastfold.protein.objects.write import to_biopython, to_biotite, to_mdanalysis
     from fastfold.protein.protein import Protein
 

@@ -23,7 +23,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.contacts import DistogramScore, score_distogram
 from fastfold.protein.metrics.lddt import lddt
-from fastfold.protein.metrics.superposition import tm_score
+from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchanged_atoms
 

@@ -1,4 +1,8 @@
-"""Losses of CA atoms that a configuration may add: smooth lDDT, CA trace, and centers of mass of chains."""
+"""Losses of CA atoms that a configuration may add: smooth lDDT, CA trace, and centers of mass of chains.
+
+Predicted ``positions`` and those of the experiment, ``target``, are ``[*, N, 3]`` in Å; leading axes broadcast. The
+``mask [*, N]`` is 1 for atoms that the experiment resolved.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +59,8 @@ def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff:
 
     AlphaFold 3, supplement Algorithm 27 (Abramson et al. 2024, doi:10.1038/s41586-024-07487-w), for one kind of atom.
 
-    Args:
-        positions: Predicted ``[*, N, 3]`` in Å.
-        target: Experimental ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
-        mask: ``[*, N]``, 1 for atoms that the experiment resolved.
-        cutoff: Pairs count if they are nearer than this in the experiment, in Å.
-
-    Returns:
-        ``[*]``, 0 to 1; 0 if no pair counts.
+    Pairs count if they are nearer than ``cutoff`` in the experiment, in Å. The loss ``[*]`` is 0 to 1; 0 if no pair
+    counts.
     """
     true = _distances(target, 1e-8)
     errors = (_distances(positions, 1e-8) - true).abs()
@@ -87,15 +85,8 @@ def ca_trace_losses(
     - ``bond``: mean over neighbours in the chain of ``(d - 3.8 Å)²``, linear for errors above 1 Å.
     - ``radius``: ``log(R_predicted / R_true)²`` of the radii of gyration.
 
-    Args:
-        positions: Predicted ``[*, N, 3]`` in Å.
-        target: Experimental ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
-        mask: ``[*, N]``, 1 for atoms that the experiment resolved.
-        residue_index: Numbers of the residues ``[*, N]``; neighbours differ by 1.
-        overlap_distance: Distance below which a pair overlaps, in Å.
-
-    Returns:
-        The terms by name, each ``[*]``; zero if no residue or pair counts.
+    Numbers of neighbours in ``residue_index [*, N]`` differ by 1. A pair overlaps below ``overlap_distance`` in Å. The
+    terms are ``[*]``, zero if no residue or pair counts.
     """
     count = mask.sum(-1).clamp(min=1)
     distances = _distances(positions, 1e-6)
@@ -122,15 +113,8 @@ def chain_center_of_mass_loss(
     AlphaFold-Multimer, section 2.5, equation 1 (Evans et al. 2021, doi:10.1101/2021.10.04.463034). ``d`` is the
     distance between the centers of mass of two chains' CA atoms, counting atoms that the experiment resolved.
 
-    Args:
-        positions: Predicted CA positions ``[*, N, 3]`` in Å.
-        target: Experimental CA positions ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 for CA atoms that the experiment resolved.
-        asym_id: Chain of each residue ``[*, N]``.
-        config: Has ``tolerance`` (4 Å: chains may be nearer by this much) and ``length_scale`` (20 Å).
-
-    Returns:
-        ``[*]``; zero for fewer than two chains.
+    ``asym_id [*, N]`` is the chain of each residue. The configuration has ``tolerance`` (4 Å: chains may be nearer by
+    this much) and ``length_scale`` (20 Å). The loss ``[*]`` is zero for fewer than two chains.
     """
     chains = torch.unique(asym_id)
     member = (asym_id[..., None, :] == chains[:, None]) * mask[..., None, :]  # [*, C, N]

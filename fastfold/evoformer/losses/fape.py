@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,12 +103,12 @@ def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: A
     ``use_clamped_fape [*]`` in the batch, optional, is the weight of the clamped error against the unclamped one
     (section 1.11.5).
     """
-    node = config.fape
-    clamped = _backbone_error(structure, batch, node.loss_unit_distance, clamp=node.clamp_distance)
+    unit = config.fape.loss_unit_distance
+    parts = [(unit, config.fape.clamp_distance, None)]
     if "use_clamped_fape" not in batch:
-        return clamped
+        return _backbone_errors(structure, batch, parts)[0]
+    clamped, free = _backbone_errors(structure, batch, [*parts, (unit, None, None)])
     share = batch["use_clamped_fape"]
-    free = _backbone_error(structure, batch, node.loss_unit_distance, clamp=None)
     return clamped * share + free * (1.0 - share)
 
 
@@ -122,36 +123,39 @@ def complex_backbone_fape(
     """
     chain = batch["asym_id"]
     same = (chain[..., :, None] == chain[..., None, :]).to(batch["backbone_affine_mask"].dtype)
-    within, between = (
-        _backbone_error(
-            structure, batch, node.loss_unit_distance, clamp=node.atom_clamp_distance, pair_mask=pairs
-        )
-        for node, pairs in ((config.intra_chain_fape, same), (config.interface_fape, 1.0 - same))
+    within, between = _backbone_errors(
+        structure,
+        batch,
+        [
+            (node.loss_unit_distance, node.atom_clamp_distance, pairs)
+            for node, pairs in ((config.intra_chain_fape, same), (config.interface_fape, 1.0 - same))
+        ],
     )
     return within, between
 
 
-def _backbone_error(
+def _backbone_errors(
     structure: dict[str, Any],
     batch: dict[str, Tensor],
-    length_scale: float,
-    *,
-    clamp: float | None,
-    pair_mask: Tensor | None = None,
-) -> Tensor:
+    parts: Sequence[tuple[float, float | None, Tensor | None]],
+) -> list[Tensor]:
+    """Return errors ``[layers, *]`` of the backbone, for each unit, clamp and mask of pairs."""
     trajectory, target = (affine_to_rigid(x) for x in (structure["traj"], batch["backbone_affine_tensor"]))
     mask = batch["backbone_affine_mask"]
-    return frame_aligned_point_error(
-        trajectory,
-        target,
-        mask,
-        trajectory.translation,
-        target.translation,
-        mask,
-        length_scale=length_scale,
-        clamp_distance=clamp,
-        pair_mask=pair_mask,
-    )
+    return [
+        frame_aligned_point_error(
+            trajectory,
+            target,
+            mask,
+            trajectory.translation,
+            target.translation,
+            mask,
+            length_scale=unit,
+            clamp_distance=clamp,
+            pair_mask=pairs,
+        )
+        for unit, clamp, pairs in parts
+    ]
 
 
 def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:

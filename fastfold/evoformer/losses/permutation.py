@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.metrics.tm_score import superpose
 
 ChainLabels = Mapping[str, Tensor]
 """Labels of one whole chain of the experiment. Every tensor has a leading residue axis ``[L]``; among them are

@@ -259,7 +259,14 @@ def _open(
         else:
             tensors = read_torch(path)
             if not is_openfold(tensors):
-                raise WeightsError(_not_openfold(path, tensors))
+                if "input_embedder.target_to_msa.weight" in tensors:
+                    raise WeightsError(
+                        f"{path}: is a FastFold state dict without a configuration; save it with "
+                        "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
+                    )
+                raise WeightsError(
+                    f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
+                )
             source = OpenFoldParameters(tensors, str(path))
         if model is None:
             if config is None:
@@ -276,15 +283,6 @@ def _open(
             notes=notes,
         )
         yield info, partial(read_parameters, model, mappings, source)
-
-
-def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    if "input_embedder.target_to_msa.weight" in tensors:
-        return (
-            f"{path}: is a FastFold state dict without a configuration; save it with "
-            "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
-        )
-    return f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
 
 
 def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:

@@ -71,8 +71,7 @@ def open_pieces(
     """Open the source of published parameters and find files in it.
 
     Args:
-        mirror: Address of the archive or of its folder, path of an archive, or path of a folder with the archive or
-            its files; None for DeepMind's server.
+        mirror: As of :func:`download_weights`.
         wanted: Names of files.
         say: Called with messages about broken connections.
 

@@ -12,7 +12,7 @@ import torch
 from fastfold.inference.ensemble.members import Ensemble
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.compare import compare_structures
-from fastfold.protein.metrics.superposition import rmsd, superpose, tm_score
+from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 
@@ -84,7 +84,7 @@ def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute TM-score and RMSD of all pairs of structures ``[M, K, 3]`` in Å with the same residues.
 
     Returns:
-        TM-scores ``[M, M]`` from the quick search of :func:`fastfold.protein.metrics.superposition.tm_score`, and RMSDs
+        TM-scores ``[M, M]`` from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`, and RMSDs
         ``[M, M]`` in Å.
     """
     points = torch.from_numpy(ca)

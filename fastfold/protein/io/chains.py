@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.altlocs import Conformer, bonded, choose_conformer
-from fastfold.protein.io.records import UNKNOWN, ChainRecord, amino_acid
+from fastfold.protein.io.records import UNKNOWN, ChainRecord, Conformer, amino_acid, bonded, choose_conformer
 from fastfold.protein.structure import ChainStructure
 
 _MATCH, _UNKNOWN, _MISMATCH = 2.0, 0.0, -4.0

@@ -13,7 +13,7 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import as_protein
 from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom
-from fastfold.protein.metrics.superposition import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
+from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
 from fastfold.protein.protein import Protein
 
 

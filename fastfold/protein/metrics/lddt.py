@@ -79,16 +79,11 @@ _SYMMETRIC_ATOMS = {
 }
 
 
-def _other_names() -> np.ndarray:
-    table = np.tile(np.arange(rc.atom_type_num), (rc.restype_num + 1, 1))
-    for letter, pairs in _SYMMETRIC_ATOMS.items():
-        for a, b in pairs:
-            slots = [rc.atom_order[a], rc.atom_order[b]]
-            table[rc.restype_order[letter], slots] = slots[::-1]
-    return table
-
-
-LDDT_OTHER_NAMES = _other_names()
+LDDT_OTHER_NAMES = np.tile(np.arange(rc.atom_type_num), (rc.restype_num + 1, 1))
+for _letter, _pairs in _SYMMETRIC_ATOMS.items():
+    for _pair in _pairs:
+        _slots = [rc.atom_order[_name] for _name in _pair]
+        LDDT_OTHER_NAMES[rc.restype_order[_letter], _slots] = _slots[::-1]
 """``[21, 37]``: slot of the atom that is equivalent in lDDT, otherwise the slot itself.
 
 The seven residues of Mariani et al. 2013. AlphaFold's table (``restype_atom14_renaming``) has four: it keeps the names
@@ -117,9 +112,8 @@ def lddt_all_atom(
         reference: ``[N, 37, 3]`` in Å.
         mask: ``[N, 37]``, 1 for atoms of the reference.
         aatype: ``[N]`` residue types of the reference.
-        predicted_mask: ``[N, 37]``, 1 for atoms of the prediction; distances to missing ones count as wrong. None for
-            a complete prediction.
-        cutoff: Reference distances under this count, in Å.
+        predicted_mask: ``[N, 37]``, as of :func:`lddt`.
+        cutoff: As of :func:`lddt`.
         per_residue: Return a score per residue; otherwise one for the structure.
 
     Returns:

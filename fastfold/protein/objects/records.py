@@ -55,16 +55,14 @@ def object_records(source: Any) -> FileRecords:
             f"{type(source).__name__}"
         )
     found = FileRecords()
-    for chain_id, number, insertion, is_hetero, residue, alternate, name, *values in _ROWS[library](
-        source, found.warnings
-    ):
+    for row in _ROWS[library](source, found.warnings):
+        chain_id, number, insertion, is_hetero, residue, alternate, name, occupancy, (x, y, z), b_factor = row
         residue, name, insertion = residue.strip(), name.strip(), insertion.strip()
         if residue in WATERS:
             found.waters += 1
             continue
         if is_hydrogen(name):
             continue
-        occupancy, (x, y, z), b_factor = values
         if not all(-MAX_VALUE < value < MAX_VALUE for value in (occupancy, x, y, z, b_factor)):
             raise InputError(
                 f"{object_name(source)}: atom {name} of {residue} {number}{insertion} has a value that is not finite "

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.protein.metrics.superposition import (
+from fastfold.protein.metrics.tm_score import (
     GDT_HA_CUTOFFS,
     gdt,
     gdt_shares,

@@ -14,7 +14,7 @@ from fastfold.inference.report.discover import FoundPrediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.lddt import count_clashes
-from fastfold.protein.metrics.superposition import rmsd, superpose
+from fastfold.protein.metrics.tm_score import rmsd, superpose
 
 SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
 INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues")

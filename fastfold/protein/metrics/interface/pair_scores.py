@@ -165,7 +165,8 @@ def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedS
     partners = near.sum(1)
     aligned, scored = int(near.any(1).sum()), int(near.any(0).sum())
     n0chn, n0dom = sum(pae.shape), aligned + scored
-    d0res = _d0_of_residues(partners)
+    # Lengths under 26 count as 26.
+    d0res = np.maximum(1.0, 1.24 * (np.maximum(partners, 26) - 15.0) ** (1 / 3) - 1.8)
     d0chn, d0dom = _d0_of_length(n0chn), _d0_of_length(n0dom)
     by_d0res = _mean_over(near, _tm(pae, d0res[:, None]))
     tm_chn = _tm(pae, d0chn)
@@ -209,8 +210,3 @@ def _mean_over(near: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _d0_of_length(length: int) -> float:
     """Return TM-score's d0 of two chains or domains, in Å: 1 for up to 27 residues."""
     return max(1.0, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 27 else 1.0
-
-
-def _d0_of_residues(partners: np.ndarray) -> np.ndarray:
-    """Return TM-score's d0 of each residue in Å; lengths under 26 count as 26."""
-    return np.maximum(1.0, 1.24 * (np.maximum(partners, 26) - 15.0) ** (1 / 3) - 1.8)
