@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ class WeightsInfo:
         """True if the network predicts aligned errors, and so pTM."""
         return has_ptm(self.config)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(value.numel() for value in self.model.state_dict().values())
