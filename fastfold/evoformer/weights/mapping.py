@@ -122,20 +122,14 @@ def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
         for key, shape in wanted.items()
         if source.shapes.get(key, shape) != shape
     ]
-    refuse_problems(source.origin, [*missing, *extra, *misshapen])
-
-
-def refuse_problems(origin: str, problems: list[str]) -> None:
-    """Raise a :class:`WeightsError` that lists the first ``problems`` and counts the rest, if there are any."""
-    if not problems:
-        return
-    shown = "; ".join(problems[:_NAMED_PROBLEMS])
-    if len(problems) > _NAMED_PROBLEMS:
-        shown += f"; and {len(problems) - _NAMED_PROBLEMS} more"
-    raise WeightsError(
-        f"{origin}: {shown}. The file is incomplete or belongs to another network; "
-        "download it again, or pass its configuration"
-    )
+    if problems := [*missing, *extra, *misshapen]:
+        shown = "; ".join(problems[:_NAMED_PROBLEMS])
+        if len(problems) > _NAMED_PROBLEMS:
+            shown += f"; and {len(problems) - _NAMED_PROBLEMS} more"
+        raise WeightsError(
+            f"{source.origin}: {shown}. The file is incomplete or belongs to another network; "
+            "download it again, or pass its configuration"
+        )
 
 
 def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:

@@ -130,7 +130,13 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
         end = 8 + length
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = (8 + length + offset for offset in about["data_offsets"])
-            entries[name] = entry = _entry(name, about, start, path)
+            if about["dtype"] not in _TYPES:
+                raise WeightsError(
+                    f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
+                )
+            entries[name] = entry = _Entry(_TYPES[about["dtype"]], tuple(about["shape"]), start)
+            if not all(isinstance(axis, int) and axis > 0 for axis in entry.shape):
+                raise ValueError("invalid shape")
             if start != end or stop - start != prod(entry.shape) * entry.dtype.itemsize:
                 raise ValueError(f"{name} has a wrong offset or size")
             end = stop
@@ -141,17 +147,6 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
     except Exception:  # an untrusted header may raise any error
         raise WeightsError(f"{path}: {DAMAGED}") from None
     return metadata, entries
-
-
-def _entry(name: str, about: Mapping[str, Any], start: int, path: Path) -> _Entry:
-    if about["dtype"] not in _TYPES:
-        raise WeightsError(
-            f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
-        )
-    shape = tuple(about["shape"])
-    if not all(isinstance(axis, int) and axis > 0 for axis in shape):
-        raise ValueError("invalid shape")
-    return _Entry(_TYPES[about["dtype"]], shape, start)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
