@@ -24,7 +24,10 @@ class PairHead(PolicyModule):
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
     def on_demand(self, rows: Callable[[slice], Tensor], pair: Tensor) -> LazyRows | None:
-        """Return logits that ``rows`` computes, which record gradients if they are recorded; None for whole logits."""
+        """Return logits ``[*, N, N, bins]`` of ``pair [*, N, N, c_z]`` by ``rows``; None if they are to be whole.
+
+        They record gradients if gradients are recorded at the call.
+        """
         policy = self.policy
         if not policy.lazy_logits or (torch.is_grad_enabled() and not policy.recompute):
             return None

@@ -1,7 +1,7 @@
 """Names of the network's parameters: ours, the official program's and OpenFold's, in one table.
 
 Official names are Haiku's: scopes joined by slashes, then ``//`` and the parameter. Blocks of a stack are stacked along
-the leading axis of one array. OpenFold has a tensor for each block, as we have. A ``*`` stands for the block's number.
+the leading axis of one array. OpenFold has a tensor for each block, as we have. A ``*`` is the number of a block.
 """
 
 from __future__ import annotations
